@@ -18,11 +18,10 @@ if is_command():  # before anything slower is imported
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle import former_names, lazy_names
+from kapelle import lazy_names
 
 __version__ = "0.1.0"
 
-former_names.install()
 lazy_names.install()
 
 HOMES: Mapping[str, str] = {
@@ -93,4 +92,4 @@ if TYPE_CHECKING:
     from kapelle.workflow import Scene as Scene
     from kapelle.workflow import Workflow as Workflow
 
-__getattr__, __dir__ = lazy_names.lazy("kapelle", HOMES, former_names.renamed_in("kapelle"))
+__getattr__, __dir__ = lazy_names.lazy("kapelle", HOMES)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from kapelle.former_names import former_column, former_fields, former_order, renamed_in
 from kapelle.runtime.plugins import find_class
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Targets:
     """1.0 for sequences that the agent observed, 0.0 for those that it wrote; None if it wrote them all."""
 
     def __getitem__(self, column: str) -> Tensor:
-        return self.columns[column] if column in self.columns else former_column(self, column)
+        return self.columns[column]
 
 
 class Loss(NamedTuple):
@@ -361,8 +360,3 @@ class Algorithm:
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
     return find_class("algorithm", name, BUILTIN_ALGORITHMS)
-
-
-former_fields(Algorithm)
-former_order(Order)
-__getattr__ = renamed_in(__name__)

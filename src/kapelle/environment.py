@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from kapelle.former_names import renamed_in
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Episode, Json, Message, Split, Task
 
@@ -251,6 +250,3 @@ class Recorded(Protocol):
 def environment_class(name: str) -> type:
     """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
     return find_class("environment", name, catalogue("kapelle.environments"))
-
-
-__getattr__ = renamed_in(__name__)

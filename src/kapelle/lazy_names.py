@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -26,20 +25,12 @@ def classes(catalogue: Mapping[str, str]) -> dict[str, str]:
     return {name: module for module, _, name in targets}
 
 
-def lazy(
-    package: str, homes: Mapping[str, str], former: Callable[[str], Any] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package; `homes` maps each name to the module that defines it.
-
-    `former` is asked for every other name, and raises AttributeError for what it does not know.
-    """
+def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package; `homes` maps each name to the module that defines it."""
 
     def attribute(name: str) -> Any:
         if name in homes:
             return getattr(import_module(homes[name]), name)
-        if former is not None:
-            with suppress(AttributeError):
-                return former(name)
         raise AttributeError(_missing(package, name, homes))
 
     def names() -> list[str]:

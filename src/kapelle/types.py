@@ -138,7 +138,7 @@ class Episode:
     """Candidates of tree sampling that the episode did not continue with. `parent` is the index of the turn that it
     did continue with; their own indices follow those of `turns`."""
     payments: tuple[Payment, ...] = ()
-    """When agents were paid what `Turn.reward` adds up, in time order; empty in episodes recorded by older versions."""
+    """When agents were paid what `Turn.reward` adds up, in time order."""
     continued: Mapping[str, int] = field(default_factory=dict)
     """Policy → tokens sampled to continue from candidates (tree sampling); nothing is trained on them."""
     roles: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,6 @@ from typing import Protocol, runtime_checkable
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.former_names import renamed_in
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
@@ -237,6 +236,3 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
                 f"The prompt of agent '{agent.name}' uses {{{name}}}, which {where} does not know."
                 f"{did_you_mean(name, known)}"
             )
-
-
-__getattr__ = renamed_in(__name__)

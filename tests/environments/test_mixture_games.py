@@ -237,19 +237,6 @@ async def test_baselines_of_every_game_are_in_the_checkpoint() -> None:
     assert one.metrics() == other.metrics()
 
 
-async def test_a_checkpoint_with_one_baseline_per_agent_goes_on_from_it() -> None:
-    groups = await two_of_each()
-    memory = memory_of(RAE(decay=0.9))
-    memory.load_state({"baseline": {"first": 0.5}})
-    given = advantages(memory(groups[:1], Signals()), groups)
-    # b = 0.9·0.5 + 0.1·1 = 0.55; `second` starts at 0 and is paid 0.
-    assert given == {("small", "first"): pytest.approx([0.45]), ("small", "second"): pytest.approx([0.0])}
-    again = memory_of(RAE(decay=0.9))
-    again.load_state(memory.state())
-    later = advantages(again(groups[2:3], Signals()), groups[2:3])
-    assert later["large", "first"] == pytest.approx([100 - (0.45 + 10)]), "a game met later starts there too"
-
-
 async def test_an_agent_in_another_seat_is_judged_by_that_seat() -> None:
     """Seats that are drawn are roles: the first player of Kuhn poker expects less than the second."""
     rotating = {"environment": {**KUHN["environment"], "rotate": True}}

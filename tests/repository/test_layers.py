@@ -31,7 +31,6 @@ FOR_HELP = {
     "kapelle.cli.stopping",
     "kapelle.errors",
     "kapelle.early_stop",
-    "kapelle.former_names",
     "kapelle.lazy_names",
     "kapelle.runtime",
     "kapelle.runtime.characters",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from tests.support import plain_engine
 from tests.support.plain_engine import Plain, PlainEngine
 from tests.support.tiny import frozen_copy, sections
@@ -20,20 +19,12 @@ from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins
-from kapelle.setup.recipe import load_recipe, resolve, to_yaml
+from kapelle.setup.recipe import resolve
 from kapelle.training import starting
-from kapelle.training.resuming import changed_settings
 from kapelle.training.warmup_settings import warmup_key
 from kapelle.training.warmup_stage import train_stage
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
-
-
-def without(text: str) -> str:
-    """Return a run's resolved settings as a version without train engines wrote them."""
-    values = yaml.safe_load(text)
-    del values["train_engine"]
-    return yaml.safe_dump(values, sort_keys=False)
 
 
 class TestName:
@@ -61,30 +52,6 @@ class TestName:
     def test_another_is_refused_by_name(self, said: dict[str, Any], match: str) -> None:
         with pytest.raises(ConfigError, match=match):
             resolve(sections(train_engine=said))
-
-
-class TestRunsOfBefore:
-    def test_settings_without_it_are_those_of_the_same_run(self, tmp_path: Path) -> None:
-        now = to_yaml(resolve(sections()))
-        assert changed_settings(without(now), now) == []
-        other = to_yaml(resolve(sections(train_engine=PLAIN)))
-        assert changed_settings(without(now), other) != []
-
-    def test_they_are_still_resolved_ones_so_that_a_warm_up_stays(self, tmp_path: Path) -> None:
-        asked = load_recipe("demo", (), ("model.path=Qwen/Qwen3-0.6B", "warmup.steps=7"))
-        (tmp_path / "config.yaml").write_text(without(asked.yaml()))
-        assert load_recipe(str(tmp_path / "config.yaml")).config == asked.config
-
-    @pytest.mark.slow
-    def test_a_run_directory_without_it_goes_on(self, tmp_path: Path) -> None:
-        run = tmp_path / "run"
-        with Trainer(run_dir=run, **sections()) as whole:
-            whole.train(2)
-        config = run / "config.yaml"
-        config.write_text(without(config.read_text()))
-        with Trainer(run_dir=run, resume=True, **sections()) as again:
-            assert again.done == 2
-            again.train(1)
 
 
 @pytest.mark.slow

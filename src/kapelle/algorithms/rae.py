@@ -51,8 +51,6 @@ class RunningBaselines:
     def __init__(self, settings: RAE) -> None:
         self._settings = settings
         self._baseline: dict[Place, float] = {}
-        self._start: dict[str, float] = {}
-        """Agent → start of its means: 0, or its single mean in a checkpoint from before there were games."""
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
@@ -62,8 +60,7 @@ class RunningBaselines:
         advantage: dict[TurnKey, float] = {}
         for place, own in places.items():
             returns_B = torch.tensor([member.value for member in own], dtype=torch.float64)
-            start = self._baseline.get(place, self._start.get(place[1], 0.0))
-            before = torch.tensor(start, dtype=torch.float64)
+            before = torch.tensor(self._baseline.get(place, 0.0), dtype=torch.float64)
             moved = running_baseline(returns_B, before, decay=self._settings.decay)
             self._baseline[place] = float(moved.baseline)
             for member, value in zip(own, moved.advantage_B.tolist(), strict=True):
@@ -79,17 +76,12 @@ class RunningBaselines:
     def state(self) -> dict[str, object]:
         """Return the baselines."""
         rows = [[*place, value] for place, value in self._baseline.items()]
-        return {"baselines": rows, "start": dict(self._start)}
+        return {"baselines": rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, or the one baseline per agent of an older checkpoint, from which all start."""
-        if "baselines" not in state:
-            self._start = dict(state["baseline"])
-            self._baseline = {}
-            return
+        """Restore what `state` returned."""
         rows: Sequence[tuple[str, str, str, float]] = state["baselines"]
         self._baseline = {(part, agent, role): value for part, agent, role, value in rows}
-        self._start = dict(state["start"])
 
 
 def _place(groups: Sequence[Group], member: Member) -> Place:

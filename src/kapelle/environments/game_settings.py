@@ -7,7 +7,6 @@ import re
 from pydantic import field_validator
 
 from kapelle.errors import did_you_mean
-from kapelle.former_names import renamed_in
 from kapelle.settings.base import Settings
 from kapelle.types import Split, Task
 
@@ -80,6 +79,3 @@ class GameSettings(Endless):
     def move_in(self, text: str) -> str | None:
         """Return the part of a text in which a move is looked for; None where thinking is not closed."""
         return spoken(text) if self.thinking else text
-
-
-__getattr__ = renamed_in(__name__)

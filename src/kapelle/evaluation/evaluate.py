@@ -10,7 +10,6 @@ from typing import Any
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError
-from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import Rate, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout
@@ -176,7 +175,7 @@ async def evaluate_tasks(
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
-    release_caches(play.engine)
+    play.engine.release_caches()
     return summarise(groups, returns)
 
 
@@ -185,7 +184,7 @@ def evaluate_shared(
 ) -> Evaluation:
     """Do the same from synchronous code, each of the play's ranks its share."""
     groups = shared_rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
-    release_caches(play.engine)
+    play.engine.release_caches()
     return summarise(groups, returns)
 
 

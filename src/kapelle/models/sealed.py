@@ -2,8 +2,8 @@
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
-`base` is the hash of the weights that an adapter was trained on. A folder of an earlier version lists no files; inside a
-checkpoint the checkpoint's manifest is used instead. A folder with neither was made by others, and is not checked.
+`base` is the hash of the weights that an adapter was trained on. Inside a checkpoint
+the checkpoint's manifest lists them. A folder with neither was made by others, and is not checked.
 """
 
 from __future__ import annotations

@@ -55,8 +55,6 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
 def load_episode(row: Mapping[str, Json]) -> Episode:
     """Return the episode of a row; raises DataError for a row in another form."""
     try:
-        # Rows of older versions have no roles, continuations or payments.
-        row = {"roles": {}, "continued": {}, "payments": (), **row}
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])

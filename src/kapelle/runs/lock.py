@@ -2,7 +2,7 @@
 
 Two things are locked: the directory itself, and the file `lock` in it, which names the owner. The lock of the directory
 is the one that counts: a file can be removed or replaced, and whoever then locks the new file has locked something
-else. The file serves people, older versions, and disks that cannot lock directories (NFS), where it is the only lock.
+else. The file serves people, and disks that cannot lock directories (NFS), where it is the only lock.
 
 Before each write the owner checks whether the path still leads to what it has locked (`RunLock.recheck`): nothing is
 written to a directory that was moved, deleted or replaced.

@@ -6,7 +6,7 @@
 
 `sha256` is that of the lines; `frames` that of the descriptions of the compressed frames which hold them (their places in the
 step, sizes and checksums), so that a step is recognised without being unpacked. The row comes last: the step that a
-killed process was writing has none, and is not missed. Runs of older versions have no such rows; only what those say is checked.
+killed process was writing has none, and is not missed.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
     if bad:
         lines.append(f"{len(bad)} lines of {RECORDED} are damaged, the first is line {bad[0]}")
     known = _rows_of(run, FOLDERS[0])
-    # The newest step may still be under way. A run of an older version has rows from where a newer one took it up.
+    # The newest step may still be under way.
     lost = [step for step in metrics[:-1] if known and step > min(known) and step not in known]
     if lost:
         lines.append(

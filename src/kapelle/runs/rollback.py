@@ -212,9 +212,7 @@ def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
 
 
 def _after(table: Path, position: int) -> bytes:
-    content = (
-        table.read_bytes() if position or table.exists() else b""
-    )  # older runs have no record of episodes
+    content = table.read_bytes() if position or table.exists() else b""
     if len(content) < position:
         raise RunDirectoryError(
             f"{table} has lost rows that its checkpoint counts ({position} bytes). Restore the file, or go back further."

@@ -14,7 +14,6 @@ import pydantic
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from kapelle.errors import did_you_mean
-from kapelle.former_names import renamed_in
 
 
 class MayChange(Enum):
@@ -74,6 +73,3 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
         kind = PydanticCustomError(problem["type"], "{said}", {"said": said})
         details.append({"type": kind, "loc": problem["loc"], "input": problem["input"]})
     return pydantic.ValidationError.from_exception_data(model.__name__, details)
-
-
-__getattr__ = renamed_in(__name__)

@@ -49,8 +49,8 @@ SECTIONS = {
 DEFAULT_NAMES = {"engine": "local", "train_engine": "torch"}
 """Sections that a recipe may leave out, and the `name` that they then get."""
 
-RESOLVED = RunConfig.model_fields.keys() - {"train_engine"}
-"""Sections that all resolved settings of a run have; runs older than `train_engine` lack that one."""
+RESOLVED = RunConfig.model_fields.keys()
+"""Sections that all resolved settings of a run have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
@@ -156,7 +155,7 @@ class Loop:
             metrics |= verifier_metrics(groups, signals.score)
         doing(f"step {number}, update")
         clock.enter("update")
-        release_caches(self._play.engine)
+        self._play.engine.release_caches()
         metrics |= self._update(self._paid(groups, signals), signals, number)
         clock.leave()
         clock.enter("generate")

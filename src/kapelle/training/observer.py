@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kapelle.former_names import renamed_in
 from kapelle.setup.preparation import rows_left_out
 
 if TYPE_CHECKING:
@@ -68,6 +67,3 @@ def report_left_out(config: RunConfig, observer: Observer) -> None:
     """Report the rows of data that a run leaves out."""
     for line in rows_left_out(config):
         observer.phase("data", line)
-
-
-__getattr__ = renamed_in(__name__)

@@ -20,7 +20,6 @@ from typing import Any, Self, Unpack
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation.evaluate import Evaluation
-from kapelle.former_names import observer_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.best import named_checkpoint, split_run
 from kapelle.runtime.family import doing
@@ -93,7 +92,7 @@ class Trainer:
         Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
         """
         given, said = dict(models or {}), dict[str, Any](**sections)
-        self.observer = observer_of(said, observer) or Silent()
+        self.observer = observer or Silent()
         engine = engine_of(said, engine, run_dir, self.observer)
         self.config = _config(config, said, given)
         self._idle = IdleSteps(self._tell)

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError
-from kapelle.former_names import renamed_in
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill
@@ -49,6 +48,3 @@ class PlayWorkflow(Settings):
             turns = await scene.together(words, fresh=self.memory == "observation")
             await scene.step({name: turn.text for name, turn in turns.items()})
             rounds += 1
-
-
-__getattr__ = renamed_in(__name__)

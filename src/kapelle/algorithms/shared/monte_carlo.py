@@ -191,5 +191,5 @@ class ComparedWithEarlier:
         return {"earlier": self._earlier.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; a checkpoint from before there were any starts anew."""
-        self._earlier.load_state(state.get("earlier", []))
+        """Restore what `state` returned."""
+        self._earlier.load_state(state["earlier"])

@@ -231,9 +231,8 @@ class MixedCredit:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._replay.load_state(state["replay"])
-        if "foresight" in state:  # an older checkpoint does not have it: start anew
-            self._foresight.load_state(state["foresight"])
-        self._earlier.load_state(state.get("earlier", []))
+        self._foresight.load_state(state["foresight"])
+        self._earlier.load_state(state["earlier"])
         self._fit = None
         if state["fit"]:
             self._fit = self._fresh(len(state["fit"]["network"]["saw_mean_D"]))

@@ -2,12 +2,8 @@
 
 from collections.abc import Mapping
 
-from kapelle.former_names import contents_of
-
 BUILTIN: Mapping[str, str] = {
     "local": "kapelle.engines.rollout.local.settings:Local",
     "vllm": "kapelle.engines.rollout.vllm.settings:Vllm",
 }
 """Name in a recipe → `module:Class`, imported on first use."""
-
-__getattr__ = contents_of(__name__)

@@ -16,7 +16,6 @@ from kapelle.engines.rollout.protocol import (
     heard,
     notes_of,
 )
-from kapelle.former_names import release_caches
 
 
 class ComposedEngine:
@@ -70,7 +69,7 @@ class ComposedEngine:
     def release_caches(self) -> None:
         """Release the caches of every engine."""
         for engine in self._engines:
-            release_caches(engine)
+            engine.release_caches()
 
     def close(self) -> None:
         """Close every engine."""

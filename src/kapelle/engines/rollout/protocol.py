@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kapelle.former_names import renamed_in
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
 
@@ -223,6 +222,3 @@ def notes_of(engine: RolloutEngine) -> Sequence[str]:
 def engine_class(name: str) -> type:
     """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
     return find_class("engine", name, catalogue("kapelle.engines.rollout"))
-
-
-__getattr__ = renamed_in(__name__)

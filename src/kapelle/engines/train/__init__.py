@@ -2,13 +2,9 @@
 
 from collections.abc import Mapping
 
-from kapelle.former_names import contents_of
-
 BUILTIN: Mapping[str, str] = {
     "torch": "kapelle.engines.train.settings:Torch",
     "ddp": "kapelle.engines.train.settings:Ddp",
     "fsdp": "kapelle.engines.train.settings:Fsdp",
 }
 """Name in a recipe → `module:Class`, imported on first use."""
-
-__getattr__ = contents_of(__name__)

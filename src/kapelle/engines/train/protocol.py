@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train import BUILTIN
-from kapelle.former_names import renamed_in
 from kapelle.rows import Sample
 from kapelle.runtime.on_demand import Tensor
 from kapelle.runtime.plugins import find_class
@@ -236,6 +235,3 @@ class TrainEngineSettings(Protocol):
 def train_engine_class(name: str) -> type:
     """Return the settings class of a train engine by name, `module:Class` or entry point."""
     return find_class("train engine", name, BUILTIN)
-
-
-__getattr__ = renamed_in(__name__)

@@ -1,5 +1,1 @@
 """Programming problems."""
-
-from kapelle.former_names import contents_of
-
-__getattr__ = contents_of(__name__)

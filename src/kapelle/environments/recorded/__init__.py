@@ -1,5 +1,1 @@
 """Recorded answers, preferences and trajectories."""
-
-from kapelle.former_names import contents_of
-
-__getattr__ = contents_of(__name__)
