@@ -18,12 +18,13 @@ import torch
 
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
 from kapelle.engines.rollout.local.decode_batch import Decoder
-from kapelle.engines.rollout.local.decode_strategies import Job, route_of
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
 from kapelle.models.fast import grouped
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import route_of
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Lora
 from kapelle.types import Sampling

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from benchmarks.measure import compare, single_thread
 from kapelle.engines.train.torch.large_head import statistics_in_pieces
-from kapelle.models.output_head import OutputHead
+from kapelle.models.language_model import OutputHead
 
 TOKENS, WORDS, ROUNDS = 1024, 152_000, 3
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.engines.rollout.local.decode_strategies import route_of
 from kapelle.models.fast.plan import Plan, plan_sequences
+from kapelle.models.lora_bank import route_of
 from kapelle.team import Lora
 
 TOKENS = 96

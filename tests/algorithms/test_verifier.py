@@ -23,7 +23,7 @@ from kapelle.algorithms.verifier import (
 )
 from kapelle.errors import ConfigError, ContextError, ModelError
 from kapelle.metrics.statistics import area_under_curve
-from kapelle.models.sealed import seal
+from kapelle.models.checksums import seal
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.writer import read_evaluations

@@ -241,7 +241,7 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
 
 
 def test_a_frozen_verifier_is_not_shown_as_training() -> None:
-    from kapelle.models.outline_reading import outline
+    from kapelle.models.outline import outline
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.settings.schema import EmbeddedConfig
     from kapelle.team import Agent, Critic, Lora, Policy, Team

@@ -45,14 +45,14 @@ MODEL_FILES |= {
 def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.tiny import SIZE
 
+    from kapelle.models.checksums import CHECKSUMS
     from kapelle.models.language_model import load_language_model
-    from kapelle.models.sealed import SEAL
     from kapelle.models.weights import save_model
     from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 
     folder = tmp_path_factory.mktemp("models") / "model"
     save_model(folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**SIZE))))
-    (folder / SEAL).unlink()  # as a model of others is, of which nothing says what it was
+    (folder / CHECKSUMS).unlink()  # as a model of others is, of which nothing says what it was
     return folder
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.support.tiny import SIZE
 
-from kapelle.models.outline_reading import outline
+from kapelle.models.outline import outline
 from kapelle.planning.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team

@@ -13,10 +13,10 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
-from kapelle.models.banked_linear import linear
 from kapelle.models.fast import fused, grouped
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import linear
 from kapelle.rows import Sample
 from kapelle.types import Sampling
 

@@ -26,7 +26,7 @@ from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.module_layers import layers_of
+from kapelle.models.lora_bank import layers_of
 from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter
 from kapelle.rows import Sample

@@ -26,7 +26,7 @@ from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ConfigError, ModelError
-from kapelle.models import eight_bit
+from kapelle.models import quantisation as eight_bit
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
 from kapelle.rows import Sample

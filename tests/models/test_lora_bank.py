@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import LoraBank, Route
-from kapelle.models.module_layers import layers_of
+from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.targets import named
 from kapelle.team import Lora
 

@@ -10,10 +10,14 @@ from tests.support.tiny import SIZE, tiny_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kapelle.errors import ModelError
-from kapelle.models.architectures import known
-from kapelle.models.module_outline import outline_of
-from kapelle.models.outline import adapter_parameters, check_adapters
-from kapelle.models.outline_reading import outline, outlines
+from kapelle.models.outline import (
+    adapter_parameters,
+    check_adapters,
+    outline_of,
+    outline_of_settings,
+    read_outline,
+    read_outlines,
+)
 from kapelle.models.weights import save_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
@@ -35,12 +39,12 @@ def test_parameters_are_counted_by_hand() -> None:
     linear = sum(i * o for i, o in LAYERS.values())
     norms = 2 * 16 + 2 * 8  # two of the hidden size, and Qwen3's of queries and keys by head
     embedding = 262 * 16  # 256 bytes and 6 special tokens, shared with the output
-    assert outline("embedded", EMBEDDED).parameters == embedding + 2 * (linear + norms) + 16
+    assert read_outline("embedded", EMBEDDED).parameters == embedding + 2 * (linear + norms) + 16
 
 
 def test_adapters_are_counted_by_hand() -> None:
     everywhere = 3 * sum(i + o for i, o in LAYERS.values())  # rank 3
-    model = outline("embedded", EMBEDDED)
+    model = read_outline("embedded", EMBEDDED)
     assert adapter_parameters(model, Lora(rank=3)) == 2 * everywhere
     assert adapter_parameters(model, Lora(rank=1, targets=("q_proj",))) == 2 * (16 + 16)
     assert adapter_parameters(model, Lora(rank=1, targets=("k_proj", "down_proj"))) == 2 * (16 + 8 + 32 + 16)
@@ -49,7 +53,7 @@ def test_adapters_are_counted_by_hand() -> None:
 def test_counts_are_those_of_the_model_that_is_loaded(tmp_path: Path) -> None:
     model = tiny_model()
     save_model(tmp_path / "m", model)
-    shape = outline(str(tmp_path / "m"), EmbeddedConfig())
+    shape = read_outline(str(tmp_path / "m"), EmbeddedConfig())
     assert shape.parameters == sum(p.numel() for p in model.base_parameters().values())
     model.bank.add("a", Lora(rank=2), seed=0)
     assert adapter_parameters(shape, Lora(rank=2)) == sum(
@@ -65,16 +69,16 @@ def team(policy: Lora, critic: Lora | None = None) -> Team:
 def test_an_adapter_without_a_place_is_found_without_weights() -> None:
     config = ModelConfig(embedded=EMBEDDED)
     wrong = Lora(targets=("q_prj",))
-    check_adapters(team(Lora()), outlines(team(Lora()), config))
+    check_adapters(team(Lora()), read_outlines(team(Lora()), config))
     for bad in (team(wrong), team(Lora(), critic=wrong)):
         with pytest.raises(ModelError, match=r"'q_prj', no linear layer .* Did you mean 'q_proj'"):
-            check_adapters(bad, outlines(bad, config))
+            check_adapters(bad, read_outlines(bad, config))
 
 
 def test_a_model_in_memory_is_its_own_outline() -> None:
     model = tiny_model()
-    assert outlines(team(Lora()), ModelConfig(), {"embedded": model}) == {
-        "base": outline("embedded", EMBEDDED)
+    assert read_outlines(team(Lora()), ModelConfig(), {"embedded": model}) == {
+        "base": read_outline("embedded", EMBEDDED)
     }
 
 
@@ -82,7 +86,7 @@ def test_settings_that_are_no_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such thing"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="cannot be read"):
-        outline(str(tmp_path), EmbeddedConfig())
+        read_outline(str(tmp_path), EmbeddedConfig())
 
 
 SMALL: dict[str, Any] = {
@@ -109,7 +113,7 @@ def test_a_known_architecture_has_the_layers_that_transformers_makes(
     settings = {"model_type": family, **SMALL, **more}
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**{**SMALL, **more}))
-    found, expected = known(settings), outline_of(made)
+    found, expected = outline_of_settings(settings), outline_of(made)
     assert found is not None
     assert dict(found.weights) == dict(expected.weights)
     assert found.layers == expected.layers
@@ -119,10 +123,12 @@ def test_a_known_architecture_has_the_layers_that_transformers_makes(
 @pytest.mark.parametrize("missing", ["num_key_value_heads", "tie_word_embeddings"])
 def test_settings_that_leave_something_to_transformers_are_not_guessed(missing: str) -> None:
     whole = {"model_type": "llama", **SMALL, "tie_word_embeddings": True}
-    assert known(whole) is not None
-    assert known({key: value for key, value in whole.items() if key != missing}) is None
-    assert known({**whole, "model_type": "qwen3"}) is None  # its heads have a default width of their own
-    assert known({**whole, "model_type": "gpt2"}) is None
+    assert outline_of_settings(whole) is not None
+    assert outline_of_settings({key: value for key, value in whole.items() if key != missing}) is None
+    assert (
+        outline_of_settings({**whole, "model_type": "qwen3"}) is None
+    )  # its heads have a default width of their own
+    assert outline_of_settings({**whole, "model_type": "gpt2"}) is None
 
 
 def test_an_unknown_architecture_is_made_by_transformers(tmp_path: Path) -> None:
@@ -137,4 +143,4 @@ def test_an_unknown_architecture_is_made_by_transformers(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "model.safetensors").write_bytes(b"")
     embeddings, block = (30 + 8) * 16, 16 * 48 + 48 + 16 * 16 + 16 + 2 * 4 * 16 * 16 + 4 * 16 + 16 + 4 * 16
-    assert outline(str(tmp_path), EmbeddedConfig()).parameters == embeddings + block + 2 * 16
+    assert read_outline(str(tmp_path), EmbeddedConfig()).parameters == embeddings + block + 2 * 16

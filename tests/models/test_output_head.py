@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kapelle.errors import ModelError
-from kapelle.models.language_model import LanguageModel
-from kapelle.models.output_head import OutputHead, scale_and_cap
+from kapelle.models.language_model import LanguageModel, OutputHead, scale_and_cap
 
 LINEAR = torch.tensor([[1.0, -2.0, 4.0]])
 

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.module_outline import outline_of
-from kapelle.models.outline import check_saved
-from kapelle.models.peft_settings import HARMLESS, PLAIN, TAKEN
-from kapelle.models.saved_shapes import read_lora
+from kapelle.models.outline import check_saved, outline_of
+from kapelle.models.peft_folders import HARMLESS, PLAIN, TAKEN, read_lora
 from kapelle.models.weights import read_adapter
 from kapelle.team import Lora
 

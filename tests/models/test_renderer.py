@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from kapelle.errors import ModelError
 from kapelle.models.embedded import SPECIAL, build_tokenizer, light_tokenizer
 from kapelle.models.light_tokenizer import LightTokenizer, read_folder
-from kapelle.models.renderer import ChatRenderer
-from kapelle.models.renderer_loading import light_renderer, load_renderer
+from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
 

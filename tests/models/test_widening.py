@@ -7,8 +7,7 @@ import torch
 from tests.support.families import build, tokenizer
 
 from kapelle.engines.rollout.local.decode_strategies import decode_strategy
-from kapelle.models.language_model import LanguageModel, hold_in
-from kapelle.models.widening import in_float32
+from kapelle.models.language_model import LanguageModel, hold_in, in_float32
 
 TOKENS = torch.arange(6, 18)[None]
 

@@ -17,7 +17,7 @@ from kapelle.engines.train.protocol import UpdateLimits
 from kapelle.engines.train.torch.large_head import Entropy
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.module_outline import outline_of
+from kapelle.models.outline import outline_of
 from kapelle.planning import sampling_memory
 from kapelle.planning.passes import Pass, Tree, passes_of
 from kapelle.planning.shape import Shape, shape_of

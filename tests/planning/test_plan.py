@@ -7,8 +7,8 @@ import pytest
 
 from kapelle.cli import main
 from kapelle.cli.plan import DOES_NOT_FIT
-from kapelle.models.architectures import known
 from kapelle.models.embedded import settings_of
+from kapelle.models.outline import outline_of_settings
 from kapelle.planning import plan
 from kapelle.planning.fitting import peak, with_tasks
 from kapelle.planning.held import base_bytes
@@ -96,7 +96,7 @@ def test_a_probe_says_how_long_a_step_takes() -> None:
 
 
 def test_four_bits_and_moments_of_one_byte_are_counted() -> None:
-    outline = known(settings_of(EmbeddedConfig()))
+    outline = outline_of_settings(settings_of(EmbeddedConfig()))
     assert outline is not None
     linear = sum(a * b for path, (a, b) in outline.layers.linear.items() if path != outline.layers.head)
     rest = outline.parameters - linear

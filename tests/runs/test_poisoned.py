@@ -17,8 +17,8 @@ from tests.support.tiny import same_bits, sections
 from torch import Tensor
 
 from kapelle.errors import CheckpointError, ModelError, NumericsError
+from kapelle.models.checksums import seal
 from kapelle.models.finite import poisoned
-from kapelle.models.sealed import seal
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics
 from kapelle.training.trainer import Trainer

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.errors import CheckpointError, ConfigError, ModelError
-from kapelle.models.sealed import base_of, seal
+from kapelle.models.checksums import base_of, seal
 from kapelle.training.stages import checkable, read_stages
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

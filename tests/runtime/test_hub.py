@@ -13,7 +13,7 @@ from tests.support.tiny import tiny_model
 
 from kapelle.errors import ModelError
 from kapelle.models.paths import local_only
-from kapelle.models.renderer_loading import load_renderer
+from kapelle.models.renderer import load_renderer
 from kapelle.runtime import hub
 from kapelle.runtime.hub import hub_fault, without_hub
 from kapelle.settings.schema import ModelConfig

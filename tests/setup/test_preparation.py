@@ -11,7 +11,7 @@ from tests.support.tiny import tiny_model
 
 from kapelle.errors import KapelleError
 from kapelle.evaluation.playing import open_play
-from kapelle.models.module_outline import outline_of
+from kapelle.models.outline import outline_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import DOUBT, prepare
 from kapelle.setup.recipe import load_recipe

@@ -133,8 +133,8 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     import shutil
 
     from kapelle.engines.rollout.local.engine import LocalEngine
-    from kapelle.engines.train.torch.learner import Learner
     from kapelle.engines.train.torch.engine import ForwardPass
+    from kapelle.engines.train.torch.learner import Learner
     from kapelle.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint, checkpoint_contents
     from kapelle.runs.checkpoint_shares import Share

@@ -50,7 +50,7 @@ class TableModel:
 
     def __init__(self, start: Callable[[Words], Sequence[float]]) -> None:
         self.name, self.dtype, self.device = "table", torch.float32, torch.device("cpu")
-        self.flat, self.through = object(), None
+        self.flat, self.sharded_pass = object(), None
         """Not None: shared prefixes are laid out once."""
         self.bank = TableBank()
         self.value_heads: dict[str, nn.Linear] = {}

@@ -21,7 +21,7 @@ from kapelle.environments.data import source as data_source
 from kapelle.environments.data.source import DataSource, read_rows
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.search import Search
-from kapelle.models.sealed import SEAL, base_of, seal
+from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.file_contents import content_of, folder_content
 from kapelle.setup.recipe import resolve
@@ -149,7 +149,7 @@ def test_another_past_adapter_is_said(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    seal(past, base_of(past))  # another adapter, and whole
+    write_checksums(past, base_of(past))  # another adapter, and whole
     (said,) = train(run, against, resume=True)
     assert said.startswith(f"past adapter 'second' ({past}) was content ")
     assert "from step 2 on it plays with other weights than before" in said
@@ -272,5 +272,5 @@ class TestContents:
         with Trainer(**given, run_dir=run, start_from={"agent_0": folder}) as trainer:
             trainer.train(1)
         assert list(read_starts(run)[0]["began_from"]) == [f"agent_0 ({folder})"]
-        (folder / SEAL).unlink()
+        (folder / CHECKSUMS).unlink()
         assert train(run, given, resume=True) == []

@@ -11,7 +11,7 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, st
 from torch import Tensor
 
 from kapelle.errors import ConfigError, TrainingHalted
-from kapelle.models.module_outline import outline_of
+from kapelle.models.outline import outline_of
 from kapelle.models.weights import weights_hash
 from kapelle.planning.weights_map import describe, weights_map
 from kapelle.rows import turns_of

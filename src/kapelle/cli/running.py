@@ -135,13 +135,13 @@ def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: T
 
 def _about(source: Source) -> list[str]:
     """Return what is trained here, in words."""
-    from kapelle.models.outline_reading import outline
+    from kapelle.models.outline import read_outline
     from kapelle.planning.weights_map import amount
 
     model = source.config.model
     lines = [" ".join(source.config.description.split())] if source.config.description else []
     if model.path == "embedded":
-        count = amount(outline(model.path, model.embedded).parameters)
+        count = amount(read_outline(model.path, model.embedded).parameters)
         lines.append(
             f"The model is tiny ({count} parameters), made and trained from scratch on this machine; no model is "
             "downloaded."

@@ -84,7 +84,7 @@ def _next_commands(source: Source) -> NextCommands:
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
-    from kapelle.models.renderer_loading import light_renderer
+    from kapelle.models.renderer import light_renderer
     from kapelle.planning.situation import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kapelle.models.banked_linear import BankedLinear, Factors
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import BankedLinear, Factors
 
 DRAWS = 8
 """Passes with rounding errors from which their size is estimated."""

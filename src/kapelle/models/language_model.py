@@ -8,26 +8,27 @@ Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
-from kapelle.models.allocator import keep_freed_memory
-from kapelle.models.context import context_of
-from kapelle.models.eight_bit import four_bit
+from kapelle.models.checksums import verify_folder
+from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
+from kapelle.models.light_tokenizer import context_of
 from kapelle.models.lora_bank import LoraBank, Route
-from kapelle.models.output_head import OutputHead, scale_and_cap
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only
-from kapelle.models.recomputation import again, recomputed
+from kapelle.models.quantisation import four_bit
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.sealed import verify_folder
 from kapelle.settings.schema import ModelConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ BOUND = 1e-4
 
 HALF_BOUND = 0.1
 """The same in half precision."""
+
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
+"""Settings of `transformers` that multiply or divide the logits."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""Settings that cap them."""
+
+Run = Callable[..., Any]
+"""Called with a block and its arguments; returns what the block returns."""
 
 
 class LanguageModel:
@@ -67,9 +76,9 @@ class LanguageModel:
         self.bank = LoraBank(model)
         self.flat = flat_of(model)
         """The flat forward pass; None where only `transformers` knows the architecture."""
-        self.through: Callable[..., Tensor] | None = None
+        self.sharded_pass: Callable[..., Tensor] | None = None
         """What runs the flat pass instead, while this process holds a part of the weights."""
-        self.parted = False
+        self.sharded = False
         """Whether processes share the weights out at times, by FSDP."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
@@ -130,8 +139,8 @@ class LanguageModel:
         the backward pass computes each block again, of which the forward pass then keeps the input alone.
         """
         if self.flat is not None:
-            run = again(self.bank) if recompute else None
-            whole = self.flat.hidden if self.through is None else self.through
+            run = recompute_blocks(self.bank) if recompute else None
+            whole = self.flat.hidden if self.sharded_pass is None else self.sharded_pass
             return whole(tokens_N, positions_N, self.flat.by_plan(plan), run)
         with recomputed(self.body, self.bank) if recompute else nullcontext():
             pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
@@ -314,3 +323,143 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, value in DTYPES.items() if value == dtype)
+
+
+class OutputHead(NamedTuple):
+    """The last linear map of a language model, as plain data: what a pass over a part of the vocabulary needs.
+
+    Logits are `softcap · tanh(scale · (W h + b) / softcap)`, or `scale · (W h + b)` without a cap.
+    """
+
+    weight_VD: Tensor
+    bias_V: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def finish(self, product_KV: Tensor) -> Tensor:
+        """Return logits, in at least float32, from products `W h + b` of any words."""
+        logits_KV = product_KV if product_KV.itemsize >= 4 else product_KV.float()
+        if self.scale != 1.0:
+            logits_KV = logits_KV * self.scale
+        if self.softcap is not None:
+            logits_KV = (logits_KV / self.softcap).tanh() * self.softcap
+        return logits_KV
+
+    def slope(self, logits_KV: Tensor) -> Tensor | None:
+        """Return the derivative of `finish` without its `scale`, from logits; None where it is 1."""
+        return None if self.softcap is None else 1 - (logits_KV / self.softcap).square()
+
+
+def scale_and_cap(
+    settings: Mapping[str, Any], product_KV: Tensor, logits_KV: Tensor, bound: float
+) -> tuple[float, float | None] | None:
+    """Return the factor and the cap by which a model's settings make its logits of the head's products.
+
+    Granite divides its logits by a number, Cohere and Falcon-H1 multiply them by one, Gemma 2 caps them. The number is in
+    the model's settings, but under one name (`logits_scaling`) some models divide and others multiply. So every reading of
+    the settings is a candidate, the plainest last, and the model's own logits decide. None where no reading makes
+    them; `bound` is the greatest difference, as a share of the logits' norm.
+    """
+    expected_KV = logits_KV.float()
+    scales = [float(settings[key]) for key in SCALES if isinstance(settings.get(key), float | int)]
+    scales = [*scales, *(1 / scale for scale in scales if scale), 1.0]
+    caps = [float(settings[key]) for key in CAPS if settings.get(key)]
+    for cap, scale in product((*caps, None), scales):
+        found_KV = OutputHead(product_KV, scale=scale, softcap=cap).finish(product_KV).float()
+        if (found_KV - expected_KV).norm() <= bound * expected_KV.norm():
+            return scale, cap
+    return None
+
+
+def recompute_blocks(bank: LoraBank) -> Run:
+    """Return what runs a block, keeps its arguments alone, and runs it again in the backward pass (1604.06174).
+
+    A block computed again must go to the same adapters as before, but the bank's route is that of the running pass, and
+    the backward pass runs after it. So each block remembers the route under which it ran, and the keys of its dropout;
+    half precision is entered again by torch.
+    """
+
+    def run(block: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        route, keys_N = bank.route, bank.keys_N
+
+        def routed(*args: Any, **named: Any) -> Any:
+            with bank.on(route, keys_N):
+                return block(*args, **named)
+
+        return checkpoint(routed, *args, use_reentrant=False, **named)
+
+    return run
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the decoder blocks of a `transformers` model; ModelError where it does not say which they are."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found: list[nn.Module] = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
+    if not found:
+        raise ModelError(
+            f"{type(model).__name__} does not say what its blocks are, so that none can be computed again. Set "
+            "`training.gradient_checkpointing: false`, and `training.microbatch_tokens` lower."
+        )
+    return found
+
+
+@contextmanager
+def recomputed(model: nn.Module, bank: LoraBank) -> Iterator[None]:
+    """Inside, every block of a `transformers` model is computed again in the backward pass."""
+    blocks, run = blocks_of(model), recompute_blocks(bank)
+    for block in blocks:
+        block.forward = partial(run, block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+@contextmanager
+def in_float32(model: LanguageModel) -> Iterator[None]:
+    """Inside, passes compute in float32: a module's half-precision weights are widened while it runs, one at a time.
+
+    Afterwards every weight is the tensor that it was, in the same memory.
+    """
+    dtype, model.dtype = model.dtype, torch.float32
+    hooks = [
+        hook
+        for module in model.model.modules()
+        if any(_is_half(weight) for weight in module.parameters(recurse=False))
+        for hook in _widening_hooks(module)
+    ]
+    try:
+        yield
+    finally:
+        model.dtype = dtype
+        for hook in hooks:
+            hook.remove()
+
+
+def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    """Widen a module's weights before its pass, and put them back after it, even if it fails."""
+    widened: list[tuple[nn.Parameter, Tensor]] = []
+
+    def widen(_module: nn.Module, _inputs: object) -> None:
+        for (
+            weight
+        ) in module.parameters():  # also those below it: a state-space mixer reads its layers' weights itself
+            if _is_half(weight):
+                widened.append((weight, weight.data))
+                weight.data = weight.data.float()
+
+    def put_back(_module: nn.Module, _inputs: object, _output: object) -> None:
+        while widened:
+            weight, data = widened.pop()
+            weight.data = data
+
+    yield module.register_forward_pre_hook(widen)
+    yield module.register_forward_hook(put_back, always_call=True)
+
+
+def _is_half(weight: Tensor) -> bool:
+    return weight.dtype in (torch.bfloat16, torch.float16)

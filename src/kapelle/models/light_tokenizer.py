@@ -1,4 +1,4 @@
-"""A tokeniser without transformers, for checks before anything is loaded: the library tokenizers, and a chat template.
+"""A tokeniser without transformers, for checks before anything is loaded; and how many tokens a model reads.
 
 transformers reads some families' files in ways of its own. So what a run samples and learns from comes from its tokenisers
 alone; this one counts tokens, and says nothing where a folder needs more than it knows.
@@ -7,16 +7,18 @@ alone; this one counts tokens, and says nothing where a folder needs more than i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.models.context import context_in
-
 if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Settings of `transformers` that say how many positions there are: rows of a table (GPT-2, OPT), or what was trained."""
 
 WITHOUT_LIMIT = 10**30
 """Stands in `tokenizer_config.json` for a tokeniser that knows no limit."""
@@ -91,7 +93,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
 
     try:
         said, model = (_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
-        template, context = _template_of(folder, said), _context(said, model)
+        template, context = _template_of(folder, said), _context_of_files(said, model)
         if template is None or context is None:
             return None
         raw = _vocabulary(folder / "tokenizer.json")
@@ -130,7 +132,7 @@ def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _context(said: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
+def _context_of_files(said: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
     """Return the tokens that a model reads; None where only its class in transformers knows them."""
     settings = model.get("text_config", model)
     if settings.get("rope_scaling"):  # a form of before, which transformers converts
@@ -164,3 +166,37 @@ def _compiled(template: str) -> Template:
     around.globals["raise_exception"] = refuse
     around.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
     return around.from_string(template)
+
+
+def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the most tokens of prompt and completion together.
+
+    A model whose angles of positions change for the whole batch with its longest text (`longrope`) reads as many as leave
+    them alone: beyond, a token's log-prob would depend on its neighbours in a batch.
+    """
+    found = context_in(config.get_text_config().to_dict(), tokenizer.model_max_length)
+    assert found is not None, "the tokeniser has a limit"
+    return found
+
+
+def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False) -> int | None:
+    """Return the same of settings as they are written, of a tokeniser that reads at most `most` tokens.
+
+    None if they name no limit and one that is not written is known `by_class`, as in a `config.json`.
+    """
+    limits = [settings.get(key) for key in LIMITS]
+    if by_class and not any(limits):
+        return None
+    limits += [rope.get("original_max_position_embeddings") for rope in _changing(settings)]
+    return int(min(limit for limit in (*limits, most) if limit))
+
+
+def _changing(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of rotary positions, of all layers or by kind of layer, whose angles change with the length."""
+    found = settings.get("rope_parameters") or {}
+    for rope in (found, *(each for each in found.values() if isinstance(each, Mapping))):
+        if rope.get("rope_type") == "longrope":
+            yield {
+                "original_max_position_embeddings": settings.get("original_max_position_embeddings"),
+                **rope,
+            }

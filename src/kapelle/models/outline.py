@@ -1,20 +1,67 @@
-"""A model's shape without its weights: how many parameters it and its adapters have, and which saved weights fit it."""
+"""A model's shape without its weights: how many parameters it and its adapters have, and which saved weights fit it.
+
+Common architectures (Llama, Mistral, Qwen 2 and 3) are known by the settings in their `config.json`. The layers of others
+are made by transformers on torch's meta device, so that a model of any size takes seconds and no memory.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kapelle.errors import ModelError
-from kapelle.models.saved_shapes import ADAPTER, read_lora, shapes_of
+from kapelle.models.embedded import settings_of
+from kapelle.models.paths import check_model_path, loading, local_only
+from kapelle.models.peft_folders import ADAPTER, read_lora, shapes_of
 from kapelle.models.targets import Layers, adapted_layers, linear_layers, named
+from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kapelle.models.language_model import LanguageModel
+
 Shape: TypeAlias = tuple[int, ...]
+
+OUTPUT_HEAD = "lm_head"
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+"""Settings that `config.json` must have; where one is missing, transformers has a default of its own for each architecture."""
+
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""`model_type` → class of transformers."""
+
+BODY_MODULES = (
+    "",
+    "model",
+    "model.embed_tokens",
+    "model.layers",
+    "model.norm",
+    "model.rotary_emb",
+    OUTPUT_HEAD,
+)
+"""Modules outside the blocks."""
+BLOCK_MODULES = ("self_attn", "mlp", "mlp.act_fn")
+"""Modules of a block beside its linear layers and norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +81,137 @@ class Outline:
     def parameters(self) -> int:
         """The number of parameters, tied ones once."""
         return sum(map(prod, self.weights.values()))
+
+
+def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
+    """Return the shape of the model at a path; ModelError when its settings cannot be read."""
+    if path == "embedded":
+        found = outline_of_settings(settings_of(embedded))
+        assert found is not None, "the embedded model's architecture is a known one"
+        return found
+    check_model_path(path)
+    found = outline_of_settings(read_settings(path))
+    if found is None:
+        found = made_by_transformers(path)
+    return found
+
+
+def read_outlines(
+    team: Team, config: ModelConfig, given: Mapping[str, LanguageModel] | None = None
+) -> dict[str, Outline]:
+    """Return the outline of every base of a team by base name; `given` are models in memory, by path."""
+    made: dict[str, Outline] = {}
+    for path in set(team.bases.values()):
+        if path in (given or {}):
+            made[path] = outline_of((given or {})[path].model)
+        else:
+            made[path] = read_outline(path, config.embedded)
+    return {base: made[path] for base, path in team.bases.items()}
+
+
+def read_settings(path: str) -> Mapping[str, Any]:
+    """Return the content of a model's `config.json`, empty where `path` is no folder; ModelError if it cannot be read."""
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        return {}
+    with loading(path, "read"):
+        settings = json.loads(file.read_text("utf-8"))
+        return settings if isinstance(settings, dict) else {}
+
+
+def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
+    """Return the outline that a model's settings describe; None where only transformers can tell."""
+    family = settings.get("model_type")
+    if family not in FAMILIES or any(settings.get(key) is None for key in SIZES):
+        return None
+    if family == "qwen3" and settings.get("head_dim") is None:
+        return None
+    hidden, vocabulary = settings["hidden_size"], settings["vocab_size"]
+    weights: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    linear: dict[str, tuple[int, int]] = {}
+    modules = set(BODY_MODULES)
+    for k in range(settings["num_hidden_layers"]):
+        block = f"model.layers.{k}"
+        modules |= {block, *(f"{block}.{name}" for name in BLOCK_MODULES)}
+        for name, (wide, out, bias) in _linear_layers(settings).items():
+            linear[f"{block}.{name}"] = wide, out
+            weights[f"{block}.{name}.weight"] = out, wide
+            if bias:
+                weights[f"{block}.{name}.bias"] = (out,)
+        for name, width in _norms(settings).items():
+            modules.add(f"{block}.{name}")
+            weights[f"{block}.{name}.weight"] = (width,)
+    weights["model.norm.weight"] = (hidden,)
+    linear[OUTPUT_HEAD] = hidden, vocabulary
+    if not settings["tie_word_embeddings"]:
+        weights[f"{OUTPUT_HEAD}.weight"] = vocabulary, hidden
+    layers = Layers(FAMILIES[family], frozenset({*modules, *linear}), linear, OUTPUT_HEAD)
+    return Outline(weights, frozenset({*weights, f"{OUTPUT_HEAD}.weight"}), layers, hidden)
+
+
+def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, bool]]:
+    """Return a block's linear layers: features in, features out, and whether there is a bias."""
+    hidden, wide, family = settings["hidden_size"], settings["intermediate_size"], settings["model_type"]
+    head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
+    queries, keys = head * settings["num_attention_heads"], head * settings["num_key_value_heads"]
+    biased = family in {"llama", "qwen3"} and bool(settings.get("attention_bias", False))
+    read = biased or family == "qwen2"
+    up = family == "llama" and bool(settings.get("mlp_bias", False))
+    return {
+        "self_attn.q_proj": (hidden, queries, read),
+        "self_attn.k_proj": (hidden, keys, read),
+        "self_attn.v_proj": (hidden, keys, read),
+        "self_attn.o_proj": (queries, hidden, biased),
+        "mlp.gate_proj": (hidden, wide, up),
+        "mlp.up_proj": (hidden, wide, up),
+        "mlp.down_proj": (wide, hidden, up),
+    }
+
+
+def _norms(settings: Mapping[str, Any]) -> dict[str, int]:
+    hidden = settings["hidden_size"]
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if settings["model_type"] == "qwen3":
+        head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
+        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    return norms
+
+
+def outline_of(model: PreTrainedModel) -> Outline:
+    """Return the outline of a model, without the adapters that it may carry."""
+    import torch
+
+    from kapelle.models.lora_bank import layers_of
+
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    return Outline(
+        {
+            _bare(name): tuple(tensor.shape)
+            for name, tensor in model.named_parameters()
+            if ".adapters." not in name
+        },
+        frozenset(_bare(name) for name in model.state_dict()),
+        layers_of(model),
+        int(embedding.shape[1]),
+    )
+
+
+def made_by_transformers(path: str) -> Outline:
+    """Return the outline of a model that only transformers knows; ModelError when its settings cannot be read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"), loading(path, "read"):
+        settings = AutoConfig.from_pretrained(
+            path, trust_remote_code=False, local_files_only=local_only(path)
+        )
+        return outline_of(AutoModelForCausalLM.from_config(settings, trust_remote_code=False))
+
+
+def _bare(name: str) -> str:
+    """Return a parameter's name without the part that the adapter bank inserts."""
+    return name.replace(".base.", ".")
 
 
 def adapter_parameters(model: Outline, lora: Lora) -> int:

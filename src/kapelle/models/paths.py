@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError, ModelError
-from kapelle.models.sealed import verify_folder
+from kapelle.models.checksums import verify_folder
 from kapelle.runtime.hub import hub_fault
 from kapelle.runtime.machine import refusal
 

@@ -9,14 +9,18 @@ and a KV cache or a merged training row can continue where the last turn ended.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from kapelle.errors import ContextError, ModelError
-from kapelle.models.template_form import TemplateForm
-from kapelle.models.templates import check_template, rendering
+from kapelle.models.embedded import light_tokenizer
+from kapelle.models.light_tokenizer import context_of, read_folder
+from kapelle.models.paths import check_model_path, loading, local_only
+from kapelle.models.templates import TemplateForm, check_template, rendering
 from kapelle.runtime.characters import whole
+from kapelle.settings.schema import ModelConfig
 from kapelle.types import Json, Message
 
 _STAND_IN = "\u2e28said\u2e29"
@@ -67,7 +71,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: ChatTokenizer, context: int, embeddings: int | None = None) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit."""
         _check_words(tokenizer)
-        check_template(tokenizer)
+        check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)
         self._tokenizer = tokenizer
@@ -205,3 +209,33 @@ def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
     splits = fast.pre_tokenizer
     if splits is None or len(splits.pre_tokenize_str(_TWO_WORDS)) == 1:
         resize(0)
+
+
+def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
+    """Return how a model's conversations become tokens, without loading its weights."""
+    if path == "embedded":
+        return ChatRenderer(light_tokenizer(), config.embedded.context)
+    check_model_path(path)
+    local = local_only(path)
+    from transformers import AutoConfig, AutoTokenizer
+
+    with loading(path):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        words = getattr(settings.get_text_config(), "vocab_size", None)
+        return ChatRenderer(tokenizer, context_of(settings, tokenizer), words)
+
+
+def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
+    """Return `load_renderer`'s, without torch where a folder's files allow that; its tokens are counted, not learned from."""
+    folder = Path(path).expanduser()
+    if path != "embedded" and (folder / "tokenizer.json").is_file():
+        check_model_path(path)
+        found = read_folder(folder)
+        if found is not None:
+            return ChatRenderer(*found)
+    return load_renderer(path, config)
+
+
+ReadRenderer = Callable[[str, ModelConfig], ChatRenderer]
+"""`load_renderer` or `light_renderer`."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from kapelle.errors import ModelError
-from kapelle.models.context import context_of
+from kapelle.models.checksums import verify_folder
+from kapelle.models.light_tokenizer import context_of
 from kapelle.models.paths import check_loaded, check_model_path, loading
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.sealed import verify_folder
 
 
 class RewardModel:

@@ -1,8 +1,13 @@
-"""Chat templates are programs that come with a model: whatever they raise becomes one error, and their running time is bounded.
+"""Chat templates: which conversations they take, and how they are run.
 
+Templates are programs that come with a model: whatever they raise becomes one error, and their running time is bounded.
 A template may loop for too long. A watching thread then ends the rendering with an exception that the
 interpreter raises between two steps of the template's loop. A power, which may be a single endless step, is
 refused beforehand.
+
+Templates of some families refuse a system message (Gemma, the first Mistral), two messages of the user in a row, or an
+agent that speaks first. Others leave such messages out without a word. What a template takes is found out by rendering a few
+conversations; what it does not take becomes a part of a user's message, which every template takes.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from dataclasses import dataclass, field
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.runtime.awake import AwakeClock
 from kapelle.runtime.machine import refusal
+from kapelle.types import Json, Message, conversation
 
 LIMIT_S = 10.0
 """Seconds that one rendering may take; real ones take a thousandth of one."""
@@ -24,18 +30,10 @@ _LOOKS = 10
 _FIX = "Fix its chat_template.jinja, or use another model."
 
 
-class Templated(Protocol):
-    """A tokeniser with the name of its model and its chat template."""
-
-    name_or_path: Any
-    chat_template: Any
-
-
-def check_template(tokenizer: Templated) -> None:
-    """Raise ModelError for a tokeniser without a chat template, or whose template is invalid or raises to a power."""
+def check_template(name: str, found: str | dict[str, str] | None) -> None:
+    """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or raises to a power."""
     from jinja2 import Environment, TemplateError
 
-    name, found = tokenizer.name_or_path, tokenizer.chat_template
     if not found:
         raise ModelError(
             f"The tokeniser of '{name}' has no chat template, so agents cannot converse. "
@@ -133,3 +131,125 @@ class _Watch:
 
 
 _WATCH = _Watch()
+
+
+Render = Callable[[list[dict[str, Json]], bool], str]
+"""Writes a conversation as text; with True it opens the agent's next message. Raises ModelError."""
+
+WORDS = ("kapelleone", "kapelletwo", "kapellethree")
+"""Texts of the conversations that are tried; a template can neither strip nor escape them."""
+
+
+@dataclass(slots=True)
+class TemplateForm:
+    """The conversations that one template takes; each kind is tried when it is first needed."""
+
+    _render: Render
+    _taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    _in_parts: bool | None = None
+    _header: str | None = None
+
+    def text(self, messages: Sequence[Message], *, speak: bool) -> str:
+        """Return a conversation as text; with `speak` the agent goes on. Raises ModelError when the template fails."""
+        written = self._written(self._fitted(messages, speak=speak), speak=speak)
+        if not self._takes("user"):
+            raise ModelError(
+                "The chat template leaves out what the user says: no agent would read its task. Fix its chat_template.jinja, "
+                "or use another model."
+            )
+        return written + self.header if speak else written
+
+    @property
+    def header(self) -> str:
+        """What opens an agent's message where the template does not do so when it is asked to; usually empty."""
+        if self._header is None:
+            self._header = self._missing_header()
+        return self._header
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the template does not do, and what is done about it; empty for most templates."""
+        found = {
+            "takes no system message (agents' `system` opens their first user message instead)": (
+                not self._takes("system", "user")
+            ),
+            "wants user and assistant in turn (messages in a row are joined)": not self._takes(
+                "user", "user"
+            ),
+            "takes no answer of the agent (an agent that speaks twice ends in an error)": not self._takes(
+                "user", "assistant"
+            ),
+            f"ignores `add_generation_prompt` (kapelle adds {self.header!r}, as it stands before answers)": bool(
+                self.header
+            ),
+        }
+        return tuple(limit for limit, holds in found.items() if holds)
+
+    def _fitted(self, messages: Sequence[Message], *, speak: bool) -> list[Message]:
+        """Return messages that say the same, in roles and an order that the template takes."""
+        said: list[Message] = []
+        joins = False
+        for message in messages:
+            foreign = message.role not in ("user", "assistant") and not self._takes(
+                *((message.role, "user") if not said else ("user", "assistant", message.role))
+            )
+            role = "user" if foreign else message.role
+            before = said[-1].role if said else ""
+            if role == before == "user" and (foreign or joins or not self._takes("user", "user")):
+                said[-1] = Message("user", f"{said[-1].content}\n\n{message.content}")
+                joins = foreign
+                continue
+            if role == "assistant" and before != "user" and not self._follows(before):
+                said.append(Message("user", ""))
+            said.append(Message(role, message.content))
+            joins = foreign
+        if speak and messages and said[-1].role == "assistant" and not self._takes("user", "assistant", ""):
+            said.append(Message("user", ""))
+        return said
+
+    def _follows(self, before: str) -> bool:
+        """Return whether an assistant's message may follow one of the role `before`; empty where it opens."""
+        return self._takes(
+            *(("user",) if before == "assistant" else ()), *filter(None, [before]), "assistant"
+        )
+
+    def _takes(self, *roles: str) -> bool:
+        """Return whether the template writes every message of such a conversation; a last empty role goes on speaking."""
+        if roles not in self._taken:
+            speak = not roles[-1]
+            messages = [Message(role, word) for role, word in zip(roles, WORDS, strict=False) if role]
+            try:
+                text = self._written(messages, speak=speak)
+                self._taken[roles] = all(message.content in text for message in messages)
+            except ModelError as error:
+                if error.__cause__ is None:  # it took too long, as it would for any conversation
+                    raise
+                self._taken[roles] = False
+        return self._taken[roles]
+
+    def _written(self, messages: Sequence[Message], *, speak: bool) -> str:
+        if self._in_parts is None:
+            self._in_parts = False
+            self._in_parts = not self._takes("user") and self._takes_parts()
+        said: list[dict[str, Json]] = [*conversation(messages)]
+        if self._in_parts:
+            said = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in said]
+        return self._render(said, speak)
+
+    def _takes_parts(self) -> bool:
+        """Return whether the template takes texts as lists of parts, as those of models that see images do."""
+        self._in_parts = True
+        del self._taken["user",]
+        return self._takes("user")
+
+    def _missing_header(self) -> str:
+        """Return what stands between the user's message and the agent's, where asking for it changes nothing."""
+        asked = [Message("user", WORDS[0])]
+        silent = self._written(asked, speak=False)
+        if self._written(asked, speak=True) != silent or not self._takes("user", "assistant"):
+            return ""
+        answered = self._written([*asked, Message("assistant", WORDS[1])], speak=False)
+        before, _, _ = answered.partition(WORDS[1])
+        header = before.removeprefix(silent)
+        # A space alone belongs to the first word, as the agent will write it.
+        return header if before.startswith(silent) and header.strip() else ""

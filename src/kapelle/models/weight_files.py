@@ -1,4 +1,6 @@
-"""The weights that a model's folder holds, read from the heads of its safetensors files; no tensor is read.
+"""The weights that a model's folder holds, read from the heads of its safetensors files, and whether its settings describe them.
+
+No tensor is read.
 
 A file begins with the length of its head in 8 bytes, then comes the head, a JSON object of name, type, shape and place of
 each tensor, then the tensors. A file that was cut off is shorter than its head says.
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kapelle.errors import ModelError
+from kapelle.models.outline import Outline, read_settings
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers reads: one file, or a list of shards."""
@@ -124,3 +127,54 @@ def shards_of(index: Path) -> Mapping[str, str]:
 
 def _broken(file: Path, what: str) -> ModelError:
     return ModelError(f"Its file {file.name} {what}.")
+
+
+def folder_of(path: str) -> Path | None:
+    """Return the folder that holds the weights of a model; None for the embedded one and one that was not downloaded."""
+    folder = Path(path).expanduser()
+    if path == "embedded":
+        return None
+    return folder if folder.is_dir() else _downloaded(path)
+
+
+def check_files(path: str, outline: Outline) -> bool:
+    """Raise ModelError for weights that are missing, cut off, or others than the outline's; False where this cannot be told.
+
+    Files that fit by name and shape are enough. Others may be what another version or program has saved under other names,
+    which transformers knows. True where nothing was downloaded yet.
+    """
+    folder = folder_of(path)
+    if folder is None:
+        return True
+    try:
+        found = stored_weights(folder)
+    except ModelError as error:
+        raise ModelError(f"Model '{path}' cannot be loaded. {error}") from None
+    fits = {name: tensor.shape for name, tensor in found.items() if name in outline.weights}
+    known = found.keys() <= outline.weights.keys() | outline.spare
+    coded = read_settings(str(folder)).get(
+        "quantization_config"
+    )  # needs a library that transformers looks for
+    if (
+        not coded
+        and known
+        and fits == outline.weights
+        and all(tensor.dtype in FLOATS for tensor in found.values())
+    ):
+        return True
+    from kapelle.models.loading_checks import check_names
+
+    return check_names(path)
+
+
+def _downloaded(name: str) -> Path | None:
+    """Return the folder of a hub model of which all weights are here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in (WHOLE, INDEX):
+        found = try_to_load_from_cache(name, file)
+        if isinstance(found, str):
+            folder = Path(found).parent
+            shards = shards_of(Path(found)).values() if file == INDEX else ()
+            return folder if all((folder / shard).is_file() for shard in shards) else None
+    return None

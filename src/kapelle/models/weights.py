@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kapelle.errors import DataError, ModelError
 from kapelle.functional.masking import as_float
+from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.saved_shapes import ADAPTER, read_lora
-from kapelle.models.sealed import seal, verify_folder
+from kapelle.models.peft_folders import ADAPTER, read_lora
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
@@ -64,7 +64,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-    With the hash of its base, kapelle refuses to use it on another base. The folder is sealed.
+    With the hash of its base, kapelle refuses to use it on another base. The folder gets its checksums.
     """
     from safetensors.torch import save_file
 
@@ -86,7 +86,7 @@ def save_adapter(
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    seal(folder, base_hash)
+    write_checksums(folder, base_hash)
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
@@ -100,17 +100,17 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
 
 
 def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must have no adapters.
+    """Write a base and its tokeniser with `save_pretrained` and their checksums; it must have no adapters.
 
     `weights`, by name, are written in place of those that the model has.
     """
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
     # Its own way to its weights would have FSDP share them out.
-    held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if model.parted else None
+    held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if model.sharded else None
     if weights is not None:
         tied = {name for name, _ in model.model.named_parameters(remove_duplicate=False)}
-        buffers = {} if model.parted else model.model.state_dict()
+        buffers = {} if model.sharded else model.model.state_dict()
         held = {**{name: t for name, t in buffers.items() if name not in tied}, **weights}
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
-    seal(folder)
+    write_checksums(folder)

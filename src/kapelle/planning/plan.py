@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kapelle.models.renderer_loading import light_renderer
+from kapelle.models.renderer import light_renderer
 from kapelle.planning.fitting import Advice, Limits, advice, limits
 from kapelle.planning.memory import Process, processes
 from kapelle.planning.situation import Situation, situation

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kapelle.algorithm import CriticSpec
-from kapelle.models.architectures import read_settings
 from kapelle.models.embedded import settings_of
-from kapelle.models.outline import Outline
-from kapelle.models.renderer import ChatRenderer
-from kapelle.models.renderer_loading import light_renderer
+from kapelle.models.outline import Outline, read_settings
+from kapelle.models.renderer import ChatRenderer, light_renderer
 from kapelle.models.targets import adapted_layers, linear_layers
 from kapelle.planning.shape import BYTES, Shape, shape_of
 from kapelle.planning.workload import Workload, workload

@@ -5,7 +5,7 @@ hash of every base model, so that adapters are never loaded onto another one. Th
 that other programs can load, and so is a verifier that was trained:
 
     verifier/
-      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, sealed (`models.sealed`)
+      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, with checksums (`models.checksums`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
       verifier.json                                     `base`: hash of the base under it; `held_out`: how well it
                                                         judges (`Judgement.row`), null if not measured
@@ -23,11 +23,11 @@ import torch
 
 from kapelle.engines.train.protocol import HEAD, KeepsParts, TrainEngine
 from kapelle.errors import CheckpointError, DataError, ModelError, NumericsError
+from kapelle.models.checksums import base_of, verify_folder, write_checksums
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.module_layers import layers_of
+from kapelle.models.lora_bank import layers_of
 from kapelle.models.outline import check_same
-from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
@@ -298,7 +298,7 @@ def _write_verifier(
     )
     made_of = {"base": hash_of_base(model), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
-    seal(folder)
+    write_checksums(folder)
 
 
 def load_verifier(

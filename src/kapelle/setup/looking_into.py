@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from kapelle.models.architectures import known, read_settings
-from kapelle.models.fitting import check_files, folder_of
-from kapelle.models.outline import Outline
-from kapelle.models.sealed import verify_folder
+from kapelle.models.checksums import verify_folder
+from kapelle.models.outline import Outline, outline_of_settings, read_settings
+from kapelle.models.weight_files import check_files, folder_of
 from kapelle.team import Team
 
 
@@ -21,8 +20,8 @@ def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]
         if folder is None:
             yield f"{path}: not downloaded yet, so its weights are not checked"
             continue
-        sealed = verify_folder(folder)
-        yield f"{path}: {_tried(path, outline)}{', and as kapelle wrote it' if sealed else ''}"
+        unchanged = verify_folder(folder)
+        yield f"{path}: {_tried(path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
     for policy in team.every.values():
         if policy.past is not None and verify_folder(Path(policy.past)):
             yield f"{policy.past}: as kapelle wrote it"
@@ -31,8 +30,8 @@ def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]
 def _tried(path: str, outline: Outline) -> str:
     """Return a phrase that says what was tried with a model's files."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
-    if known(read_settings(path)) is None:
-        from kapelle.models.trial import check_architecture
+    if outline_of_settings(read_settings(path)) is None:
+        from kapelle.models.loading_checks import check_architecture
 
         if not check_architecture(path):
             later.append("the output head (no small model can be made of these settings)")

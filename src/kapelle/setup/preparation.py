@@ -16,10 +16,9 @@ from pydantic import BaseModel
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Connecting, Doubting, Skipping
 from kapelle.metrics.definitions import misspelt
-from kapelle.models.fitting import check_files
-from kapelle.models.outline import Outline, check_adapters
-from kapelle.models.outline_reading import outlines
-from kapelle.models.renderer_loading import ReadRenderer, load_renderer
+from kapelle.models.outline import Outline, check_adapters, read_outlines
+from kapelle.models.renderer import ReadRenderer, load_renderer
+from kapelle.models.weight_files import check_files
 from kapelle.setup.endpoints import check_endpoints, check_keys
 from kapelle.setup.looking_into import looked_into
 from kapelle.setup.prompts import check_prompts
@@ -102,7 +101,7 @@ def prepare(
     for note in check_prompts(config, team, given, PROMPTS, renderer_of):
         report(DOUBT, note)
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
-    models = outlines(team, config.model, given)
+    models = read_outlines(team, config.model, given)
     check_adapters(team, models)
     for base, path in team.bases.items():
         if path not in given:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
-from kapelle.models.renderer_loading import ReadRenderer, load_renderer
+from kapelle.models.renderer import ReadRenderer, load_renderer
 from kapelle.rows import ReadsTokens
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Agent, Team

@@ -172,7 +172,7 @@ def _policy(
     if isinstance(weights, NamedAdapter):
         return Policy(weights.adapter, BASE, lora)
     if isinstance(weights, PastAdapter):
-        from kapelle.models.saved_shapes import read_lora
+        from kapelle.models.peft_folders import read_lora
 
         return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
@@ -242,7 +242,7 @@ def _verifier(
 
 
 def _saved_critic(folder: str, base: str) -> Critic:
-    from kapelle.models.saved_shapes import read_lora
+    from kapelle.models.peft_folders import read_lora
 
     return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
 

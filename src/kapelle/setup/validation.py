@@ -25,8 +25,8 @@ from kapelle.environments.bounded_worlds import OpensItself, task_of
 from kapelle.environments.external import External
 from kapelle.environments.rewarded import Rewarded
 from kapelle.errors import ConfigError
-from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
+from kapelle.models.quantisation import check_bitsandbytes, check_four_bit
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from kapelle.environment import Reads
-from kapelle.models.sealed import listed_files
+from kapelle.models.checksums import listed_files
 from kapelle.runs.lock import now
 from kapelle.runtime.file_contents import content_or_fault, folder_content
 from kapelle.runtime.versions import versions_of

@@ -18,8 +18,8 @@ from typing import Literal
 from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
+from kapelle.models.checksums import base_of
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.sealed import base_of
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.best import named_checkpoint
 from kapelle.runs.model_card import Exported, model_card

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError
+from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.sealed import SEAL
 from kapelle.rows import Sample
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runtime.manifest import sha256
@@ -73,7 +73,7 @@ def open_verifier(run: Path, observer: Observer, name: str | None = None) -> Ver
         "name": name or config.name,
         "kind": "verifier",
         "step": step,
-        "weights": sha256(folder / "verifier" / SEAL),
+        "weights": sha256(folder / "verifier" / CHECKSUMS),
         "base": kept["base"],
         "held_out": kept["held_out"],
         "sources": dict(config.environment.sources),

@@ -25,7 +25,7 @@ import yaml
 
 from kapelle.algorithm import Algorithm
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
-from kapelle.models.outline_reading import outline
+from kapelle.models.outline import read_outline
 from kapelle.models.targets import named
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
@@ -227,7 +227,7 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     if path == "embedded":
         found["model.embedded"] = config.model.embedded.model_dump(exclude={"context"})
     if lora is not None:
-        targets = named(outline(path, config.model.embedded).layers, lora).targets
+        targets = named(read_outline(path, config.model.embedded).layers, lora).targets
         found |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.targets": sorted(targets)}
         warm = config.warmup is not None and path == config.model.path
         found["the base after its warm-up"] = warmup_key(config) if warm else "without one"

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kapelle.errors import CheckpointError, ModelError
+from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
-from kapelle.models.saved_shapes import shapes_of
-from kapelle.models.sealed import seal, verify_folder
+from kapelle.models.peft_folders import shapes_of
 from kapelle.models.weights import save_model
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
@@ -96,7 +96,7 @@ def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
             shapes_of(folder)  # raises for truncated files
             say("the cached one has no list of hashes; it is used, and checked from now on")
             with suppress(OSError):  # a read-only cache still works
-                seal(folder)
+                write_checksums(folder)
     except ModelError as error:
         say(f"the cached one is deleted and made anew: {error}")
         aside = _beside(folder)

@@ -10,10 +10,9 @@ from tests.support.tiny import LORA, stir
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from kapelle.models.banked_linear import BankedLinear
 from kapelle.models.fast.flat import FlatModel, flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
-from kapelle.models.lora_bank import LoraBank
+from kapelle.models.lora_bank import BankedLinear, LoraBank
 from kapelle.team import Lora
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}

@@ -15,12 +15,11 @@ from tests.support.tiny import same_bits, stir, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kapelle.models.banked_linear import linear
 from kapelle.models.fast import grouped
 from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, has_kernel, takes_groups
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import Route
+from kapelle.models.lora_bank import Route, linear
 from kapelle.team import Lora
 
 pytestmark = pytest.mark.skipif(

@@ -217,7 +217,7 @@ class ShardedBase:
                 "`train_engine.name: ddp`."
             )
         self._model, self._flat = model, model.flat
-        model.parted = True
+        model.sharded = True
         offload: OffloadPolicy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
         for layer in self._flat.layers:
             fully_shard(layer, mesh=mesh, offload_policy=offload)
@@ -236,11 +236,11 @@ class ShardedBase:
         """Keep this process's part of the weights alone, and compute with gathered ones."""
         for part in self._parts:
             part.reshard()
-        self._model.through = self._model.model.flat_pass
+        self._model.sharded_pass = self._model.model.flat_pass
 
     def gather(self) -> None:
         """Hold all weights, so that they can be read and sampled with."""
-        self._model.through = None
+        self._model.sharded_pass = None
         for part in self._parts:
             part.unshard()
 

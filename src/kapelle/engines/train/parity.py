@@ -129,7 +129,7 @@ def judge_in_float64(
     if not suspects or not worst <= 2 * suspects[0].worst:
         return replace(finding, refused="scored once more, the trainer returns other log-probs")
     model = models[suspects[0].sample.learner][0]
-    if model.flat is None or model.through is not None:
+    if model.flat is None or model.sharded_pass is not None:
         return replace(
             finding, refused="for this architecture or engine there is no pass in float64 to compare with"
         )

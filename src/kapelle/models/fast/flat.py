@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from kapelle.functional.masking import as_float
-from kapelle.models.banked_linear import computes_in, order_of
 from kapelle.models.fast.blocks import Gated, Heads, Mlp, Project
 from kapelle.models.fast.plan import Plan
 from kapelle.models.fast.planned import attend_by_plan
+from kapelle.models.lora_bank import computes_in, order_of
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """Values of `config.model_type` whose layers are RMSNorm, rotary attention and SwiGLU, and nothing else."""

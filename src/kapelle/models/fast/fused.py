@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kapelle.functional.masking import as_float
-from kapelle.models.banked_linear import BankedLinear
 from kapelle.models.fast.flat import Attend, FlatModel
-from kapelle.models.lora_bank import Route, route_at
+from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
 """Most weights, all copies together."""

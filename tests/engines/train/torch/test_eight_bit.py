@@ -25,7 +25,7 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.learner import OF_BITSANDBYTES
 from kapelle.errors import CheckpointError, ConfigError
-from kapelle.models import eight_bit
+from kapelle.models import quantisation as eight_bit
 from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
 

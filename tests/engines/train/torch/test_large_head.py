@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kapelle.engines.train.torch import large_head
 from kapelle.engines.train.torch.large_head import statistics_in_pieces
-from kapelle.models.output_head import OutputHead
+from kapelle.models.language_model import OutputHead
 
 TOKENS, SIZE, WORDS = 7, 5, 23
 

@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.errors import ModelError
-from kapelle.models.language_model import load_language_model
-from kapelle.models.recomputation import blocks_of
+from kapelle.models.language_model import blocks_of, load_language_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Critic, Lora, Policy
 

@@ -28,9 +28,8 @@ from kapelle.models.fast.fused import FusedPass
 from kapelle.models.fast.kv_cache import KVCache, PromptBlock
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.fast.prefixes import Prefixes, Text
-from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import Route, route_at
-from kapelle.models.widening import in_float32
+from kapelle.models.language_model import LanguageModel, in_float32
+from kapelle.models.lora_bank import Route, route_at, route_of
 from kapelle.types import FinishReason, Sampling
 
 if TYPE_CHECKING:
@@ -78,17 +77,6 @@ class Rows(Protocol):
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
         ...
-
-
-def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]]:
-    """Return the contiguous spans of equal adapters."""
-    spans: list[tuple[str | None, int, int]] = []
-    for row, adapter in enumerate(adapters):
-        if spans and spans[-1][0] == adapter:
-            spans[-1] = (adapter, spans[-1][1], row + 1)
-        else:
-            spans.append((adapter, row, row + 1))
-    return spans
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
 from kapelle.errors import EngineError, ModelError
 from kapelle.models.language_model import DTYPES, LanguageModel
-from kapelle.models.module_layers import layers_of
+from kapelle.models.lora_bank import layers_of
 from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.team import Policy

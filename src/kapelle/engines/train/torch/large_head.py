@@ -32,9 +32,8 @@ from torch.nn.functional import linear
 
 from kapelle.engines.train.batch import Batch, Part
 from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
-from kapelle.models.banked_linear import computes_in
-from kapelle.models.language_model import LanguageModel
-from kapelle.models.output_head import OutputHead
+from kapelle.models.language_model import LanguageModel, OutputHead
+from kapelle.models.lora_bank import computes_in
 
 LOGIT_BUDGET = 1 << 21
 """Most logits that are kept for the backward pass; beyond it they are computed in pieces and forgotten."""

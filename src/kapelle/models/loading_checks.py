@@ -21,6 +21,7 @@ from kapelle.models.paths import check_loaded, loading, local_only
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+
 MOST = 100_000_000
 """Parameters of the largest model that is made for a trial: 400 MB, about a second."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -1,4 +1,4 @@
-"""Folders of weights that kapelle wrote: `kapelle.json` lists what every file was, and is checked when they are read.
+"""Checksums of folders of weights: `kapelle.json` lists what every file was, and is checked when they are read.
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
@@ -16,25 +16,25 @@ from typing import Any
 from kapelle.errors import ModelError
 from kapelle.runtime.manifest import check_listed, sha256, step_of, unique_keys
 
-SEAL = "kapelle.json"
+CHECKSUMS = "kapelle.json"
 """The file that kapelle writes beside weights."""
 WEIGHTS = ".safetensors"
 
 
-def seal(folder: Path, base: str | None = None) -> None:
+def write_checksums(folder: Path, base: str | None = None) -> None:
     """Write size and hash of every file of a folder; `base` is the hash of the base weights under an adapter."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     }
     made_on = {} if base is None else {"base": base}
-    (folder / SEAL).write_text(json.dumps({**made_on, "files": listed}) + "\n", "utf-8")
+    (folder / CHECKSUMS).write_text(json.dumps({**made_on, "files": listed}) + "\n", "utf-8")
 
 
 def base_of(folder: Path) -> str | None:
     """Return the hash of the base that a folder's adapter was trained on; None if it is not recorded."""
-    base = _read_seal(folder).get("base")
+    base = _read_checksums(folder).get("base")
     return None if base is None else str(base)
 
 
@@ -54,7 +54,7 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
         if wrong is not None:
             raise ModelError(
                 f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
-                f"yourself, remove {SEAL} in it, which lists the files as they were."
+                f"yourself, remove {CHECKSUMS} in it, which lists the files as they were."
             )
     return True
 
@@ -64,7 +64,7 @@ def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
 
     Raises ModelError for a list that is broken.
     """
-    found = _read_seal(folder)
+    found = _read_checksums(folder)
     if "files" in found:
         return dict(found["files"])
     for checkpoint in list(folder.absolute().parents)[:2]:
@@ -76,11 +76,11 @@ def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
     return None
 
 
-def _read_seal(folder: Path) -> dict[str, Any]:
+def _read_checksums(folder: Path) -> dict[str, Any]:
     """Return the content of `kapelle.json`; empty if there is none."""
-    found = _read(folder / SEAL)
+    found = _read(folder / CHECKSUMS)
     if not found.keys() <= {"base", "files"} or not isinstance(found.get("base", ""), str):
-        raise _broken(folder / SEAL, "it holds other keys than kapelle writes")
+        raise _broken(folder / CHECKSUMS, "it holds other keys than kapelle writes")
     return found
 
 

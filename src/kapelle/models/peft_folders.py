@@ -1,12 +1,13 @@
-"""What an `adapter_config.json` of PEFT may say, so that the adapter is the plain LoRA that kapelle computes.
+"""Folders of PEFT adapters: what their settings may say and what their files hold; no tensor is read.
 
-An adapter's folder has some fifty fields that define how its tensors are used. A few are read, a few do not change the
-computation, and every other one must have the value that disables it. A field with another value is refused by name,
-also one that later versions of PEFT add.
+An adapter must be the plain LoRA that kapelle computes. Some fifty fields of its settings define how its tensors are used. A
+few are read, a few do not change the computation, and every other one must have the value that disables it. A field with
+another value is refused by name, also one that later versions of PEFT add.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -15,6 +16,9 @@ from typing import Any
 
 from kapelle.errors import ModelError
 from kapelle.team import Lora
+
+ADAPTER = "adapter_model.safetensors"
+"""The file in which PEFT keeps an adapter's tensors."""
 
 TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"})
 """Fields that become `team.Lora`; `use_rslora` divides alpha by √r (2312.03732) where LoRA divides by r."""
@@ -119,3 +123,40 @@ def _default_in_peft(key: str) -> tuple[bool, object]:
         if field.name == key and field.default_factory is not MISSING:
             return True, field.default_factory()
     return False, None
+
+
+def read_lora(folder: Path) -> Lora:
+    """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`."""
+    try:
+        settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        return lora_of(settings, folder)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(
+            f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
+            "run (RUN, RUN@best, RUN@STEP), or a folder that one has saved, such as RUN/checkpoints/STEP/policies/NAME."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
+
+
+def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in some safetensors files of a folder, without reading the tensors.
+
+    Raises ModelError when there are none, or when they cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in sorted(folder.glob(files)):
+            with safe_open(file, "np") as tensors:
+                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
+    if not found:
+        raise ModelError(
+            f"'{folder}' holds no weights ({files}). Save it again as safetensors: kapelle loads nothing else."
+        )
+    return found

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from kapelle.models.allocator import keep_freed_memory
+from kapelle.models.devices import keep_freed_memory
 told = "ask" in sys.argv and keep_freed_memory()
 def fill():
     blocks = [bytearray(20_000_000) for _ in range(10)]

@@ -13,7 +13,7 @@ from tests.support.tiny import frozen_copy, same_bits, sections
 
 from kapelle import Trainer
 from kapelle.errors import ModelError
-from kapelle.models.sealed import SEAL, base_of, seal, verify_folder
+from kapelle.models.checksums import CHECKSUMS, base_of, verify_folder, write_checksums
 from kapelle.training.observer import Silent
 
 
@@ -46,12 +46,12 @@ def adapter(made: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_every_flipped_bit_of_what_is_said_is_refused_or_says_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"weights")
-    seal(tmp_path, "0123456789abcdef")
-    content = (tmp_path / SEAL).read_bytes()
+    write_checksums(tmp_path, "0123456789abcdef")
+    content = (tmp_path / CHECKSUMS).read_bytes()
     passed = []
     for bit in range(8 * len(content)):
-        (tmp_path / SEAL).write_bytes(content)
-        flip(tmp_path / SEAL, bit)
+        (tmp_path / CHECKSUMS).write_bytes(content)
+        flip(tmp_path / CHECKSUMS, bit)
         try:
             assert verify_folder(tmp_path)
         except ModelError:
@@ -64,7 +64,7 @@ def test_every_flipped_bit_of_what_is_said_is_refused_or_says_the_same(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", SEAL])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", CHECKSUMS])
 @pytest.mark.parametrize("how", ["past", "start_from"])
 def test_an_adapter_with_a_flipped_bit_is_not_trained_with(adapter: Path, how: str, name: str) -> None:
     team = agents(weights={"past": str(adapter)}) if how == "past" else agents()
@@ -87,7 +87,7 @@ def test_a_file_that_is_gone_is_named(adapter: Path) -> None:
 
 def test_who_changed_it_takes_it_as_it_is(adapter: Path) -> None:
     flip(adapter / "adapter_model.safetensors")
-    (adapter / SEAL).unlink()
+    (adapter / CHECKSUMS).unlink()
     assert not verify_folder(adapter)
     Trainer(**sections(team=agents(weights={"past": str(adapter)}))).close()
 
@@ -98,7 +98,7 @@ def test_in_a_checkpoint_of_an_earlier_version_its_manifest_is_asked(
 ) -> None:
     step = Path(shutil.copytree(made, tmp_path / made.name))
     folder = step / "policies" / "ada"
-    (folder / SEAL).write_text(json.dumps({"base": base_of(folder)}) + "\n")
+    (folder / CHECKSUMS).write_text(json.dumps({"base": base_of(folder)}) + "\n")
     manifest = json.loads((step / "manifest.json").read_bytes())
     del manifest["files"]["policies/ada/kapelle.json"]
     (step / "manifest.json").write_text(json.dumps(manifest))
@@ -171,7 +171,7 @@ class TestWarmup:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", SEAL]
+        "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", CHECKSUMS]
     )
     def test_one_with_a_flipped_bit_is_made_anew_to_the_same_bits(self, cache: Path, name: str) -> None:
         first, _ = self.warmed()
@@ -189,7 +189,7 @@ class TestWarmup:
     def test_one_of_an_earlier_version_is_taken_and_vouched_for_from_then_on(self, cache: Path) -> None:
         first, _ = self.warmed()
         (folder,) = cache.iterdir()
-        (folder / SEAL).unlink()
+        (folder / CHECKSUMS).unlink()
         again, said = self.warmed()
         assert same_bits(again, first)
         assert "the cached one has no list of hashes" in said[1]
@@ -199,7 +199,7 @@ class TestWarmup:
     def test_one_of_an_earlier_version_that_is_cut_off_is_made_anew(self, cache: Path) -> None:
         first, _ = self.warmed()
         (folder,) = cache.iterdir()
-        (folder / SEAL).unlink()
+        (folder / CHECKSUMS).unlink()
         weights = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(weights[:-8])
         again, said = self.warmed()
