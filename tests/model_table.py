@@ -26,7 +26,7 @@ HEAD = (
 )
 DECODING = {
     "flat": "own pass",
-    "plain_cache": "`transformers`, keys and values",
+    "plain_cache": "`transformers`, KV cache",
     "cache_by_layer": "`transformers`, states",
     "reread": "reads each text anew",
 }

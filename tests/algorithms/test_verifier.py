@@ -23,7 +23,7 @@ from kapelle.algorithms.verifier import (
 )
 from kapelle.errors import ConfigError, ContextError, ModelError
 from kapelle.metrics.statistics import area_under_curve
-from kapelle.models.checksums import seal
+from kapelle.models.checksums import write_checksums
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.writer import read_evaluations
@@ -201,7 +201,7 @@ class TestKept:
         run = run_of(model={"embedded": SIZE})
         run.save_policies(tmp_path)
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
-        seal(tmp_path / "verifier")
+        write_checksums(tmp_path / "verifier")
         with pytest.raises(ModelError, match="not a verifier's folder"):
             load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models, run.engine)
 

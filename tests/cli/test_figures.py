@@ -241,7 +241,7 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
 
 
 def test_a_frozen_verifier_is_not_shown_as_training() -> None:
-    from kapelle.models.outline import outline
+    from kapelle.models.outline import read_outline
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.settings.schema import EmbeddedConfig
     from kapelle.team import Agent, Critic, Lora, Policy, Team
@@ -250,7 +250,7 @@ def test_a_frozen_verifier_is_not_shown_as_training() -> None:
     critics = {name: Critic(name, "base", lora, trained=name == "critic") for name in ("critic", "verifier")}
     team = Team((Agent("a"),), {"a": Policy("a", lora=lora)}, {"a": "a"}, critics=critics)
     found = weights_map(
-        team, {"base": outline("embedded", EmbeddedConfig(**TINY))}, references=False, half=False
+        team, {"base": read_outline("embedded", EmbeddedConfig(**TINY))}, references=False, half=False
     )
     trains = {learner.name: learner.trained for learner in found.learners}
     assert trains == {"a": True, "critic": True, "verifier": False}

@@ -4,12 +4,12 @@ from typing import Any
 
 from tests.support.tiny import SIZE
 
-from kapelle.models.outline import outline
+from kapelle.models.outline import read_outline
 from kapelle.planning.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 
-MODEL = outline("embedded", EmbeddedConfig(**SIZE))
+MODEL = read_outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
 ALL = MODEL.parameters
 

@@ -104,10 +104,10 @@ def test_what_a_worker_raises_is_raised_here(
     cluster(1)
 
     def fail(*_: object) -> bytes:
-        raise EngineError("no memory for keys and values")
+        raise EngineError("no memory for the KV cache")
 
     monkeypatch.setattr(Player, "_play", fail)
-    with pytest.raises(EngineError, match="no memory for keys and values"):
+    with pytest.raises(EngineError, match="no memory for the KV cache"):
         learned()
 
 

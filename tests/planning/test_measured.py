@@ -19,9 +19,17 @@ from kapelle.models.embedded import build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import outline_of
 from kapelle.planning import sampling_memory
-from kapelle.planning.passes import Pass, Tree, passes_of
-from kapelle.planning.shape import Shape, shape_of
-from kapelle.planning.update_memory import Compute, activations, block_backward, kept, logits
+from kapelle.planning.planned_run import Shape, shape_of
+from kapelle.planning.update_memory import (
+    Compute,
+    Pass,
+    Tree,
+    activations,
+    block_backward,
+    kept,
+    logits,
+    passes_of,
+)
 from kapelle.rows import Sample
 from kapelle.team import Lora, Policy
 from kapelle.types import Sampling

@@ -10,19 +10,19 @@ from kapelle.cli.plan import DOES_NOT_FIT
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import outline_of_settings
 from kapelle.planning import plan
-from kapelle.planning.fitting import peak, with_tasks
-from kapelle.planning.held import base_bytes
+from kapelle.planning.memory import base_bytes
+from kapelle.planning.plan import peak, with_tasks
+from kapelle.planning.planned_run import planned_run
 from kapelle.planning.probe import probe
-from kapelle.planning.situation import situation
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe
 
 
 def test_a_step_is_played_without_weights() -> None:
-    work = plan("demo", "training.tasks_per_step=5").situation.work
+    work = plan("demo", "training.tasks_per_step=5").run.work
     assert (work.tasks, work.group, work.played) == (5, 8, True)
-    first, second = work.said
+    first, second = work.turns
     assert (first.agent, second.agent, first.moment, second.moment) == ("reasoner", "actor", 0, 1)
     assert second.prompt > first.answer, "the second reads what the first said"
 
@@ -31,11 +31,11 @@ def test_what_fits_is_the_largest_that_fits() -> None:
     found = plan("demo", "model.device=cpu", gpu_memory=0.6)
     assert not found.fits
     assert found.limits is not None
-    now = replace(found.situation, checkpointing=True)
+    run = replace(found.run, checkpointing=True)
     most, rows = found.limits.tasks_per_step, found.limits.rows
-    assert peak(with_tasks(now, most)) <= 0.6e9 < peak(with_tasks(now, most + 1))
-    assert found.limits.microbatch_tokens >= now.microbatch_tokens
-    assert peak(replace(now, max_rows=rows)) <= 0.6e9
+    assert peak(with_tasks(run, most)) <= 0.6e9 < peak(with_tasks(run, most + 1))
+    assert found.limits.microbatch_tokens >= run.microbatch_tokens
+    assert peak(replace(run, max_rows=rows)) <= 0.6e9
     assert [each.setting for each in found.advice] == ["training.gradient_checkpointing=true"]
     assert found.advice[-1].peak <= 0.6e9
 
@@ -71,14 +71,14 @@ def test_a_second_process_has_weights_of_its_own() -> None:
 def test_what_an_outside_program_asks_may_fill_the_context() -> None:
     team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
     found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")
-    assert found.situation.work.longest == 512
-    assert not found.situation.work.played
+    assert found.run.work.longest == 512
+    assert not found.run.work.played
 
 
 def test_rows_are_tasks_times_episodes() -> None:
     def keys(*settings: str) -> int:
         phases = {phase.name: phase for phase in plan("demo", *settings).processes[0].phases}
-        return phases["sampling"].kinds["keys and values"]
+        return phases["sampling"].kinds["KV cache"]
 
     assert keys("training.tasks_per_step=8") == pytest.approx(2 * keys("training.tasks_per_step=4"), rel=0.01)
 
@@ -88,11 +88,11 @@ def test_a_probe_says_how_long_a_step_takes() -> None:
     tiny = ("hidden=16", "layers=3", "heads=2", "kv_heads=1", "intermediate=32")
     small = [f"model.embedded.{setting}" for setting in tiny]
     prepared = prepare(load_recipe("demo", (), (*small, "training.tasks_per_step=2")).config)
-    now = situation(prepared, "cpu")
-    times = probe(prepared, now)
+    run = planned_run(prepared, "cpu")
+    times = probe(prepared, run)
     assert times.device == "cpu"
     assert min(times.sampling, times.update) > 0
-    assert times.run == pytest.approx(times.step * now.steps)
+    assert times.run == pytest.approx(times.step * run.steps)
 
 
 def test_four_bits_and_moments_of_one_byte_are_counted() -> None:

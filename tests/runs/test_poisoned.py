@@ -17,7 +17,7 @@ from tests.support.tiny import same_bits, sections
 from torch import Tensor
 
 from kapelle.errors import CheckpointError, ModelError, NumericsError
-from kapelle.models.checksums import seal
+from kapelle.models.checksums import write_checksums
 from kapelle.models.finite import poisoned
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics
@@ -304,7 +304,7 @@ def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Pat
     held = load_file(folder / "adapter_model.safetensors")
     next(iter(held.values())).view(-1)[0] = math.nan
     save_file(held, folder / "adapter_model.safetensors")
-    seal(folder)
+    write_checksums(folder)
     with pytest.raises(ModelError, match=r"Training cannot continue from the weights in .*: 1 of the"):
         Trainer(**settings(), start_from={"agent_0": folder})
 

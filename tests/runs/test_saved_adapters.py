@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.errors import CheckpointError, ConfigError, ModelError
-from kapelle.models.checksums import base_of, seal
+from kapelle.models.checksums import base_of, write_checksums
 from kapelle.training.stages import checkable, read_stages
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -196,7 +196,7 @@ class TestVerifiers:
 
     def test_a_head_of_another_size_is_refused(self, verifier: Path) -> None:
         save_file({"weight": torch.ones(1, 8), "bias": torch.ones(1)}, verifier / "value_head.safetensors")
-        seal(verifier)
+        write_checksums(verifier)
         with pytest.raises(ModelError, match="value head"):
             self.run(verifier)
 

@@ -49,9 +49,9 @@ def lines(found: Plan) -> Iterator[str]:
     yield "weights: which agent acts with which, and what trains (nothing is loaded)"
     yield from (f"  {line}" for line in describe(found.weights)[:-1])
     yield ""
-    work = found.situation.work
+    work = found.run.work
     yield (
-        f"a step: {work.tasks} tasks x {work.group} episodes, {len(work.said)} answers in an episode; the longest text has "
+        f"a step: {work.tasks} tasks x {work.group} episodes, {len(work.turns)} answers in an episode; the longest text has "
         f"{work.longest} tokens"
     )
     if not work.played:
@@ -64,7 +64,7 @@ def lines(found: Plan) -> Iterator[str]:
         yield ""
         yield (
             f"time on this {found.times.device}, from a probe: {found.times.sampling:.2g} s of sampling and "
-            f"{found.times.update:.2g} s of updates in a step; {found.times.run / 3600:.2g} h for {found.situation.steps} steps"
+            f"{found.times.update:.2g} s of updates in a step; {found.times.run / 3600:.2g} h for {found.run.steps} steps"
         )
     if found.memory is None:
         return
@@ -85,7 +85,7 @@ def _table(process: Process) -> Iterator[str]:
 
 
 def _verdict(found: Plan) -> Iterator[str]:
-    from kapelle.planning.fitting import MOST
+    from kapelle.planning.plan import MOST
     from kapelle.planning.weights_map import size
 
     assert found.memory is not None

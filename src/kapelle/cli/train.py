@@ -85,7 +85,7 @@ def _next_commands(source: Source) -> NextCommands:
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.models.renderer import light_renderer
-    from kapelle.planning.situation import in_four_bits
+    from kapelle.planning.planned_run import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs

@@ -4,12 +4,11 @@
     found = plan("demo", "training.microbatch_tokens=8192", gpu_memory=80)
     found.fits, found.devices, found.limits
 
-`situation.py` gathers what memory depends on, `workload.py` plays a few tasks with a stand-in for their lengths, and the
+`planned_run.py` gathers what memory depends on, `workload.py` plays a few tasks with a stand-in for their lengths, and the
 others turn both into bytes, each term as the code keeps it. docs/planning.md has the formulae and how far they were off.
 """
 
-from kapelle.planning.fitting import Advice, Limits
 from kapelle.planning.memory import Phase, Process
-from kapelle.planning.plan import Plan, plan
+from kapelle.planning.plan import Advice, Limits, Plan, plan
 
 __all__ = ["Advice", "Limits", "Phase", "Plan", "Process", "plan"]

@@ -2,24 +2,38 @@
 
 Answers are taken to be as long as they may be, and passes to be as full as the lengths allow. A phase's worst moment is
 the one with the largest sum, so that its kinds add up; bases sample at the same time, and are updated one after another.
+
+Resident from step to step are
+
+weights      4 bytes where they train; frozen ones in the compute type; linear layers of a frozen base in nf4 as codes of
+             half a byte with a scale of one byte for 64 of them, and one of four bytes for 256 scales; adapters, critics' heads
+             and references of adapters in float32; a reference of whole weights is a second copy
+gradients    4 bytes for each number that trains, from an update's first pass to its step
+optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two scales of four bytes for 256 numbers
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from kapelle.planning.held import adapters, copies, moments, trained, whole_copies
-from kapelle.planning.sampling import sampling_moments
-from kapelle.planning.situation import Situation
-from kapelle.planning.update import update_moments
+from kapelle.models.outline import Outline
+from kapelle.planning.planned_run import PlannedRun
+from kapelle.planning.sampling_memory import sampling_moments
+from kapelle.planning.update_memory import update_moments
 
 PROCESS = 470_000_000
 """Bytes of a process with Python, torch and transformers before a model is loaded; on a CPU, as measured."""
 CONTEXT = 600_000_000
 """Bytes of a device that CUDA and its libraries take; an allowance, not measured here."""
-HELD = 1 << 30
+COPIED_AT_MOST = 1 << 30
 """`training/step_start.py`: most bytes of learners that are copied before an update of several steps."""
+
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 + 2 * 4 / 256, "paged_adamw_8bit": 2 + 2 * 4 / 256}
+"""Bytes of the moments of a number that trains, by `optimizer.name`; 2110.02861 for those of one byte."""
 
 KINDS = (
     "process",
@@ -28,7 +42,7 @@ KINDS = (
     "references",
     "optimiser",
     "gradients",
-    "keys and values",
+    "KV cache",
     "merged weights",
     "activations",
     "logits",
@@ -72,91 +86,92 @@ class Process:
         return self.worst.total
 
 
-def processes(now: Situation) -> list[Process]:
+def processes(run: PlannedRun) -> list[Process]:
     """Return every process of a run, device by device."""
     found = []
-    for device in dict.fromkeys(now.device(base) for base in now.shapes):
-        bases = [base for base in now.shapes if now.device(base) == device]
-        found.append(Process("training", device, tuple(_training(now, bases, device))))
-        if now.overlap:
-            kinds = _added(_held(now, bases, device, learns=False), *_sampling(now, bases, now.work.tasks))
-            found.append(Process("sampling process", device, (Phase("sampling", _vllm(now, bases, kinds)),)))
-    if now.engine == "vllm" and now.served == "start" and not now.overlap:
-        device = next(iter(now.shapes and map(now.device, now.shapes)))
-        kinds = {"process": CONTEXT, "weights": _frozen(now), "vLLM": _vllm_bytes(now)}
+    for device in dict.fromkeys(run.device(base) for base in run.shapes):
+        bases = [base for base in run.shapes if run.device(base) == device]
+        found.append(Process("training", device, tuple(_training(run, bases, device))))
+        if run.overlap:
+            kinds = _added(
+                _resident(run, bases, device, learns=False), *_sampling(run, bases, run.work.tasks)
+            )
+            found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
+    if run.engine == "vllm" and run.served == "start" and not run.overlap:
+        device = next(iter(run.shapes and map(run.device, run.shapes)))
+        weights = sum(run.size(base) * run.outlines[base].parameters for base in run.shapes)
+        kinds = {
+            "process": CONTEXT,
+            "weights": weights,
+            "vLLM": int(run.kv_gib * (1 << 30)) * len(run.shapes),
+        }
         found.append(Process("vLLM server", device, (Phase("sampling", kinds),)))
     return found
 
 
-def _training(now: Situation, bases: Sequence[str], device: str) -> Iterator[Phase]:
-    held = _held(now, bases, device, learns=True)
-    local = now.engine == "local"
-    left = _left(now, bases) if local and device == "cpu" and not now.overlap else {}
-    if now.plays and not now.overlap:
-        yield Phase("sampling", _vllm(now, bases, _added(held, *_sampling(now, bases, now.work.tasks))))
-    yield Phase("update", _worst(_added(held, left, kinds) for kinds in _update(now, bases, device)))
-    if now.problems:
-        yield Phase("evaluation", _vllm(now, bases, _added(held, *_sampling(now, bases, now.problems, 1))))
+def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
+    resident = _resident(run, bases, device, learns=True)
+    local = run.engine == "local"
+    left = _left(run, bases) if local and device == "cpu" and not run.overlap else {}
+    if run.plays and not run.overlap:
+        yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.work.tasks))))
+    yield Phase("update", _worst(_added(resident, left, kinds) for kinds in _update(run, bases, device)))
+    if run.problems:
+        yield Phase(
+            "evaluation", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.problems, 1)))
+        )
 
 
-def _sampling(now: Situation, bases: Sequence[str], tasks: int, group: int | None = None) -> list[Kinds]:
+def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | None = None) -> list[Kinds]:
     """Return the worst moment of sampling on each base; other engines than ours are counted apart."""
-    if now.engine != "local":
+    if run.engine != "local":
         return []
-    found = [list(sampling_moments(now, base, tasks, group or now.work.group)) for base in bases]
+    found = [list(sampling_moments(run, base, tasks, group or run.work.group)) for base in bases]
     return [_worst(moments) for moments in found if moments]
 
 
-def _left(now: Situation, bases: Sequence[str]) -> Kinds:
+def _left(run: PlannedRun, bases: Sequence[str]) -> Kinds:
     """Return what sampling leaves in memory during an update on a CPU: merged weights."""
     return _added(
         *(
-            {"merged weights": next(sampling_moments(now, base, 1, 1))["merged weights"]}
+            {"merged weights": next(sampling_moments(run, base, 1, 1))["merged weights"]}
             for base in bases
-            if any(now.team.policies[said.policy].base == base for said in now.work.said)
+            if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
         )
     )
 
 
-def _held(now: Situation, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
-    """Return what is held all the time; a process that only samples has weights alone."""
+def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
+    """Return what stays in memory all the time; a process that only samples has weights alone."""
     return {
         "process": PROCESS if device == "cpu" else CONTEXT,
-        "weights": sum(size for base, size in copies(now) if base in bases),
-        "adapters": sum(adapters(now, base) for base in bases),
-        "references": sum(whole_copies(now, base) for base in bases) if learns else 0,
-        "optimiser": sum(moments(now, base) for base in bases) if learns else 0,
+        "weights": sum(size for base, size in base_copies(run) if base in bases),
+        "adapters": sum(adapter_bytes(run, base) for base in bases),
+        "references": sum(reference_bytes(run, base) for base in bases) if learns else 0,
+        "optimiser": sum(moment_bytes(run, base) for base in bases) if learns else 0,
     }
 
 
-def _update(now: Situation, bases: Sequence[str], device: str) -> Iterator[Kinds]:
+def _update(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Kinds]:
     """Yield the moments of an update: the passes of each base in turn, and the optimisers' steps."""
-    numbers = {base: sum(trained(now, base)) for base in bases}
-    state = sum(4 * numbers[base] + moments(now, base) for base in bases)
-    held = {"copies": state} if now.often and device == "cpu" and state <= HELD else {"copies": 0}
+    numbers = {base: sum(run.trained_numbers(base)) for base in bases}
+    state = sum(4 * numbers[base] + moment_bytes(run, base) for base in bases)
+    copied = {"copies": state} if run.often and device == "cpu" and state <= COPIED_AT_MOST else {"copies": 0}
     for base in bases:
         others = {"gradients": sum(4 * numbers[other] for other in bases if other != base)}
-        for kinds in update_moments(now, base):
-            yield _added(held, others, kinds)
-    most = max((count for base in bases for count in trained(now, base)), default=0)
+        for kinds in update_moments(run, base):
+            yield _added(copied, others, kinds)
+    most = max((count for base in bases for count in run.trained_numbers(base)), default=0)
     share = most / sum(numbers.values()) if most else 0
-    yield _added(held, {"gradients": 4 * sum(numbers.values()), "copies": int(now.skips * share * state)})
+    yield _added(copied, {"gradients": 4 * sum(numbers.values()), "copies": int(run.skips * share * state)})
 
 
-def _vllm(now: Situation, bases: Sequence[str], kinds: Kinds) -> Kinds:
-    """Add what vLLM holds in this process while it samples: its own weights, and room for keys and values."""
-    if now.engine != "vllm" or now.served:
+def _vllm(run: PlannedRun, bases: Sequence[str], kinds: Kinds) -> Kinds:
+    """Add what vLLM holds in this process while it samples: its own weights, and its KV cache."""
+    if run.engine != "vllm" or run.served:
         return kinds
-    own = sum(now.size(base) * now.outlines[base].parameters for base in bases)
-    return _added(kinds, {"vLLM": own + int(now.kv_gib * (1 << 30)) * len(bases)})
-
-
-def _frozen(now: Situation) -> int:
-    return sum(now.size(base) * now.outlines[base].parameters for base in now.shapes)
-
-
-def _vllm_bytes(now: Situation) -> int:
-    return int(now.kv_gib * (1 << 30)) * len(now.shapes)
+    own = sum(run.size(base) * run.outlines[base].parameters for base in bases)
+    return _added(kinds, {"vLLM": own + int(run.kv_gib * (1 << 30)) * len(bases)})
 
 
 def _added(*parts: Kinds) -> dict[str, int]:
@@ -171,3 +186,52 @@ def _worst(moments: Iterable[Kinds]) -> Kinds:
     """Return the moment with the largest sum."""
     nothing: Kinds = {}
     return max(moments, key=lambda kinds: sum(kinds.values()), default=nothing)
+
+
+def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
+    """Return the bytes of a frozen base in a compute type of so many bytes, or with linear layers in four bits."""
+    if not nf4:
+        return size * outline.parameters
+    layers = outline.layers
+    codes = {f"{path}.weight" for path in layers.linear if path != layers.head}
+    total = 0.0
+    for name, shape in outline.weights.items():
+        total += prod(shape) * (NF4 if name in codes else size)
+    return int(total)
+
+
+def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
+    """Yield every base in memory once, with its bytes: frozen ones of one path and place are one."""
+    seen: set[tuple[str, object]] = set()
+    for base, path in run.team.bases.items():
+        if base in run.team.trained_bases:
+            yield base, 4 * run.outlines[base].parameters
+        elif (path, run.places[base]) not in seen:
+            seen.add((path, run.places[base]))
+            yield base, base_bytes(run.outlines[base], run.size(base), nf4=base in run.nf4)
+
+
+def adapter_bytes(run: PlannedRun, base: str) -> int:
+    """Return the bytes of all adapters and heads on a base, references' too."""
+    team = run.team
+    total = 0
+    for policy in team.every.values():
+        if policy.endpoint is None and policy.base == base and policy.lora is not None:
+            copied = 1 + (run.references and policy.trained)
+            total += copied * run.adapters[policy.name].parameters
+    for critic in team.critics.values():
+        if critic.base == base:
+            total += run.adapters[critic.name].parameters + run.outlines[base].hidden + 1
+    return 4 * total
+
+
+def reference_bytes(run: PlannedRun, base: str) -> int:
+    """Return the bytes of references and embedders of a base whose own weights train."""
+    if base not in run.team.trained_bases:
+        return 0
+    return (run.references + run.embedders) * 4 * run.outlines[base].parameters
+
+
+def moment_bytes(run: PlannedRun, base: str) -> int:
+    """Return the bytes of the optimisers' state on a base."""
+    return int(MOMENTS[run.optimizer] * sum(run.trained_numbers(base)))

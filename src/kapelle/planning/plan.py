@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kapelle.models.renderer import light_renderer
-from kapelle.planning.fitting import Advice, Limits, advice, limits
 from kapelle.planning.memory import Process, processes
-from kapelle.planning.situation import Situation, situation
+from kapelle.planning.planned_run import PlannedRun, planned_run
 from kapelle.planning.weights_map import WeightsMap, weights_map
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe
 from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.team import Place
 
 if TYPE_CHECKING:
     from kapelle.planning.probe import Times
+
+MOST = 1 << 24
+"""Values beyond which nothing is looked for: they fit without limit."""
+SAMPLES = ("sampling", "evaluation")
+SMALL = 256
+"""Least tokens of a microbatch that is worth its passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest values with which the phases that depend on them fit, each with everything else as it is.
+
+    0 where even the least does not fit.
+    """
+
+    microbatch_tokens: int
+    """Of `training.microbatch_tokens`; not more than a step has."""
+    rows: int
+    """Answers sampled at once, of each base: `engine.max_rows`."""
+    tasks_per_step: int
+    """Of `training.tasks_per_step`."""
+    longest_text: int
+    """Tokens of prompt and answer together, of the longest turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change of a setting, and the memory of the fullest device after it and those before it."""
+
+    setting: str
+    costs: str
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +64,7 @@ class Plan:
     """The largest values that fit, each alone, after the changes that are advised; None without a limit."""
     advice: tuple[Advice, ...]
     """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
-    situation: Situation
+    run: PlannedRun
     times: Times | None = None
     """From a probe; None without one."""
 
@@ -51,7 +83,7 @@ class Plan:
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON; memory in bytes, lengths in tokens."""
-        work = self.situation.work
+        work = self.run.work
         return {
             "fits": self.fits,
             "memory": self.memory,
@@ -62,7 +94,7 @@ class Plan:
             "step": {
                 "tasks": work.tasks,
                 "episodes of a task": work.group,
-                "answers of an episode": [asdict(said) for said in work.said],
+                "answers of an episode": [asdict(turn) for turn in work.turns],
                 "longest text": work.longest,
                 "worlds opened": work.played,
             },
@@ -88,25 +120,25 @@ def plan(
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
     prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
     memory = None if gpu_memory is None else int(gpu_memory * 10**9)
-    now = situation(prepared, "cpu" if memory is None else "cuda")
+    run = planned_run(prepared, "cpu" if memory is None else "cuda")
     mapped = weights_map(
         prepared.team,
         prepared.outlines,
         references=prepared.algorithm.need(ReferenceLogProbs) is not None,
         half=config.model.dtype != "float32",
-        nf4=now.nf4,
+        nf4=run.nf4,
         optimizer=config.optimizer.name,
     )
-    found = tuple(processes(now))
+    found = tuple(processes(run))
     times = None
     if probed:
         from kapelle.planning.probe import probe
 
-        times = probe(prepared, now)
+        times = probe(prepared, run)
     if memory is None:
-        return Plan(mapped, found, None, None, (), now, times)
-    changes, then = advice(now, memory)
-    return Plan(mapped, found, memory, limits(then, memory), changes, now, times)
+        return Plan(mapped, found, None, None, (), run, times)
+    changes, then = advice(run, memory)
+    return Plan(mapped, found, memory, limits(then, memory), changes, run, times)
 
 
 def _process(process: Process) -> dict[str, Any]:
@@ -117,3 +149,139 @@ def _process(process: Process) -> dict[str, Any]:
         "worst": process.worst.name,
         "phases": {phase.name: {**phase.kinds, "total": phase.total} for phase in process.phases},
     }
+
+
+def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
+    """Return the bytes of the fullest device, in these phases alone if any are named."""
+    devices: dict[str, int] = {}
+    for process in processes(run):
+        own = [phase.total for phase in process.phases if phase.name in phases]
+        devices[process.device] = devices.get(process.device, 0) + max(own, default=process.peak)
+    return max(devices.values())
+
+
+def limits(run: PlannedRun, memory: int) -> Limits:
+    """Return the largest values with which every device holds its processes in so many bytes."""
+    work = run.work
+    step = work.tasks * work.group * sum(turn.prompt + turn.answer for turn in work.turns)
+    context = min((shape.context for shape in run.shapes.values()), default=MOST)
+    rows = min(MOST, run.max_rows)
+
+    def fits(found: PlannedRun, *phases: str) -> bool:
+        return peak(found, phases) <= memory
+
+    return Limits(
+        _largest(step, lambda count: fits(replace(run, microbatch_tokens=count), "update")),
+        _largest(rows, lambda count: fits(replace(run, max_rows=count), *SAMPLES)),
+        _largest(MOST, lambda count: fits(with_tasks(run, count), "sampling", "update")),
+        _largest(context, lambda count: fits(replace(run, work=work.with_longest(count)))),
+    )
+
+
+def with_tasks(run: PlannedRun, count: int) -> PlannedRun:
+    """Return a run with so many tasks in a step."""
+    return replace(run, work=replace(run.work, tasks=count))
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to `most` that fits, where every smaller one does; 0 for none."""
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, high * 2
+    high = min(high, most)
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun]:
+    """Return the changes, one on top of the other, after which a run fits, and the run as it then is; none if it fits.
+
+    If not even all of them are enough, they end with what they reach.
+    """
+    found: list[Advice] = []
+    while peak(run) > memory:
+        tried = ((setting, costs, changed(run)) for setting, costs, changed in _changes(run, memory))
+        better = next((each for each in tried if peak(each[2]) < peak(run)), None)
+        if better is None:
+            break
+        setting, costs, run = better
+        found = [each for each in found if each.setting.partition("=")[0] != setting.partition("=")[0]]
+        filled = setting.format(microbatch=run.microbatch_tokens, rows=run.max_rows)
+        found.append(Advice(filled, costs, peak(run)))
+    return tuple(found), run
+
+
+_Change = tuple[str, str, Callable[[PlannedRun], PlannedRun]]
+
+
+def _changes(run: PlannedRun, memory: int) -> Iterator[_Change]:
+    """Yield what can be changed, the cheapest first."""
+    if not run.checkpointing:
+        costs = "an update takes about half as long again; the same gradients"
+        yield (
+            "training.gradient_checkpointing=true",
+            costs,
+            lambda found: replace(found, checkpointing=True),
+        )
+    costs = "more passes; the same gradients"
+    yield "training.microbatch_tokens={microbatch}", costs, lambda found: _smaller_passes(found, memory)
+    if run.engine == "local" and run.plays:
+        yield (
+            "engine.max_rows={rows}",
+            "slower sampling; the same answers",
+            lambda found: _fewer_rows(found, memory),
+        )
+        yield (
+            "engine.kept_tokens=0",
+            "later turns read their prompts again",
+            lambda x: replace(x, kept_tokens=0),
+        )
+    if any(place.dtype == "float32" for place in run.places.values()):
+        yield "model.dtype=bfloat16", "rounding; weights that train stay in float32", _in_half
+    frozen = [base for base, path in run.team.bases.items() if path != "embedded"]
+    if any(base not in run.team.trained_bases and base not in run.nf4 for base in frozen):
+        yield "model.quantization=nf4", "other weights, slower; needs CUDA and kapelle[quantised]", _in_codes
+    if run.team.trained_bases and run.optimizer == "adamw":
+        changed = "rounded moments; needs CUDA and kapelle[quantised]"
+        yield "optimizer.name=adamw_8bit", changed, lambda found: replace(found, optimizer="adamw_8bit")
+
+
+def _smaller_passes(run: PlannedRun, memory: int) -> PlannedRun:
+    """Return it with the largest passes that fit, or with the least that help."""
+    least = replace(run, microbatch_tokens=min(SMALL, run.microbatch_tokens))
+    enough = max(memory, peak(least))
+    fits = _largest(
+        run.microbatch_tokens, lambda count: peak(replace(run, microbatch_tokens=count)) <= enough
+    )
+    return replace(run, microbatch_tokens=max(fits, least.microbatch_tokens))
+
+
+def _fewer_rows(run: PlannedRun, memory: int) -> PlannedRun:
+    """Return it with the most rows that fit, or with the fewest that are needed for other phases to be the worst."""
+    enough = max(memory, peak(replace(run, max_rows=1)))
+    fits = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= enough)
+    return replace(run, max_rows=max(fits, 1))
+
+
+def _in_half(run: PlannedRun) -> PlannedRun:
+    places = {
+        base: Place("bfloat16", place.device) if place.dtype == "float32" else place
+        for base, place in run.places.items()
+    }
+    return replace(run, places=places)
+
+
+def _in_codes(run: PlannedRun) -> PlannedRun:
+    codes = frozenset(
+        base
+        for base, path in run.team.bases.items()
+        if path != "embedded" and base not in run.team.trained_bases
+    )
+    shapes = {
+        base: replace(shape, flat=shape.flat and base not in codes) for base, shape in run.shapes.items()
+    }
+    return replace(run, nf4=codes, shapes=shapes)

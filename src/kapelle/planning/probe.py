@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.engines.train.protocol import Objective, TrainEngineSettings, TrainSetup, UpdateLimits
-from kapelle.planning.situation import Situation
-from kapelle.planning.update import step_tokens
+from kapelle.planning.planned_run import PlannedRun
+from kapelle.planning.update_memory import step_tokens
 from kapelle.rows import Sample
 from kapelle.setup.preparation import Prepared
 from kapelle.types import Sampling
@@ -56,31 +56,31 @@ class _Timed(NamedTuple):
     updated: float
 
 
-def probe(prepared: Prepared, now: Situation) -> Times:
+def probe(prepared: Prepared, run: PlannedRun) -> Times:
     """Return the times of a run, from probes of each base that the team samples; loads torch, not the weights."""
     sampling = update = 0.0
     device = "cpu"
-    for base in now.shapes:
-        own = [said for said in now.work.said if now.team.policies[said.policy].base == base]
+    for base in run.shapes:
+        own = [turn for turn in run.work.turns if run.team.policies[turn.policy].base == base]
         if not own:
             continue
-        one, two = (_timed(prepared, now, base, depth) for depth in DEPTHS)
-        blocks = now.shapes[base].depth - 1
+        one, two = (_timed(prepared, run, base, depth) for depth in DEPTHS)
+        blocks = run.shapes[base].depth - 1
         each = _Timed(*(max(b, a + blocks * (b - a)) for a, b in zip(one[0], two[0], strict=True)))
-        device, episodes = one[1], now.work.tasks * now.work.group
+        device, episodes = one[1], run.work.tasks * run.work.group
         # Episodes of a task share their first prompt.
-        prompts = sum(said.prompt * (episodes if said.moment else now.work.tasks) for said in own)
-        sampling += each.read * prompts + each.sampled * episodes * sum(said.answer for said in own)
-        update += each.updated * step_tokens(now, base) * prepared.algorithm.update.epochs
-    return Times(device, sampling, update, (sampling + update) * now.steps)
+        prompts = sum(turn.prompt * (episodes if turn.moment else run.work.tasks) for turn in own)
+        sampling += each.read * prompts + each.sampled * episodes * sum(turn.answer for turn in own)
+        update += each.updated * step_tokens(run, base) * prepared.algorithm.update.epochs
+    return Times(device, sampling, update, (sampling + update) * run.steps)
 
 
-def _timed(prepared: Prepared, now: Situation, base: str, depth: int) -> tuple[_Timed, str]:
+def _timed(prepared: Prepared, run: PlannedRun, base: str, depth: int) -> tuple[_Timed, str]:
     """Return seconds per token of a model with so many blocks, and its device."""
     model = _model(prepared, base, depth)
-    longest = min(TEXT, model.renderer.context, max(16, now.work.longest))
-    answer = max(4, min(longest // 2, max(said.answer for said in now.work.said)))
-    shape, episodes = now.shapes[base], now.work.tasks * now.work.group
+    longest = min(TEXT, model.renderer.context, max(16, run.work.longest))
+    answer = max(4, min(longest // 2, max(turn.answer for turn in run.work.turns)))
+    shape, episodes = run.shapes[base], run.work.tasks * run.work.group
     texts = max(2, min(TOKENS, WORK * shape.depth // shape.block) // longest)
     samples = _samples(prepared, base, longest, answer, min(texts, episodes))
     setup = TrainSetup(
@@ -88,7 +88,7 @@ def _timed(prepared: Prepared, now: Situation, base: str, depth: int) -> tuple[_
         [policy for policy in prepared.team.policies.values() if policy.base == base and not policy.endpoint],
         [],
         prepared.config.optimizer.model_copy(update={"name": "adamw"}),
-        UpdateLimits(now.microbatch_tokens, gradient_checkpointing=now.checkpointing),
+        UpdateLimits(run.microbatch_tokens, gradient_checkpointing=run.checkpointing),
         0,
     )
     engine = cast("TrainEngineSettings", prepared.config.train_engine).build(setup)
@@ -96,7 +96,7 @@ def _timed(prepared: Prepared, now: Situation, base: str, depth: int) -> tuple[_
     updates = _seconds(lambda: engine.update(samples, objective), model) if samples else 0.0
     first = setup.policies[0]
     adapter = first.name if first.lora else None
-    rows = min(ROWS, episodes, now.max_rows, 4 * texts)
+    rows = min(ROWS, episodes, run.max_rows, 4 * texts)
     read, sampled = _decoding(model, adapter, longest - answer, rows)
     engine.close()
     tokens = sum(len(sample.tokens) for sample in samples)

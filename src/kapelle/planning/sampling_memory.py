@@ -1,6 +1,6 @@
 """Memory of sampling in this process, term by term as `engines/rollout/local` and `models/fast` hold it.
 
-keys and values  2 · blocks · J · E in the compute type for each token place. Prompts take as many places as the longest of
+KV cache         2 · blocks · J · E in the compute type for each token place. Prompts take as many places as the longest of
                  those that join together; where a prompt has two rows or more, it is stored once. Generated tokens
                  take whole blocks of 16 places, and while full ones are joined (up to 64), a second copy of those.
                  Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
@@ -12,9 +12,11 @@ merged weights   small models are sampled with copies of their matrices that hav
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kapelle.planning.shape import Shape
+from kapelle.planning.planned_run import PlannedRun, Shape
+from kapelle.planning.workload import PlannedTurn
 
 TAIL, BLOCK, SHARED = 16, 64, 2
 """`models/fast/kv_cache.py`: places added at a time, places up to which blocks are joined, rows that share a prompt."""
@@ -43,8 +45,59 @@ class Rows:
     """Different ones, the bare base among them."""
 
 
+def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iterator[Mapping[str, int]]:
+    """Yield what sampling holds on a base at each moment of its episodes, beside weights, by kind."""
+    shape, size, cpu = run.shapes[base], run.size(base), run.cpu(base)
+    policies = {
+        name for name, policy in run.team.policies.items() if policy.base == base and not policy.endpoint
+    }
+    copies = making = 0
+    if merges(shape, len(policies)):
+        used = {run.team.policies[name].lora and name for name in policies}
+        copies, making = merged(shape, len(used), size, cpu=cpu), making_merged(shape, size, cpu=cpu)
+    each, kept = place_bytes(shape, size), 0
+    for rows in rows_of(run, policies, tasks, group):
+        prompts = rows.prompt * (rows.prompts if rows.rows >= 2 * rows.prompts else rows.rows)
+        end, most = places(rows, flat=shape.flat)
+        logits, all_logits = step_logits(shape, rows), rows.rows * shape.vocabulary * 4
+        read = reading(shape, rows, size, fused=bool(copies), cpu=cpu)
+        for held, active, scores in (
+            (prompts, read, 0),
+            (prompts, making, 0),
+            (prompts, 0, logits),
+            (end, 0, logits),
+            (most, 0, all_logits),
+        ):
+            yield {
+                "KV cache": each * (held + kept),
+                "merged weights": copies,
+                "activations": active,
+                "logits": scores,
+            }
+        kept = min(run.kept_tokens, kept + end) if shape.flat else 0
+
+
+def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[Rows]:
+    """Yield the rows of each moment of all episodes that these policies sample."""
+    by_moment: dict[int, list[PlannedTurn]] = {}
+    for turn in run.work.turns:
+        if turn.policy in policies:
+            by_moment.setdefault(turn.moment, []).append(turn)
+    for moment, together in sorted(by_moment.items()):
+        rows = len(together) * tasks * group
+        prompts = rows if moment else len(together) * tasks
+        yield Rows(
+            min(run.max_rows, rows),
+            min(run.max_rows, prompts),
+            max(turn.prompt for turn in together),
+            max(turn.answer for turn in together),
+            any(turn.tempered for turn in together),
+            len({turn.policy for turn in together}),
+        )
+
+
 def places(work: Rows, *, flat: bool = True) -> tuple[int, int]:
-    """Return the token places of keys and values at the end, and the most while blocks are joined.
+    """Return the token places of the KV cache at the end, and the most while blocks are joined.
 
     Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
     """
@@ -66,7 +119,7 @@ def places(work: Rows, *, flat: bool = True) -> tuple[int, int]:
 
 
 def place_bytes(shape: Shape, size: int) -> int:
-    """Return the bytes of keys and values of one token."""
+    """Return the bytes of one token in the KV cache."""
     return 2 * shape.depth * shape.key_heads * shape.head_size * size
 
 

@@ -1,4 +1,4 @@
-"""Memory of an update's pass, term by term as the code keeps it.
+"""Memory of an update: which tokens it computes in one pass, and what that keeps, term by term as the code keeps it.
 
 Per token of a pass and block, kapelle's own pass (`models/fast/blocks.py`) keeps for its backward pass
 
@@ -22,10 +22,11 @@ again, and holds the gradients of F, of h, and three of x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from kapelle.planning.passes import Pass, Span
-from kapelle.planning.shape import Shape
+from kapelle.planning.planned_run import NOTHING, PlannedRun, Shape
+from kapelle.planning.workload import PlannedTurn
 
 MOST_KEYS = 512
 """`models/fast/attention.py`: most keys for products on a CPU."""
@@ -35,6 +36,211 @@ LOGIT_BUDGET = 1 << 21
 """`engines/train/torch/large_head.py`: most logits that are kept for the backward pass."""
 ROWS, PIECE, DEVICE_PIECE = 512, 1 << 20, 1 << 24
 """`engines/train/torch/large_head.py`: tokens of a piece, and its logits on a CPU and on a GPU."""
+
+ENOUGH = 3
+"""Passes of one learner after which all kinds of passes have been seen."""
+
+
+def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
+    """Yield what an update's passes hold on a base, beside weights and optimiser, by kind."""
+    shape = run.shapes[base]
+    full = base in run.team.trained_bases
+    found = passes(run, base)
+    whole = 4 * sum(run.trained_numbers(base))
+    head = 4 * shape.head if full else 0
+    for number, work in enumerate(found):
+        how = Compute(
+            run.size(base),
+            4 if full else run.size(base),
+            run.cpu(base),
+            full,
+            any(run.adapters[name].output for name in run.learners(base) if name in run.adapters),
+            run.checkpointing,
+            run.entropy,
+        )
+        before = whole if number or not full or run.minibatches > 1 else 0
+        yield {
+            "activations": activations(shape, work, how),
+            "logits": logits(shape, work, how),
+            "gradients": before + head,
+        }
+        block = 4 * shape.block // shape.depth if full else 0
+        yield {
+            "activations": block_backward(shape, work, how),
+            "logits": 0,
+            "gradients": before + head + block,
+        }
+    if full and found:
+        yield {"activations": 0, "logits": 0, "gradients": whole + head * (1 + shape.tied)}
+
+
+def passes(run: PlannedRun, base: str) -> list[Pass]:
+    """Return the passes of one optimiser step over a base's share of a step's answers."""
+    most, tasks = run.microbatch_tokens, -(-run.work.tasks // run.minibatches)
+    trees = []
+    for tree in _trees(run, base):
+        enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
+        trees += [tree] * min(tasks, enough)
+    if not run.shapes[base].flat:  # nothing is shared
+        trees = [single for tree in trees for single in _apart(tree)]
+    found = list(passes_of(trees, most))
+    # The first pass, and the largest of the others: those after the first find gradients of it.
+    return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
+
+
+def step_tokens(run: PlannedRun, base: str) -> int:
+    """Return the tokens that all passes of an update compute on a base, each distinct one once."""
+    return run.work.tasks * sum(tree.size for tree in _trees(run, base))
+
+
+def _trees(run: PlannedRun, base: str) -> Iterator[Tree]:
+    """Yield what one task's episodes have to be computed for, learner by learner."""
+    team, group = run.team, run.work.group
+    for name in sorted({turn.policy for turn in run.work.turns}):
+        policy = team.policies[name]
+        if policy.base != base or not policy.trained or policy.endpoint is not None:
+            continue
+        own = run.adapters.get(name, NOTHING)
+        for chain in _chains([turn for turn in run.work.turns if turn.policy == name]):
+            yield replace(_tree(chain, group), low=own.low, masked=own.masked)
+    for name, critic in team.critics.items():
+        if critic.base != base or not critic.trained:
+            continue
+        own = run.adapters[name]
+        for turn in run.work.turns:
+            if team.critic_of.get(turn.agent) == name:
+                tree = _tree([turn], group)
+                yield replace(tree, low=own.low, masked=own.masked, critic=True)
+
+
+def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
+    """Return answers in runs in which each prompt continues the text before it: one sequence computes them all."""
+    chains: list[list[PlannedTurn]] = []
+    last: dict[str, list[PlannedTurn]] = {}
+    for each in turns:
+        if each.continues and each.agent in last:
+            last[each.agent].append(each)
+        else:
+            last[each.agent] = [each]
+            chains.append(last[each.agent])
+    return chains
+
+
+def _tree(chain: Sequence[PlannedTurn], group: int) -> Tree:
+    """Return the sequences of a group's answers; their first prompt is shared where nobody has spoken before it."""
+    first, last = chain[0], chain[-1]
+    length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
+    if first.moment == 0 and group > 1:
+        return Tree(first.prompt, (length - first.prompt,) * group, (targets,) * group)
+    return Tree(0, (length,) * group, (targets,) * group)
+
+
+def _apart(tree: Tree) -> list[Tree]:
+    pairs = zip(tree.branches, tree.targets, strict=True)
+    return [replace(tree, stem=0, branches=(tree.stem + branch,), targets=(k,)) for branch, k in pairs]
+
+
+# Passes, by the number of their tokens alone: `engines/train/batch.py` without the tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Answers of one learner that share the beginning of their text."""
+
+    stem: int
+    """Tokens that all share; 0 where there is one branch."""
+    branches: tuple[int, ...]
+    """Tokens of each branch after the stem."""
+    targets: tuple[int, ...]
+    """Target tokens of each branch."""
+    low: int = 0
+    """Features of the low-rank products of a token in one block: the adapter's rank times its layers there."""
+    masked: int = 0
+    """Features in that pass through dropout, of the adapter's layers in one block."""
+    critic: bool = False
+    """Whether values are predicted instead of words."""
+
+    @property
+    def size(self) -> int:
+        """Tokens that are computed."""
+        return self.stem + sum(self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens in attention."""
+
+    queries: int
+    keys: int
+    """Its own tokens and those before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass."""
+
+    trees: tuple[Tree, ...]
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return sum(tree.size for tree in self.trees)
+
+    @property
+    def targets(self) -> int:
+        """K of policies."""
+        return sum(sum(tree.targets) for tree in self.trees if not tree.critic)
+
+    @property
+    def low(self) -> int:
+        """Features of low-rank products in one block, of all tokens."""
+        return sum(tree.size * tree.low for tree in self.trees)
+
+    @property
+    def masked(self) -> int:
+        """Features under dropout in one block, of all tokens."""
+        return sum(tree.size * tree.masked for tree in self.trees)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield its runs of tokens: stems, and branches that look back at them."""
+        for tree in self.trees:
+            if tree.stem:
+                yield Span(tree.stem, tree.stem)
+            for branch in tree.branches:
+                yield Span(branch, tree.stem + branch)
+
+
+def passes_of(trees: Sequence[Tree], max_tokens: int) -> Iterator[Pass]:
+    """Yield the passes of at most `max_tokens` tokens (at least one branch) in which trees are computed."""
+    waiting: list[Tree] = []
+    filled = 0
+    for tree in trees:
+        for piece in _pieces(tree, max_tokens):
+            if waiting and filled + piece.size > max_tokens:
+                yield Pass(tuple(waiting))
+                waiting, filled = [], 0
+            waiting.append(piece)
+            filled += piece.size
+    if waiting:
+        yield Pass(tuple(waiting))
+
+
+def _pieces(tree: Tree, max_tokens: int) -> Iterator[Tree]:
+    first, filled = 0, tree.stem
+    for number, branch in enumerate(tree.branches):
+        if number > first and filled + branch > max_tokens:
+            yield _part(tree, first, number)
+            first, filled = number, tree.stem
+        filled += branch
+    yield _part(tree, first, len(tree.branches))
+
+
+def _part(tree: Tree, first: int, last: int) -> Tree:
+    branches, targets = tree.branches[first:last], tree.targets[first:last]
+    return Tree(tree.stem, branches, targets, tree.low, tree.masked, tree.critic)
+
+
+# What a pass keeps.
 
 
 @dataclass(frozen=True, slots=True)

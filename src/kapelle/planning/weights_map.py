@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kapelle.models.outline import Outline, adapter_parameters
-from kapelle.planning.held import MOMENTS, base_bytes
-from kapelle.planning.shape import BYTES
+from kapelle.planning.memory import MOMENTS, base_bytes
+from kapelle.planning.planned_run import BYTES
 from kapelle.team import Place, Policy, Rate, Team
 
 

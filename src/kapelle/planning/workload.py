@@ -31,7 +31,7 @@ _ARRIVING = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PlannedTurn:
     """One answer of an episode."""
 
     policy: str
@@ -52,7 +52,7 @@ class Said:
 class Workload:
     """The answers of one episode, and how many episodes a step has."""
 
-    said: tuple[Said, ...]
+    turns: tuple[PlannedTurn, ...]
     tasks: int
     group: int
     """Episodes of a task."""
@@ -62,20 +62,20 @@ class Workload:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its answer."""
-        return max((said.prompt + said.answer for said in self.said), default=0)
+        return max((turn.prompt + turn.answer for turn in self.turns), default=0)
 
     def with_longest(self, tokens: int) -> Workload:
         """Return it with longer prompts, or with shorter texts, so that the longest text has so many tokens."""
         more, share = tokens - self.longest, min(1.0, tokens / self.longest)
-        said = tuple(
+        turns = tuple(
             replace(
                 each,
                 prompt=max(1, each.prompt + more if more > 0 else int(each.prompt * share)),
                 answer=max(1, int(each.answer * share)),
             )
-            for each in self.said
+            for each in self.turns
         )
-        return replace(self, said=said)
+        return replace(self, turns=turns)
 
 
 class _StandIn(ScriptedEngine):
@@ -85,13 +85,13 @@ class _StandIn(ScriptedEngine):
         super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
         moves = isinstance(environment, Scripted) and not asks_questions(environment)
         self._script = environment if moves and isinstance(environment, Scripted) else None
-        self.said: list[Said] = []
+        self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
         """What each agent has read and written."""
 
     async def generate(self, request: Request) -> Completion:
         """Return an answer of the most tokens."""
-        moment = len(self.said)
+        moment = len(self.turns)
         for _ in range(_ARRIVING):
             await asyncio.sleep(0)
         most, sampling = request.sampling.max_tokens, request.sampling
@@ -105,7 +105,7 @@ class _StandIn(ScriptedEngine):
         continues = before is not None and prompt[: len(before)] == before
         self._read[request.agent] = (*prompt, *ids[:most])
         who = request.policy, request.agent
-        self.said.append(Said(*who, moment, len(prompt), most, sampling.temperature != 1, continues))
+        self.turns.append(PlannedTurn(*who, moment, len(prompt), most, sampling.temperature != 1, continues))
         return Completion(ids[:most], (0.0,) * most, "stop", text, version=0, weights_hash="plan")
 
 
@@ -123,7 +123,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     alive = config.environment.alive if isinstance(config.environment, Alive) else ()
     if alive:
         return Workload(_openings(config, team, by_policy), tasks, group, played=False)
-    episodes: list[list[Said]] = []
+    episodes: list[list[PlannedTurn]] = []
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
         stand_in = _StandIn(team, config.environment, by_policy)
@@ -133,8 +133,8 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
             reason = found.episodes[0].error or reason
         except KapelleError as error:
             reason = str(error)
-        if stand_in.said:
-            episodes.append(stand_in.said)
+        if stand_in.turns:
+            episodes.append(stand_in.turns)
     if not episodes:
         raise ConfigError(
             f"No episode of '{config.environment.name}' asks any agent: {reason or 'it ends at once'}. "
@@ -143,26 +143,28 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     return Workload(_longest(episodes), tasks, group, played=True)
 
 
-def _longest(episodes: Sequence[Sequence[Said]]) -> tuple[Said, ...]:
+def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ...]:
     """Return the answers of the episode with the most, each with the longest prompt of its kind in any episode."""
     most = max(episodes, key=len)
     prompts: dict[tuple[str, int], int] = {}
     for episode in episodes:
         counts: dict[str, int] = {}
-        for said in episode:
-            key = said.agent, counts.setdefault(said.agent, 0)
-            counts[said.agent] += 1
-            prompts[key] = max(prompts.get(key, 0), said.prompt)
+        for turn in episode:
+            key = turn.agent, counts.setdefault(turn.agent, 0)
+            counts[turn.agent] += 1
+            prompts[key] = max(prompts.get(key, 0), turn.prompt)
     counts = {}
     longest = []
-    for said in most:
-        key = said.agent, counts.setdefault(said.agent, 0)
-        counts[said.agent] += 1
-        longest.append(replace(said, prompt=prompts[key]))
+    for turn in most:
+        key = turn.agent, counts.setdefault(turn.agent, 0)
+        counts[turn.agent] += 1
+        longest.append(replace(turn, prompt=prompts[key]))
     return tuple(longest)
 
 
-def _openings(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> tuple[Said, ...]:
+def _openings(
+    config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]
+) -> tuple[PlannedTurn, ...]:
     """Return one answer of each agent to its first prompt; to one that fills its context where no task has words."""
     found = []
     for moment, agent in enumerate(team.agents):
@@ -180,7 +182,7 @@ def _openings(config: RunConfig, team: Team, renderers: Mapping[str, ChatRendere
             )
             lengths.append(len(renderer.start(messages)))
         found.append(
-            Said(
+            PlannedTurn(
                 policy.name, agent.name, moment, max(lengths), sampling.max_tokens, sampling.temperature != 1
             )
         )

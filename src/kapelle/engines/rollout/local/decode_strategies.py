@@ -271,14 +271,14 @@ CacheOf = Callable[[LanguageModel], "Cache"]
 
 
 def plain_cache(_model: LanguageModel) -> Cache:
-    """Return an empty cache of keys and values, all of them of every layer."""
+    """Return an empty KV cache that keeps every token in every layer."""
     from transformers import DynamicCache
 
     return DynamicCache()
 
 
 def cache_by_layer(model: LanguageModel) -> Cache:
-    """Return an empty cache with what each layer keeps: keys and values, those of a window, or a state."""
+    """Return an empty cache with what each layer keeps: all tokens, those of a window, or a state."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.model.config)

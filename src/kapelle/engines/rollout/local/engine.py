@@ -81,7 +81,7 @@ class _LoadedPolicy:
 def has_memory_of_its_own(device: torch.device) -> bool:
     """Return whether a device has its own, smaller memory, which sampling gives back before an update.
 
-    True for CUDA, where keys, values and copies of weights take room from activations. False for a CPU, whose memory
+    True for CUDA, where KV caches and copies of weights take room from activations. False for a CPU, whose memory
     is large, and where computing them again takes time.
     """
     return device.type == "cuda"
@@ -214,11 +214,11 @@ class LocalEngine:
         loaded.hash = weights_hash(own)
 
     def release_caches(self) -> None:
-        """Free kept keys and values, and copies of weights on devices whose memory the update needs.
+        """Free the kept KV cache, and copies of weights on devices whose memory the update needs.
 
-        The loop calls this when all episodes are over, so nothing is freed between the turns of a rollout. The kept keys
-        and values of a trained adapter go with its next weights anyway. Those of frozen ones would grow with every step,
-        hardly any later episode would use them, and a resumed run would not have them.
+        The loop calls this when all episodes are over, so nothing is freed between the turns of a rollout. The kept KV
+        cache of a trained adapter goes with its next weights anyway. That of frozen ones would grow with every step,
+        hardly any later episode would use it, and a resumed run would not have it.
         """
         if self._pump is not None and not self._pump.done():
             return

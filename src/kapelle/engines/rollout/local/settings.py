@@ -22,7 +22,7 @@ class Local(Settings):
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=1)
     """Most rows in flight."""
     kept_tokens: Annotated[int, FROM_HERE_ON] = Field(default=65_536, ge=0)
-    """Most token places of finished rows whose keys and values are kept for prompts that continue them, for each
+    """Most token places of finished rows whose KV cache is kept for prompts that continue them, for each
     base model; 0 keeps none."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"

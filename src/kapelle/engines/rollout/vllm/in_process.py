@@ -129,7 +129,7 @@ class InProcess:
         self._engine.abort_request(list(rows))
 
     def forget_prefixes(self) -> None:
-        """Forget the keys and values of prompts."""
+        """Empty the KV cache."""
         if not self._asleep:
             self._engine.reset_prefix_cache()
 
@@ -139,7 +139,7 @@ class InProcess:
             self._engine.remove_lora(adapter.number)
 
     def sleep(self) -> None:
-        """Give a GPU's memory back: weights go to the host's, keys and values are dropped."""
+        """Give a GPU's memory back: weights go to the host's, the KV cache is dropped."""
         if self._sleeps and not self._asleep:
             self._engine.sleep(level=1)
             self._asleep = True

@@ -79,7 +79,7 @@ class Sampler(Protocol):
         ...
 
     def forget_prefixes(self) -> None:
-        """Forget the keys and values of prompts; no row is in flight."""
+        """Empty the KV cache; no row is in flight."""
         ...
 
     def drop_adapter(self, adapter: AdapterFile) -> None:

@@ -55,7 +55,7 @@ class Vllm(Settings):
     server: Annotated[str, FROM_HERE_ON] = ""
     """Empty to sample in this process, `start` for a server that the run starts and ends, or the URL of one that runs."""
     kv_gib: Annotated[float, FROM_HERE_ON] = Field(default=4.0, gt=0.0, allow_inf_nan=False)
-    """GiB for keys and values of each base model."""
+    """GiB for the KV cache of each base model."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
     """Most rows in flight on each base model."""
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)

@@ -1,22 +1,28 @@
-"""Everything that a plan counts with: a run's team, models, lengths and settings, as plain numbers."""
+"""Everything that a plan counts with: a run's team, lengths and settings as plain numbers, and the widths of its models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 from kapelle.algorithm import CriticSpec
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, read_settings
 from kapelle.models.renderer import ChatRenderer, light_renderer
 from kapelle.models.targets import adapted_layers, linear_layers
-from kapelle.planning.shape import BYTES, Shape, shape_of
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import Prepared
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Lora, Place, Team
+
+FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PlannedRun:
     """A run as far as its memory depends on it."""
 
     team: Team
@@ -99,9 +105,21 @@ class Situation:
             n for n, critic in self.team.critics.items() if critic.trained and critic.base == base
         ]
 
+    def trained_numbers(self, base: str) -> list[int]:
+        """Return how many numbers each learner on a base trains."""
+        counts = []
+        for policy in self.team.policies.values():
+            if policy.trained and policy.endpoint is None and policy.base == base:
+                whole = self.outlines[base].parameters
+                counts.append(whole if policy.lora is None else self.adapters[policy.name].parameters)
+        critics = [critic for critic in self.team.critics.values() if critic.trained and critic.base == base]
+        heads = self.outlines[base].hidden + 1
+        counts += [self.adapters[critic.name].parameters + heads for critic in critics]
+        return counts
 
-def situation(prepared: Prepared, device: str) -> Situation:
-    """Return the situation of a run that passed all checks; bases without a device of their own are on `device`."""
+
+def planned_run(prepared: Prepared, device: str) -> PlannedRun:
+    """Return what a run that passed all checks plans with; bases without a device of their own are on `device`."""
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
     renderers = renderers_of(prepared)
     data = algorithm.data
@@ -109,13 +127,17 @@ def situation(prepared: Prepared, device: str) -> Situation:
     embeddings = algorithm.need(Embeddings)
     nf4 = in_four_bits(config, team)
     shapes = {
-        base: shape_of(_settings(path, config), prepared.outlines[base], codes=base in nf4)
+        base: shape_of(
+            settings_of(config.model.embedded) if path == "embedded" else read_settings(path),
+            prepared.outlines[base],
+            codes=base in nf4,
+        )
         for base, path in team.bases.items()
     }
     engine, evaluation = config.engine.model_dump(), config.evaluation
     evaluates = [evaluation.problems] * evaluation.before_and_after
     evaluates += [evaluation.problems_while_training] * bool(evaluation.every)
-    return Situation(
+    return PlannedRun(
         team,
         prepared.outlines,
         shapes,
@@ -175,10 +197,6 @@ def renderers_of(prepared: Prepared) -> dict[str, ChatRenderer]:
     }
 
 
-def _settings(path: str, config: RunConfig) -> Mapping[str, object]:
-    return settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
-
-
 def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
     """Return the bases whose linear layers are held in four bits."""
     if config.model.quantization is None:
@@ -194,3 +212,95 @@ def _place(base: str, config: RunConfig, team: Team, device: str) -> Place:
         return place
     # kapelle's own small model is on the CPU unless a device is named.
     return Place(place.dtype, "cpu" if team.bases[base] == "embedded" else device)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The widths of a decoder."""
+
+    hidden: int
+    """D."""
+    inner: int
+    """F: features between up and down projection; of the experts that one token visits, together."""
+    depth: int
+    """Blocks."""
+    heads: int
+    """H: query heads."""
+    key_heads: int
+    """J."""
+    head_size: int
+    """E."""
+    vocabulary: int
+    """V."""
+    context: int
+    """Most positions."""
+    normed: bool
+    """Whether queries and keys are normalised per head."""
+    flat: bool
+    """Whether kapelle's own pass reads it; else that of `transformers`."""
+    tied: bool
+    """Whether the output head is the embedding."""
+    block: int
+    """Parameters of all blocks."""
+    head: int
+    """Parameters of the output head."""
+
+
+def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = False) -> Shape:
+    """Return the shape of a model with these settings; `codes` says that its weights are held in four bits.
+
+    Where an architecture has other names for its widths, they are read from the outline.
+    """
+    hidden = outline.hidden
+    heads = int(_first_set(settings, "num_attention_heads", "n_head", "num_heads") or 1)
+    vocabulary = int(settings.get("vocab_size") or max(shape[0] for shape in outline.weights.values()))
+    blocks = sum(
+        prod(shape)
+        for name, shape in outline.weights.items()
+        if any(part.isdigit() for part in name.split("."))
+    )
+    head_size = int(settings.get("head_dim") or hidden // heads)
+    return Shape(
+        hidden,
+        _inner(settings, hidden),
+        int(_first_set(settings, "num_hidden_layers", "n_layer", "num_layers") or 1),
+        heads,
+        int(
+            _first_set(settings, "num_key_value_heads", "n_head", "num_heads", "num_attention_heads") or heads
+        ),
+        head_size,
+        vocabulary,
+        int(_first_set(settings, "max_position_embeddings", "n_positions", "max_seq_len") or 2048),
+        any(name.endswith("q_norm.weight") for name in outline.weights),
+        not codes and reads_flat(settings),
+        not any(name == "lm_head.weight" for name in outline.weights),
+        blocks,
+        vocabulary * hidden,
+    )
+
+
+def reads_flat(settings: Mapping[str, Any]) -> bool:
+    """Return whether kapelle's own pass reads a model with these settings; see `models/fast/flat.py`."""
+    kind = settings.get("model_type")
+    layers = set(settings.get("layer_types") or ["full_attention"])
+    return (
+        kind in FLAT
+        and not settings.get("final_logit_softcapping")
+        and settings.get("hidden_act", "silu") == "silu"
+        and not settings.get("use_sliding_window", False)
+        and layers == {"full_attention"}
+        and (kind != "mistral" or settings.get("sliding_window", 4096) is None)
+    )
+
+
+def _inner(settings: Mapping[str, Any], hidden: int) -> int:
+    visited = int(_first_set(settings, "num_experts_per_tok", "num_experts_per_token") or 0)
+    wide = int(_first_set(settings, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden)
+    if not visited:
+        return wide
+    expert = int(settings.get("moe_intermediate_size") or wide)
+    return visited * expert + int(settings.get("shared_expert_intermediate_size") or 0)
+
+
+def _first_set(settings: Mapping[str, Any], *names: str) -> Any:
+    return next((settings[name] for name in names if settings.get(name) is not None), None)
