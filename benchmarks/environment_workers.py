@@ -24,8 +24,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.play import Play, rollout
-from kapelle.rollout.workers.pool import EnvironmentWorkers
-from kapelle.rollout.workers.process import HeldHere
+from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team

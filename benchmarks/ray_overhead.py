@@ -19,9 +19,9 @@ from kapelle import Trainer
 from kapelle.cluster.actors import Connection
 from kapelle.cluster.crew import Crew
 from kapelle.cluster.placed import Bundles, Placed, RolloutPlace
-from kapelle.rollout.shared import shared_rollout
+from kapelle.rollout.play import shared_rollout
 from kapelle.settings.cluster import Resources
-from kapelle.training.tasks import training_tasks
+from kapelle.training.rollouts import training_tasks
 
 TASKS, SAMPLES, ROUNDS = 64, 8, 5
 GROUP = "kapelle-benchmark"

@@ -24,7 +24,7 @@ from kapelle.services.reward.scores import Answered
 from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import VERIFIER, Critic, Lora
-from kapelle.training.served_verifier import VerifierScorer
+from kapelle.training.served import VerifierScorer
 from kapelle.types import Message
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods

@@ -45,7 +45,7 @@ HOMES: Mapping[str, str] = {
     "Sampling": "kapelle.types",
     "Scene": "kapelle.workflow",
     "Step": "kapelle.training.loop",
-    "Summary": "kapelle.training.summary",
+    "Summary": "kapelle.training.trainer",
     "Task": "kapelle.types",
     "Team": "kapelle.team",
     "TeamConfig": "kapelle.settings.schema",
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
     from kapelle.training.loop import Step as Step
-    from kapelle.training.summary import Summary as Summary
+    from kapelle.training.trainer import Summary as Summary
     from kapelle.training.trainer import Trainer as Trainer
     from kapelle.types import Episode as Episode
     from kapelle.types import Group as Group

@@ -33,14 +33,12 @@ from kapelle.settings.base import Settings
 from kapelle.settings.keywords import check_keywords
 from kapelle.settings.schema import AgentConfig
 from kapelle.settings.sections import AlgorithmSettings, WorkflowSettings
-from kapelle.training.custom_metrics import Metrics
-from kapelle.training.sections import SharedSections
-from kapelle.training.trainer import Trainer
+from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
     from kapelle.training.observer import Observer
-    from kapelle.training.summary import Summary
+    from kapelle.training.trainer import Summary
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""

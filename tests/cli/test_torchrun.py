@@ -23,7 +23,7 @@ from kapelle.cli.torchrun import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
 from kapelle.runtime.family import Signs, _state
 from kapelle.runtime.pulse import Pulse
-from kapelle.training import joining
+from kapelle.training import starting as joining
 
 RECIPE = """
 model: {embedded: {hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 32}}

@@ -10,7 +10,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
-from kapelle.evaluation.baselines import answer_alone, chosen_by_majority, compute_matched, soloists, vote
+from kapelle.evaluation.evaluate import answer_alone, chosen_by_majority, compute_matched, soloists, vote
 from kapelle.rollout.play import Play
 from kapelle.team import Agent, Endpoint, Policy, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn

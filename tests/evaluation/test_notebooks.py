@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.episodes import episode, turn
 
 from kapelle.evaluation.evaluate import Evaluation
-from kapelle.training.summary import Summary
+from kapelle.training.trainer import Summary
 from kapelle.types import Task
 
 

@@ -22,8 +22,8 @@ from kapelle.algorithms.ppo import IPPO, PPO
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.rows import Sample, Signals, TurnKey
 from kapelle.signals.critic_values import value_samples
+from kapelle.training.loop import update_in_order
 from kapelle.training.trainer import Trainer
-from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Group
 
 SEEDS = range(10)

@@ -16,7 +16,7 @@ from tools import section_types
 
 from kapelle.settings.dictionaries import TeamDict
 from kapelle.settings.schema import RunConfig, TeamConfig
-from kapelle.training.sections import Sections
+from kapelle.training.trainer import Sections
 
 ROOT = Path(__file__).parents[2]
 SPECIFIERS = {"Field", "PrivateAttr"}

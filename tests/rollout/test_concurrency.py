@@ -15,8 +15,7 @@ from tests.support.trees import stage as branching
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import bounded_worlds
-from kapelle.rollout.concurrency import at_once
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.play import Play, at_once, rollout
 from kapelle.runtime import watchdog
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async

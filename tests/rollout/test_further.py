@@ -15,17 +15,16 @@ from tests.support.waiting import Rounds, Waiting, WaitingWorld
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.rollout.further import begun, play_groups
-from kapelle.rollout.play import Play, rollout
-from kapelle.rollout.under_way import (
-    EpisodeUnderWay,
-    GroupUnderWay,
+from kapelle.rollout.partial import (
+    PartialEpisode,
+    PartialGroup,
     as_recorded,
-    dump_under_way,
+    dump_partial,
     grown,
-    load_under_way,
+    load_partial,
     unfinished_turns,
 )
+from kapelle.rollout.play import Play, begun, play_groups, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Payment, Sampling, Turn
@@ -75,10 +74,10 @@ def test_what_is_left_goes_on_to_the_same_end(
         done = sum(group.done for group in groups)
         before = groups
         groups = run_async(lambda g=before, d=done: play_groups(play, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
-        open_now = [each for group in groups for each in group.episodes if isinstance(each, EpisodeUnderWay)]
+        open_now = [each for group in groups for each in group.episodes if isinstance(each, PartialEpisode)]
         cut += sum(any(each.completion_ids for each in one.begun) for one in open_now)
         pieces += 1
-        groups = load_under_way(dump_under_way(groups))
+        groups = load_partial(dump_partial(groups))
     assert pieces > 2
     assert cut > 0
     for one, other in zip(groups, expected, strict=True):
@@ -93,7 +92,7 @@ def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
     tasks = [play.environment.task("train", index) for index in range(3)]
     groups = run_async(lambda: play_groups(play, begun(tasks, 2, 7, 1), lambda ended: sum(ended) > 0))
     cut = next(group for group in groups if not group.done)
-    left = tuple(each for each in cut.episodes if isinstance(each, EpisodeUnderWay) and each.sampled)
+    left = tuple(each for each in cut.episodes if isinstance(each, PartialEpisode) and each.sampled)
     other = replace(cut, task=replace(cut.task, question="another question?"), episodes=left)
     (found,) = run_async(lambda: play_groups(play, [other], all))
     assert left
@@ -116,12 +115,12 @@ def test_runs_of_tokens_know_their_weights() -> None:
 
 def test_what_is_left_is_read_back_equal() -> None:
     mixed = turn("a", 0, tokens=3, versions=((1, 1), (2, 2)), version=2)
-    left = EpisodeUnderWay(3, (mixed,), (turn("b", 1),), (turn("c", 2),), (Payment("a", 1, 0.5),))
-    fresh, ended = EpisodeUnderWay(4), episode(turn("a", 0), rewards={"a": 1.0})
+    left = PartialEpisode(3, (mixed,), (turn("b", 1),), (turn("c", 2),), (Payment("a", 1, 0.5),))
+    fresh, ended = PartialEpisode(4), episode(turn("a", 0), rewards={"a": 1.0})
     failed = Episode(TASK, 5, ("a",), (turn("a", 0),), error="x")
-    groups = [GroupUnderWay(TASK, 2, (left, fresh)), GroupUnderWay(TASK, 3, (ended, failed, left))]
-    assert load_under_way(dump_under_way(groups)) == groups
-    assert load_under_way("") == []
+    groups = [PartialGroup(TASK, 2, (left, fresh)), PartialGroup(TASK, 3, (ended, failed, left))]
+    assert load_partial(dump_partial(groups)) == groups
+    assert load_partial("") == []
     names = [each.agent for each in unfinished_turns(groups)]
     assert names == ["a", "b", "c", "a", "a", "b", "c"]  # nothing of the one that failed
 
@@ -131,6 +130,6 @@ def test_those_who_overtake_one_another_stand_as_they_stood() -> None:
     payments = (Payment("a", 1, 0.1), Payment("b", 2, 0.2))
     again = [turn("a", 0), turn("a", 1), turn("b", 2), turn("b", 3)]
     paid = [Payment("a", 1, 0.1), Payment("b", 3, 0.2), Payment("b", 4, 0.3)]
-    turns, now = as_recorded(EpisodeUnderWay(0, tuple(first), payments=payments), again, paid)
+    turns, now = as_recorded(PartialEpisode(0, tuple(first), payments=payments), again, paid)
     assert [(each.agent, each.index) for each in turns] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
     assert now == (*payments, paid[2])

@@ -10,9 +10,9 @@ from tests.support.tiny import sections
 from torch import Tensor
 
 from kapelle import Trainer
-from kapelle.rollout.shared import shared_rollout
+from kapelle.rollout.play import shared_rollout
 from kapelle.runtime.ranks import Meeting
-from kapelle.training.tasks import training_tasks
+from kapelle.training.rollouts import training_tasks
 
 
 class Shared(Exception):

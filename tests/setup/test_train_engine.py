@@ -21,8 +21,8 @@ from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins
 from kapelle.setup.recipe import resolve
 from kapelle.training import starting
+from kapelle.training.warmup import train_stage
 from kapelle.training.warmup_settings import warmup_key
-from kapelle.training.warmup_stage import train_stage
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
 

@@ -179,7 +179,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
 
 def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None:
     """Let this process die as told, and before it those whose numbers `others` returns."""
-    from kapelle.training import step_start
+    from kapelle.training import loop as step_start
 
     owner, name, side = _places()[death.place]
     if death.held is not None:

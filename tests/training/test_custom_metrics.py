@@ -10,7 +10,7 @@ from tests.support.tiny import tiny_model
 import kapelle
 from kapelle.algorithms import GRPO
 from kapelle.environments import Arithmetic
-from kapelle.training.custom_metrics import CustomMetrics
+from kapelle.training.trainer import CustomMetrics
 from kapelle.workflows import Solo
 
 

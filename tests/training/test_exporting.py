@@ -11,8 +11,7 @@ from tests.support.five_steps import settings
 from kapelle.errors import ConfigError, ModelError
 from kapelle.runs.findings import keep_evaluation
 from kapelle.setup.preparation import Prepared
-from kapelle.training.exporting import export
-from kapelle.training.gguf_ready import check_convertible
+from kapelle.training.exporting import check_convertible, export
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
 

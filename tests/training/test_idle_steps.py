@@ -17,8 +17,7 @@ from kapelle.cli.progress import Lines, Watch
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import IN_MEMORY, Held, Reward, rows_in_memory
 from kapelle.errors import TrainingHalted
-from kapelle.training.idle_steps import LONG, IdleSteps, why_idle
-from kapelle.training.loop import Step
+from kapelle.training.loop import LONG, IdleSteps, Step, why_idle
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 

@@ -14,9 +14,9 @@ from kapelle.runtime.ranks import ALONE, Meeting
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
-from kapelle.training.joining import check_same_run, join_ranks, of_the_first
 from kapelle.training.observer import Silent
 from kapelle.training.records import Records
+from kapelle.training.starting import check_same_run, join_ranks, of_the_first
 
 
 class Second:

@@ -24,7 +24,7 @@ from tests.training.test_queue import PPO, SMALL
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
-from kapelle.rollout.elsewhere import error_again
+from kapelle.rollout.replica import error_again
 from kapelle.runtime.family import is_stopped
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.pulse import Pulse

@@ -14,14 +14,13 @@ from tests.training.test_queue import SMALL
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, ParityError
-from kapelle.rollout.under_way import EpisodeUnderWay, GroupUnderWay
+from kapelle.rollout.partial import PartialEpisode, PartialGroup
 from kapelle.runtime.ranks import Alone
 from kapelle.settings.schema import TrainingConfig
 from kapelle.setup.recipe import resolve
 from kapelle.training import starting
 from kapelle.training.collate import fresh_samples
-from kapelle.training.queue import RolloutQueue
-from kapelle.training.step_play import PlayedStep, enough_for, steps_ahead
+from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead
 
 ON = {"steps": 5, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": 0.5}
 
@@ -102,7 +101,7 @@ def _version_alone(engine: Any, policy: str, weights: object, version: int) -> N
 def test_when_the_rest_may_be_left() -> None:
     def enough(max_staleness: int, number: int, begun: list[int], done: list[bool]) -> bool:
         training = TrainingConfig(tasks_per_step=4, max_staleness=max_staleness, partial_rollouts=0.5)
-        groups = [GroupUnderWay(episode(turn("a", 0)).task, each, ()) for each in begun]
+        groups = [PartialGroup(episode(turn("a", 0)).task, each, ()) for each in begun]
         return enough_for(training, number, groups)(done)
 
     assert [steps_ahead(TrainingConfig(max_staleness=k, partial_rollouts=0.5)) for k in (1, 2, 4)] == [
@@ -137,8 +136,8 @@ def test_only_what_these_weights_sampled_is_compared_with_them() -> None:
 
 
 class TestQueue:
-    def _left(self) -> GroupUnderWay:
-        return GroupUnderWay(episode(turn("a", 0)).task, 1, (EpisodeUnderWay(3, begun=(turn("a", 0),)),))
+    def _left(self) -> PartialGroup:
+        return PartialGroup(episode(turn("a", 0)).task, 1, (PartialEpisode(3, begun=(turn("a", 0),)),))
 
     def test_what_a_step_leaves_is_given_to_the_next_and_kept(self) -> None:
         queue, got = RolloutQueue(0, 1), []

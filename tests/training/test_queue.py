@@ -11,8 +11,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError
-from kapelle.training.queue import Left, RolloutQueue
-from kapelle.training.step_play import PlayedStep
+from kapelle.training.rollouts import Left, PlayedStep, RolloutQueue
 
 SMALL: dict[str, Any] = {
     "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},

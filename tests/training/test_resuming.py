@@ -19,7 +19,7 @@ from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics, read_provenance
 from kapelle.settings.base import FREE, FROM_HERE_ON, MayChange, Settings
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
-from kapelle.training.resuming import changeable, changed_settings
+from kapelle.training.provenance import changeable, changed_settings
 from kapelle.training.trainer import Trainer
 
 STEPS = 4

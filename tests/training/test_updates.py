@@ -37,7 +37,7 @@ from kapelle.errors import ConfigError
 from kapelle.rows import Sample, TurnKey
 from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.team import Agent, Policy, Team
-from kapelle.training.updates import update_in_order
+from kapelle.training.loop import update_in_order
 from kapelle.types import Group
 
 LOSS = SurrogateConfig().build()

@@ -17,9 +17,9 @@ from kapelle.rows import turns_of
 from kapelle.runs.reader import read_episodes, read_evaluations
 from kapelle.runs.saved_weights import check_verifier
 from kapelle.setup.recipe import resolve
-from kapelle.training.tasks import training_tasks
+from kapelle.training.held_out import Judged, held_out_tasks, judgement_of
+from kapelle.training.rollouts import training_tasks
 from kapelle.training.trainer import Trainer
-from kapelle.training.verifier_judging import Judged, held_out_tasks, judgement_of
 
 
 def answers(question: str, *pairs: tuple[float, bool]) -> list[Judged]:

@@ -27,10 +27,8 @@ from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.setup.team_builder import build_team
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
-from kapelle.training.warmup import warmed_bases, warmed_up
-from kapelle.training.warmup_origin import FILE
+from kapelle.training.warmup import FILE, DrawnTurns, train_stage, warmed_bases, warmed_up
 from kapelle.training.warmup_settings import stage_of
-from kapelle.training.warmup_stage import DrawnTurns, train_stage
 from kapelle.types import Message, Task
 
 

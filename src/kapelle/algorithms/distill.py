@@ -101,7 +101,12 @@ class TaughtCredit:
             ]
         advantage_K = torch.tensor(compared_values(members, AT_ITS_PLACE, self._earlier))
         pieces = advantage_K.split([len(reward_T) for reward_T in reward])
-        self._row = _distance([turn.policy for _, turn, _ in turns], reward)
+        policies = [turn.policy for _, turn, _ in turns]
+        row: dict[str, float] = {}
+        for name in dict.fromkeys(policies):
+            own = [reward_T for policy, reward_T in zip(policies, reward, strict=True) if policy == name]
+            row[f"teacher_kl/{name}"] = -float(torch.cat(own).mean())
+        self._row = row
         return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
 
     def metrics(self) -> Mapping[str, float]:
@@ -115,11 +120,3 @@ class TaughtCredit:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._earlier.load_state(state["earlier"])
-
-
-def _distance(policies: Sequence[str], reward: Sequence[Tensor]) -> dict[str, float]:
-    row: dict[str, float] = {}
-    for name in dict.fromkeys(policies):
-        own = [reward_T for policy, reward_T in zip(policies, reward, strict=True) if policy == name]
-        row[f"teacher_kl/{name}"] = -float(torch.cat(own).mean())
-    return row

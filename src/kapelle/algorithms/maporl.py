@@ -23,7 +23,7 @@ a model for each agent, or an adapter for each agent and turn as the authors' (`
 agents in either case.
 
 A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` is the AUC that it must
-have reached on held-out questions (see `training/verifier_judging.py`).
+have reached on held-out questions (see `training/held_out.py`).
 """
 
 from __future__ import annotations

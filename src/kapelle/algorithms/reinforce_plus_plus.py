@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import CENTRED, Earlier, Member, by_agent, compared_values
+from kapelle.algorithms.shared.groups import CENTRED, Earlier, by_agent, compared_values
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
@@ -78,7 +78,15 @@ class ReinforcePlusPlus(MonteCarlo):
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
             counts = [member.tokens if self.whiten == "tokens" else 1 for member in own]
-            advantage |= _whitened(own, compared_values(own, CENTRED, earlier), counts)
+            # The members' values, whitened over all of them, each as often as its count.
+            centred = compared_values(own, CENTRED, earlier)
+            count_B = torch.tensor(counts)
+            value_K = torch.tensor(centred, dtype=torch.float64).repeat_interleave(count_B)
+            whitened_K = masked_whiten(value_K, torch.ones_like(value_K)).tolist()
+            first = (count_B.cumsum(0) - count_B).tolist()
+            advantage |= {
+                key: whitened_K[k] for member, k in zip(own, first, strict=True) for key in member.keys
+            }
         return spread(self, groups, advantage)
 
     def token_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -124,14 +132,3 @@ class ReinforcePlusPlus(MonteCarlo):
         place = (key.group, key.episode)
         reward_T[-1] += self.paying(signals)(place, groups[key.group].episodes[key.episode])[turn.index]
         return reward_T
-
-
-def _whitened(
-    members: Sequence[Member], centred: Sequence[float], counts: Sequence[int]
-) -> dict[TurnKey, float]:
-    """Return the members' values, whitened over all of them, each as often as its count."""
-    count_B = torch.tensor(counts)
-    value_K = torch.tensor(centred, dtype=torch.float64).repeat_interleave(count_B)
-    whitened_K = masked_whiten(value_K, torch.ones_like(value_K)).tolist()
-    first = (count_B.cumsum(0) - count_B).tolist()
-    return {key: whitened_K[k] for member, k in zip(members, first, strict=True) for key in member.keys}

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     read_config(folder)  # raises when there is no run
     hush()
     from kapelle.setup.team_builder import seats_of
-    from kapelle.training.resuming import config_of_run
+    from kapelle.training.provenance import config_of_run
 
     names = [seat.name for seat in seats_of(config_of_run(folder).team)]
     need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded

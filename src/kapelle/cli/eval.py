@@ -17,8 +17,7 @@ from kapelle.runs.findings import keep_evaluation
 
 if TYPE_CHECKING:
     from kapelle.cli.player import Player
-    from kapelle.evaluation.baselines import Baseline
-    from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.evaluation.evaluate import Baseline, Evaluation
     from kapelle.metrics.statistics import Rate
 
 NOTHING_MEASURED = 2
@@ -31,8 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result."""
     hush()
     from kapelle.cli.player import open_player
-    from kapelle.evaluation.baselines import compute_matched
-    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, greedy_play, why_fewer
+    from kapelle.evaluation.evaluate import (
+        choose_tasks,
+        compute_matched,
+        evaluate_tasks,
+        greedy_play,
+        why_fewer,
+    )
     from kapelle.runtime.event_loop import run_async
 
     player = open_player(arguments)

@@ -122,7 +122,7 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
     from kapelle.cli.source import find_stages, read_source
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs
-    from kapelle.training.start_weights import check_weights
+    from kapelle.training.stages import check_weights
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is None:

@@ -29,8 +29,7 @@ from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.family import doing, stalled_after
 
 if TYPE_CHECKING:
-    from kapelle.training.summary import Summary
-    from kapelle.training.trainer import Trainer
+    from kapelle.training.trainer import Summary, Trainer
     from kapelle.types import Episode, Group
 
 

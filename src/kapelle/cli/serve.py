@@ -122,7 +122,7 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
         scorer = open_reward_model(folder, arguments.name)
     else:
-        from kapelle.training.served_verifier import open_verifier
+        from kapelle.training.served import open_verifier
 
         scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)

@@ -122,8 +122,8 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
     Of several ranks the first one opens the folder and says what is done.
     """
     from kapelle.setup.preparation import prepare
-    from kapelle.training.joining import join_ranks
-    from kapelle.training.start_weights import check_weights
+    from kapelle.training.stages import check_weights
+    from kapelle.training.starting import join_ranks
 
     for _, config in staged.checked():
         prepared = prepare(config)

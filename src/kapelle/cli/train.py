@@ -90,7 +90,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs
     from kapelle.signals.reference import ReferenceLogProbs
-    from kapelle.training.start_weights import check_weights
+    from kapelle.training.stages import check_weights
 
     config = source.config
     prepared = prepare(without_programs(config)[0], renderer_of=light_renderer)

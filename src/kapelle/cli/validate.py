@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
     from kapelle.cli.source import find_stages, read_recipe
     from kapelle.setup.preparation import DOUBT, prepare
-    from kapelle.training.start_weights import check_weights
+    from kapelle.training.stages import check_weights
 
     def passed(name: str, detail: str) -> None:
         say(f"-   {detail}" if name == DOUBT else f"ok  {name:10} {detail}")

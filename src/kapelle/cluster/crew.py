@@ -21,9 +21,9 @@ from kapelle.cluster.player import Player
 from kapelle.cluster.worlds import held_by_actors
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
-from kapelle.rollout.elsewhere import error_again, moves
-from kapelle.rollout.workers.messages import task_form
-from kapelle.rollout.workers.process import HeldHere, Hold
+from kapelle.rollout.replica import error_again, moves
+from kapelle.rollout.workers.pool import HeldHere, Hold
+from kapelle.rollout.workers.session import task_form
 from kapelle.runs.episode_json import load_groups
 from kapelle.runs.exact_json import encode
 from kapelle.runtime.interrupts import stop_if_asked

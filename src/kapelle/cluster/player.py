@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from kapelle.settings.cluster import Resources
 
 if TYPE_CHECKING:
-    from kapelle.rollout.elsewhere import Elsewhere
-    from kapelle.rollout.workers.process import Hold
+    from kapelle.rollout.replica import Elsewhere
+    from kapelle.rollout.workers.pool import Hold
 
 
 class Player:
@@ -42,8 +42,8 @@ class Player:
 
         from kapelle.cluster.actors import Connection
         from kapelle.cluster.worlds import held_by_actors
-        from kapelle.rollout.elsewhere import Elsewhere
-        from kapelle.rollout.workers.process import HeldHere
+        from kapelle.rollout.replica import Elsewhere
+        from kapelle.rollout.workers.pool import HeldHere
 
         hold: Hold = HeldHere
         if said["worlds"]:
@@ -95,7 +95,7 @@ class Player:
 
 
 def _answered(work: Any, *given: Any) -> bytes:
-    from kapelle.rollout.elsewhere import error_answer
+    from kapelle.rollout.replica import error_answer
 
     try:
         return bytes(work(*given))

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from kapelle.cluster.actors import Actor, ActorLost, Connection
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.process import LOOK, HeldHere, Hold
+from kapelle.rollout.workers.pool import LOOK, HeldHere, Hold
 from kapelle.settings.cluster import Resources
 
 CHUNK = 1 << 20

@@ -22,8 +22,8 @@ from kapelle.settings.schema import NAME, RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over
 from kapelle.setup.team_builder import build_algorithm
-from kapelle.training.resuming import changed_settings
-from kapelle.training.start_weights import check_weights
+from kapelle.training.provenance import changed_settings
+from kapelle.training.stages import check_weights
 
 if TYPE_CHECKING:
     from kapelle.settings.base import Settings

@@ -75,10 +75,14 @@ def in_processes(
                     workers.append(_start(context, work))
                 for worker in [w for w in workers if w.doing is None]:
                     if left:
-                        _give(worker, left.popleft(), pieces)
+                        number = left.popleft()
+                        worker.doing = number
+                        with suppress(OSError):  # it has died already, which `_finished` reports
+                            worker.pipe.send(pieces[number])
                     else:
                         workers.remove(worker)
-                        _dismiss(worker)
+                        worker.pipe.close()  # it reads the end and leaves
+                        worker.process.join()
                 if workers:
                     yield from _finished(workers, meanwhile)
     finally:
@@ -108,12 +112,6 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _give(worker: _Worker, number: int, pieces: Sequence[tuple[Any, ...]]) -> None:
-    worker.doing = number
-    with suppress(OSError):  # it has died already, which `_finished` reports
-        worker.pipe.send(pieces[number])
-
-
 def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator[tuple[int, Failure | None]]:
     """Wait until pieces of work are done and yield them; workers that have died are removed from the list."""
     busy = {worker.pipe: worker for worker in workers}
@@ -140,11 +138,6 @@ def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator
             continue
         worker.doing = None
         yield number, None if answer is None else Failure(*answer)
-
-
-def _dismiss(worker: _Worker) -> None:
-    worker.pipe.close()  # it reads the end and leaves
-    worker.process.join()
 
 
 def _stop(workers: Sequence[_Worker]) -> None:

@@ -86,7 +86,15 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
     under_way = _UnderWay(left, report, start)
-    _make_warmups(_missing_warmups(left), processes, report)
+    # One run's settings for each warmed-up model that is needed and not there yet.
+    from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
+
+    with_one = [run.recipe.config for run in left if run.recipe.config.warmup is not None]
+    _make_warmups(
+        [c for c in {warmup_key(config): config for config in with_one}.values() if not warmup_is_cached(c)],
+        processes,
+        report,
+    )
     pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
     for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, under_way), start=1):
         run = left[number]
@@ -152,16 +160,6 @@ def warm_up(config: str) -> None:
 def _config(text: str) -> RunConfig:
     values: dict[str, Any] = parse_yaml(text)
     return resolve(values)
-
-
-def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
-    """Return one run's settings for each warmed-up model that is needed and not there yet."""
-    from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
-
-    with_one = [run.recipe.config for run in runs if run.recipe.config.warmup is not None]
-    return [
-        c for c in {warmup_key(config): config for config in with_one}.values() if not warmup_is_cached(c)
-    ]
 
 
 def _make_warmups(configs: Sequence[RunConfig], processes: int, report: Report) -> None:

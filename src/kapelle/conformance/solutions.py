@@ -34,7 +34,15 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
             ]
     found = [Finding("gold", "ok", "the script's solution earns the full reward")]
     for task in chosen["train"]:
-        for text in _unpaid(environment, task, chosen["train"]):
+        # Nonsense, the question and solutions of other tasks, except those that happen to give the
+        # answer.
+        tasks = chosen["train"]
+        assert isinstance(environment, Answerable), "others have no solutions to try"
+        gold = environment.extract(scripted(environment, task)("solver", task.question, 0))
+        solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
+        for text in [
+            text for text in (*NOTHING, task.question, *solutions) if environment.extract(text) != gold
+        ]:
             played = await attempt(environment, task, names, always(text))
             if not isinstance(played, str) and (
                 played.paid["solver"] >= high or played.outcome.success == 1.0
@@ -47,11 +55,3 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
         *found,
         Finding("cheating", "ok", "nonsense, the question itself and other tasks' solutions are not paid"),
     ]
-
-
-def _unpaid(environment: Environment, task: Task, tasks: Sequence[Task]) -> list[str]:
-    """Return nonsense, the question and solutions of other tasks, except those that happen to give the answer."""
-    assert isinstance(environment, Answerable), "others have no solutions to try"
-    gold = environment.extract(scripted(environment, task)("solver", task.question, 0))
-    solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
-    return [text for text in (*NOTHING, task.question, *solutions) if environment.extract(text) != gold]

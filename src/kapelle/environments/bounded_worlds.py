@@ -24,7 +24,7 @@ from kapelle.types import Split, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Worlds of environments that block, alive at once; further episodes wait before they begin (`rollout/concurrency.py`),
+"""Worlds of environments that block, alive at once; further episodes wait before they begin (`rollout/play.py`),
 and one that needs more by itself has them."""
 
 

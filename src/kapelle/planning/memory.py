@@ -28,7 +28,7 @@ PROCESS = 470_000_000
 CONTEXT = 600_000_000
 """Bytes of a device that CUDA and its libraries take; an allowance, not measured here."""
 COPIED_AT_MOST = 1 << 30
-"""`training/step_start.py`: most bytes of learners that are copied before an update of several steps."""
+"""`training/loop.py`: most bytes of learners that are copied before an update of several steps."""
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""

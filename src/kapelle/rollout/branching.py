@@ -19,7 +19,7 @@ from statistics import fmean
 
 from kapelle.algorithm import JointAction, Tree
 from kapelle.errors import EpisodeError
-from kapelle.rollout.under_way import numbered
+from kapelle.rollout.partial import numbered
 from kapelle.types import Episode, Turn
 
 

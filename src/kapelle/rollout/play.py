@@ -7,28 +7,32 @@ requests. A fault inside an episode is caught at one place, `play_episode`, and 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kapelle.algorithm import Tree
-from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.environment import Environment, Outcome, pays_episodes
+from kapelle.engines.rollout.protocol import Interrupted, Interruptible, RolloutEngine
+from kapelle.environment import Environment, Holding, Outcome, pays_episodes
+from kapelle.environments import bounded_worlds
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.environments.elsewhere import WorkerLost, lost_with
 from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.branching import Record
-from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
+from kapelle.rollout.partial import PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
-from kapelle.rollout.under_way import EpisodeUnderWay, as_recorded
-from kapelle.rollout.workers.pool import EnvironmentWorkers
-from kapelle.rollout.workers.process import HeldHere, Hold
+from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
+from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
+from kapelle.runtime.descriptors import room_for
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.seeds import derive_seed
 from kapelle.runtime.watchdog import GaveUp
@@ -36,6 +40,23 @@ from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
+
+# -------- How many episodes run at once; the others wait before they hold any resource, so that no episode blocks another
+
+
+def at_once(environment: Environment, agents: int, tree: Tree | None, most: int, processes: int = 1) -> int:
+    """Return how many episodes, at most `most`, have room for everything that their worlds hold in so many processes.
+
+    These are pipes, connections, and a thread for every world that blocks. An episode has room for all of its worlds
+    before it begins, so that none of them waits for another one of the same episode.
+    """
+    # Where episodes branch, the candidates of every agent are continued in their own worlds.
+    worlds = 1 + tree.candidates * agents if tree else 1
+    if getattr(environment, "blocking", False):
+        most = min(most, processes * max(1, bounded_worlds.WORKERS // worlds))
+    if not isinstance(environment, Holding):
+        return most
+    return min(most, processes * room_for(worlds * environment.descriptors(agents), most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +115,7 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
 
 
 async def play_further(
-    play: Play, task: Task, left: EpisodeUnderWay, sample: int, on_scene: Callable[[LiveScene], None]
+    play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
 ) -> Episode:
     """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
 
@@ -299,3 +320,157 @@ async def play_seats(
         return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
 
     return await all_of([partial(one, number, seat) for number, seat in enumerate(seats)], without)
+
+
+# -------- Groups that are played until enough of them are done: the others stop where they are, and go on in a later step.
+#
+# What is left does not depend on time: requests are broken off at a moment when every coroutine waits for an answer.
+
+Enough = Callable[[Sequence[bool]], bool]
+"""Which groups are done → whether the others may be left."""
+
+
+def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
+    """Return groups of which nothing is played yet, with the seeds of `play.rollout`; `number` is that of their step."""
+    seats = seats_of(tasks, samples, seed)
+    episodes = [PartialEpisode(seat.seed) for seat in seats]
+    return [
+        PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
+        for g, task in enumerate(tasks)
+    ]
+
+
+async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough) -> list[PartialGroup]:
+    """Play groups on until enough of them are done, and return all of them as they are then, in order.
+
+    The engine that samples for the team is `Interruptible`.
+    """
+    playing = _Playing(play, groups, enough)
+    try:
+        await playing.play()
+    finally:
+        await playing.end()
+    return playing.groups()
+
+
+class _Playing:
+    """The episodes of some groups, while they are played."""
+
+    def __init__(self, play: Play, groups: Sequence[PartialGroup], enough: Enough) -> None:
+        self._play, self._groups, self._enough = play, groups, enough
+        self._places = [(g, k) for g, group in enumerate(groups) for k, _ in enumerate(group.episodes)]
+        self._known = {place: groups[place[0]].episodes[place[1]] for place in self._places}
+        self._open = {place: each for place, each in self._known.items() if not isinstance(each, Episode)}
+        self._scenes: dict[tuple[int, int], LiveScene] = {}
+        self._tasks: list[asyncio.Task[object]] = []
+        self._stop = asyncio.Event()
+
+    async def play(self) -> None:
+        """Play until enough is done, or everything."""
+        places = list(self._open)
+        seats = [Seat(self._groups[g].task, k, self._open[g, k].seed) for g, k in places]
+
+        async def one(number: int, seat: Seat) -> Episode:
+            return await self._one(places[number], seat)
+
+        playing = asyncio.create_task(play_seats(self._play, seats, one, followed=True))
+        stopping = asyncio.create_task(self._stop.wait())
+        self._tasks += [playing, stopping]
+        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            assert isinstance(self._play.engine, Interruptible), "checked before the run starts"
+            broken = await self._play.engine.interrupt()
+            self._note_left(broken)
+        if playing.done():
+            for place, episode in zip(places, playing.result(), strict=True):
+                self._known[place] = episode  # those that were given up, too
+
+    async def _one(self, place: tuple[int, int], seat: Seat) -> Episode:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.append(task)
+
+        def on_scene(scene: LiveScene) -> None:
+            self._scenes[place] = scene
+
+        episode = await play_further(self._play, seat.task, self._open[place], seat.sample, on_scene)
+        self._scenes.pop(place, None)
+        self._known[place] = episode
+        if self._enough([group.done for group in self.groups()]):
+            self._stop.set()
+        return episode
+
+    def _note_left(self, broken: Sequence[Interrupted]) -> None:
+        for place, scene in self._scenes.items():
+            left = scene.left(broken)
+            if left is not None:
+                turns, payments = as_recorded(self._open[place], left.turns, left.payments)
+                self._known[place] = replace(left, turns=turns, payments=payments)
+
+    async def end(self) -> None:
+        """End what still runs: worlds are closed, within their deadlines."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._play.patience.environment)
+
+    def groups(self) -> list[PartialGroup]:
+        """Return the groups as they are now."""
+        return [
+            replace(group, episodes=tuple(self._known[g, k] for k, _ in enumerate(group.episodes)))
+            for g, group in enumerate(self._groups)
+        ]
+
+
+# -------- Rollouts that ranks share: groups are dealt whole, in a fixed order, and every rank ends up with all of them
+#
+# A group's seeds depend on its task alone, so that its tokens do not depend on who samples them.
+
+
+@runtime_checkable
+class PlaysGroups(Protocol):
+    """A rollout engine that plays whole groups in other processes, instead of answering requests."""
+
+    def play_groups(
+        self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+    ) -> list[Group]:
+        """Play `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each.
+
+        The global random generators are left as playing them here would leave them.
+        """
+        ...
+
+
+def _played_here(
+    play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+) -> list[Group]:
+    if not own:
+        return []
+    if isinstance(play.engine, PlaysGroups):
+        return play.engine.play_groups(play, tasks, samples, seed, own)
+    return run_async(lambda: rollout(play, tasks, samples, seed, own=own))
+
+
+def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
+    """Play `samples` episodes of every task, each rank its share; return one group per task, in order, in every rank.
+
+    The global random generators are left as rank 0 leaves them.
+    """
+    ranks = play.ranks
+    if ranks.size == 1:
+        return _played_here(play, tasks, samples, seed, range(len(tasks)))
+    dealt = [range(rank, len(tasks), ranks.size) for rank in range(ranks.size)]
+
+    def share() -> bytes:
+        own = dealt[ranks.rank]
+        groups = _played_here(play, tasks, samples, seed, own)
+        drawn = {} if ranks.rank else random_as_lists(capture_random())
+        return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
+
+    found: dict[int, Group] = {}
+    for rank, part in enumerate(ranks.together("rollout", share)):
+        drawn, *rows = part.splitlines()
+        if rank == 0:
+            restore_random(random_from_lists(json.loads(drawn)))
+        found |= zip(dealt[rank], load_groups(map(json.loads, rows)), strict=True)
+    return [found[place] for place in range(len(tasks))]

@@ -21,7 +21,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ContextError, EpisodeError
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
-from kapelle.rollout.under_way import EpisodeUnderWay, answered_turn, asked_turn, grown
+from kapelle.rollout.partial import PartialEpisode, answered_turn, asked_turn, grown
 from kapelle.runtime.attendance import Part
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.seeds import derive_seed
@@ -258,7 +258,7 @@ class LiveScene:
         turn = None if self._record is None else self._record.take(agent, number, prompt_ids, self._turns)
         return turn, turn is not None and self._record is not None and self._record.is_begun(turn)
 
-    def left(self, broken: Sequence[Interrupted]) -> EpisodeUnderWay | None:
+    def left(self, broken: Sequence[Interrupted]) -> PartialEpisode | None:
         """Return what the episode has sampled, with what was sampled for requests that were broken off.
 
         None while it still replays what it had before.
@@ -278,7 +278,7 @@ class LiveScene:
                 )
                 begun.append(now)
         drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
-        return EpisodeUnderWay(
+        return PartialEpisode(
             self._seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
         )
 

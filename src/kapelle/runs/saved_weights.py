@@ -92,7 +92,7 @@ def check_verifier(folder: Path, least_auc: float) -> None:
     """Raise ConfigError unless a verifier's folder records that it judges held-out answers this well.
 
     Required is an AUC of `least_auc` among answers to one question, whose 95 % interval lies above ½.
-    `training/verifier_judging.py` explains how it is measured, and why not over all answers.
+    `training/held_out.py` explains how it is measured, and why not over all answers.
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]

@@ -2,18 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from kapelle.algorithm import Algorithm
+from kapelle.engines.train.protocol import TrainEngine
+from kapelle.environment import Environment
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play, why_fewer
 from kapelle.metrics.definitions import own_returns
+from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
+from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rows import label_of, turns_of
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
+from kapelle.signals.verifier import verifier_samples
+from kapelle.team import VERIFIER
+from kapelle.training.rollouts import training_tasks
 from kapelle.training.starting import Pieces
-from kapelle.training.verifier_judging import judge_held_out
+from kapelle.types import Group, Task
+
+# -------- How well a verifier judges answers to questions that it was never trained on
+#
+# The questions are those of the test split whose text is in no training step; the team of the run answers them as in
+# training, several times each, and the environment grades. Answers to one question are not independent, so the
+# interval counts questions, not answers.
+#
+# There are two areas under the curve. `auc` is over all answers: a verifier that knows which questions are hard has a high
+# one, even if it cannot tell two answers to one question apart. `auc_within` compares only answers to the same question.
+# Only the latter rewards an agent for its answer: what all answers to a question have in common is no reason to
+# prefer one of them, and a critic subtracts it.
+
+BINS = 10
+"""Equal parts of [0, 1] in which predicted probabilities are compared with the share of right answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How well a verifier tells right answers from wrong ones."""
+
+    questions: int
+    answers: int
+    right: float
+    """Share of right answers."""
+    auc: float | None
+    """Chance that a right answer scores above a wrong one, over all answers; None if all are of one kind."""
+    interval: tuple[float, float] | None
+    """95 % of `auc`, by questions (`metrics.statistics.area_interval`)."""
+    both: int
+    """Questions with right and wrong answers."""
+    auc_within: float | None
+    """Mean of the area over the questions with both kinds, each area among that question's answers; None without any."""
+    interval_within: tuple[float, float] | None
+    """95 % of `auc_within`, Student's t over questions; None for fewer than two."""
+    brier: float | None
+    """Mean squared difference between the predicted probability and 1 or 0."""
+    calibration_error: float | None
+    """Mean difference, over ten bins weighted by their answers, between mean prediction and share right."""
+    bins: tuple[tuple[float, float, int], ...]
+    """(mean prediction, share right, answers) of every bin that has answers."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the numbers as plain JSON."""
+        return asdict(self)
+
+
+def judgement_of(judged: Sequence[Judged]) -> Judgement:
+    """Return how well these answers were judged."""
+    predicted, right = [each.probability for each in judged], [each.right for each in judged]
+    questions = [each.question for each in judged]
+    parts: dict[int, list[Judged]] = {}
+    for each in judged:
+        parts.setdefault(min(BINS - 1, int(each.probability * BINS)), []).append(each)
+    bins = [
+        (fmean(each.probability for each in part), fmean(each.right for each in part), len(part))
+        for _, part in sorted(parts.items())
+    ]
+    count = len(judged)
+    within = _within(judged)
+    spread = mean_interval(within)
+    return Judgement(
+        questions=len(set(questions)),
+        answers=count,
+        right=fmean(right) if count else 0.0,
+        auc=area_under_curve(predicted, right),
+        interval=area_interval(predicted, right, questions),
+        both=len(within),
+        auc_within=fmean(within) if within else None,
+        interval_within=None if spread is None else (max(0.0, spread[0]), min(1.0, spread[1])),
+        brier=fmean((each.probability - each.right) ** 2 for each in judged) if count else None,
+        calibration_error=sum(abs(mean - share) * n for mean, share, n in bins) / count if count else None,
+        bins=tuple(bins),
+    )
+
+
+def _within(judged: Sequence[Judged]) -> list[float]:
+    """Return the area among the answers to each question that has right and wrong ones."""
+    by_question: dict[str, list[Judged]] = {}
+    for each in judged:
+        by_question.setdefault(each.question, []).append(each)
+    areas = [
+        area_under_curve([each.probability for each in answers], [each.right for each in answers])
+        for answers in by_question.values()
+    ]
+    return [area for area in areas if area is not None]
+
+
+def held_out_tasks(config: RunConfig, environment: Environment, steps: int, count: int) -> list[Task]:
+    """Return up to `count` test tasks, each question once, with questions that none of the first `steps` steps had."""
+    trained = {
+        task.question for step in range(1, steps + 1) for task in training_tasks(environment, config, step)
+    }
+    size = environment.size("test")
+    # Generated questions have no end; twice as many leave enough.
+    found = choose_tasks(environment, "test", 2 * count + len(trained) if size is None else size)
+    fresh: dict[str, Task] = {}
+    for task in found:
+        if task.question not in trained:
+            fresh.setdefault(task.question, task)
+    return list(fresh.values())[:count]
+
+
+def judge_held_out(
+    config: RunConfig, play: Play, engine: TrainEngine, samples: int, steps: int, problems: int
+) -> Evaluation:
+    """Let the team answer held-out questions `samples` times each and evaluate the verifier on its answers.
+
+    Questions of the first `steps` steps, which were trained on, are left out.
+    """
+    tasks = held_out_tasks(config, play.environment, steps, problems)
+    groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
+    judged = _judged(groups, engine)
+    episodes = [episode for group in groups for episode in group.episodes]
+    return Evaluation(
+        problems=len(tasks),
+        success=None,
+        interval=None,
+        reward={},
+        tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
+        failed=sum(episode.error is not None for episode in episodes),
+        groups=tuple(groups),
+        verifier=judgement_of(judged).row(),
+        fewer=f"{problems} asked, no more held-out questions are left" if len(tasks) < problems else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer: its question, its predicted probability of being right, and whether it is."""
+
+    question: str
+    probability: float
+    right: bool
+
+
+def _judged(groups: Sequence[Group], engine: TrainEngine) -> list[Judged]:
+    labels: Mapping[Any, float] = {
+        key: label
+        for key, turn in turns_of(groups, trained_only=False)
+        if (label := label_of(groups[key.group].episodes[key.episode], turn)) is not None
+    }
+    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
+    scores = engine.score(list(rows.values()))
+    return [
+        Judged(groups[key.group].task.question, float(score.sigmoid()), labels[key] > 0.5)
+        for key, score in zip(rows, scores, strict=True)
+    ]
 
 
 class HeldOut:
@@ -42,18 +199,15 @@ class HeldOut:
         try:
             if self._algorithm.judges:
                 return self._judge(done, problems)
-            return self._play_unseen(problems, greedy)
+            play = self._pieces.play
+            if self._config.evaluation.greedy if greedy is None else greedy:
+                play = greedy_play(play)
+            tasks = choose_tasks(play.environment, "test", problems)
+            result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+            return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
         except StopRequested:
             restore_random(drawn)
             raise
-
-    def _play_unseen(self, problems: int, greedy: bool | None) -> Evaluation:
-        play = self._pieces.play
-        if self._config.evaluation.greedy if greedy is None else greedy:
-            play = greedy_play(play)
-        tasks = choose_tasks(play.environment, "test", problems)
-        result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
-        return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
 
     def _judge(self, done: int, problems: int) -> Evaluation:
         acting, engine, samples = self._pieces.acting, self._pieces.engine, self._algorithm.data.group_size

@@ -5,41 +5,245 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMemory, UpdateSamples
+from kapelle.algorithm import (
+    MIXER_UNDONE,
+    Algorithm,
+    Credit,
+    CreditFunction,
+    CreditMemory,
+    Mover,
+    Order,
+    UpdateSamples,
+)
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.errors import NumericsError
+from kapelle.errors import NumericsError, TrainingHalted
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
+from kapelle.functional.value_losses import explained_variance
+from kapelle.metrics.definitions import (
+    UNSCORED,
+    demonstrated,
+    none_scored,
+    own_returns,
+    paid_by,
+    rollout_metrics,
+)
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
-from kapelle.rollout.play import Play
-from kapelle.rollout.shared import shared_rollout
-from kapelle.rollout.under_way import GroupUnderWay, unfinished_turns
-from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
+from kapelle.rollout.partial import PartialGroup, unfinished_turns
+from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, gathered, turns_of
 from kapelle.runs.traces import Trace
 from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import unbroken
+from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.trees import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.idle_steps import why_idle
-from kapelle.training.queue import RolloutQueue, UnderWay
-from kapelle.training.step_metrics import credit_metrics, critic_metrics, time_metrics
-from kapelle.training.step_play import PlayedStep, play_step, steps_ahead
-from kapelle.training.step_start import StepStart
+from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.tracing import traces
-from kapelle.training.updates import update_in_order
 from kapelle.types import Group
+
+# -------- Steps that have nothing to learn from: why, and when to tell the user
+
+LONG = 10
+"""Steps in a row without anything to learn from, after which the user is told, or nobody being paid ends the run."""
+NOT_SCORED = "no episode was scored"
+WHERE = "docs/howto/reward_does_not_move.md"
+
+
+def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
+    """Return why a step had nothing to learn from, in words; empty where it had.
+
+    `metrics` are the step's, `updated` is whether anything had credit, `judged` whether turns are worth something that no
+    environment says (a reward model's scores). Equal rewards teach a critic, no rewards teach it nothing.
+    """
+    advantages = [
+        value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
+    ]
+    flat = algorithm.critic is None and bool(advantages) and not any(advantages)
+    unscored = none_scored(metrics) and not judged and not algorithm.judges
+    if updated and not flat and not unscored:
+        return ""
+    if metrics.get("failed_episodes") == 1.0:
+        return "every episode failed"
+    if unscored:
+        return NOT_SCORED
+    if not updated:
+        return algorithm.lacks
+    return (
+        "every attempt at a task earned the same"
+        if metrics.get("dead_groups") == 1.0
+        else "every advantage is 0"
+    )
+
+
+class IdleSteps:
+    """Counts them, and what functions that pay have returned; `say` gets each line once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._row = 0
+        self._unscored = 0
+        self._named: set[str] = set()
+
+    def note(self, step: Step) -> None:
+        """Take a step; TrainingHalted where `LONG` steps in a row have scored no episode."""
+        for name, (paid, asked) in paid_by(step.groups).items():
+            if paid < asked and name not in self._named:
+                self._named.add(name)
+                self._say(
+                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}; for the others it "
+                    "returned None, which pays nothing"
+                )
+        self._row = self._row + 1 if step.idle else 0
+        self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
+        if self._unscored == LONG:
+            raise TrainingHalted(
+                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {_reason(step.groups)}. Return a number "
+                "for every answer that is good or bad, 0.0 where it is worth nothing."
+            )
+        if self._row == LONG:
+            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. What to do: {WHERE}")
+
+
+def _reason(groups: Sequence[Group]) -> str:
+    said = [str(e.info[UNSCORED]) for group in groups for e in group.valid if UNSCORED in e.info]
+    return max(said, key=said.count)
+
+
+# -------- Metrics of a step about credit, critics and time; `metrics` has those about episodes
+#
+# Shapes: K tokens of one agent or critic in a step.
+
+
+def credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> dict[str, float]:
+    """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
+    by_agent: dict[str, list[Tensor]] = {}
+    row: dict[str, float] = {}
+    for key, turn in turns_of(groups):
+        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
+        row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
+    for agent, pieces in by_agent.items():
+        all_K = torch.cat(pieces).double()
+        row[f"advantage/{agent}"] = float(all_K.mean())
+        row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
+    return row
+
+
+def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how much of the returns' variance each critic explained before it learns from them."""
+    row: dict[str, float] = {}
+    for critic in dict.fromkeys(sample.learner for sample in samples):
+        own = [sample for sample in samples if sample.learner == critic]
+        value_K, return_K = (
+            torch.cat([s.columns[column] for s in own]) for column in (Column.VALUE, Column.RETURN)
+        )
+        if len(return_K) > 1:
+            row[f"explained_variance/{critic}"] = float(
+                explained_variance(value_K, return_K, torch.ones_like(return_K))
+            )
+    return row
+
+
+def time_metrics(clock: Timeline, tokens: int) -> dict[str, float]:
+    """Return the seconds of each part of a step, and tokens per second."""
+    parts = clock.seconds()
+    total = sum(parts.values())
+    row = {f"time/{name}": seconds for name, seconds in parts.items()}
+    return row | {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
+
+
+# -------- The state before a step of training, so that an interrupted step leaves no trace
+#
+# Playing changes the random generators and the queue of played steps. An update of one optimiser step can be interrupted
+# only before it; before an update of several, the learners are copied. Copies are kept in the machine's memory, not the
+# GPU's.
+
+MOST_HELD = 1 << 30
+"""Most bytes of weights and moments that are copied; above it a step that is interrupted late costs the steps since
+the last checkpoint."""
+
+
+class StepStart:
+    """The state before a step, as far as the step has changed it."""
+
+    def __init__(self, restore_queue: Callable[[], None], versions: Mapping[str, int] | None = None) -> None:
+        """Begin a step; `restore_queue` restores the queue, `versions` are those of the trained policies."""
+        self._versions = dict(versions or {})
+        self._random = capture_random()
+        self._restore_queue = restore_queue
+        self._learners: Mapping[str, Any] | None = None
+        self._memory: Mapping[str, Any] | None = None
+        self.lost = False
+        """True if learners are changed without a copy."""
+
+    def hold(self, engine: TrainEngine | None, memory: CreditMemory | None) -> None:
+        """Copy what an update changes: learners, if there are several optimiser steps, and the memory."""
+        if engine is not None:
+            state = engine.state()
+            if sum(tensor.nbytes for tensor in tensors(state)) <= MOST_HELD:
+                self._learners = copied(state)
+            else:
+                self.lost = True
+        if memory is not None:
+            self._memory = deepcopy(dict(memory.state()))
+
+    def take_back(self, engine: TrainEngine, memory: CreditMemory | None) -> bool:
+        """Restore everything; False if learners changed that were not copied."""
+        # An error may come between the steps of two learners, where a stop does not.
+        moved = self._learners is None and dict(engine.versions) != self._versions
+        if self.lost or moved:
+            return False
+        if self._learners is not None:
+            engine.load_state(self._learners)
+        if self._memory is not None and memory is not None:
+            memory.load_state(self._memory)
+        self._restore_queue()
+        restore_random(self._random)
+        return True
+
+
+def tensors(tree: object) -> Iterator[Tensor]:
+    """Yield the tensors of a tree of mappings, lists and tuples."""
+    return (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
+
+
+def copied(tree: Any) -> Any:
+    """Return a tree with every tensor copied to the CPU."""
+    if isinstance(tree, Tensor):
+        return torch.empty_like(tree, device="cpu").copy_(tree.detach())
+    if isinstance(tree, Mapping):
+        return {key: copied(inner) for key, inner in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(inner) for inner in tree)
+    return tree
+
+
+# -------- One update of a step: all policies at once, some of them, or one after another, by the algorithm's order
+#
+# Critics learn at every step, whichever policies are updated.
+
+
+def update_in_order(
+    engine: TrainEngine, objective: Objective, order: Order, chosen: Sequence[str], samples: UpdateSamples
+) -> dict[str, float]:
+    """Take the optimiser steps of the policies in `chosen` and of all critics; return metrics."""
+    mover = Mover(lambda some: engine.update(some, objective), engine.score)
+    return order.move(mover, chosen, samples)
+
 
 COMPARED = 16
 """Turns of each policy that are compared with the trainer when a step is played before its turn."""
@@ -51,7 +255,7 @@ Source = Callable[[int], list[Group]]
 class Sampler(Protocol):
     """Plays the steps of training somewhere else, while this process learns."""
 
-    def begin(self, number: int, left: Sequence[GroupUnderWay]) -> UnderWay:
+    def begin(self, number: int, left: Sequence[PartialGroup]) -> Pending:
         """Begin to play step `number` with the weights that were published last; return what waits for its episodes.
 
         `left` is what the step before it has left.
@@ -164,7 +368,10 @@ class Loop:
         clock.leave()
         doing(f"step {number}, publishing its weights")
         clock.enter("publish")
-        self._after_update(number)
+        # Run the algorithm's hooks after an update, and publish the new weights.
+        for hook in self._algorithm.after_update:
+            hook(number, self._play.team, self._engine)
+        self.publish()
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
@@ -186,13 +393,13 @@ class Loop:
         begin = None if self._sampler is None else self._sampler.begin
         versions = dict(self._engine.versions)
 
-        def played(k: int, left: Sequence[GroupUnderWay]) -> PlayedStep:
+        def played(k: int, left: Sequence[PartialGroup]) -> PlayedStep:
             return self._compared(play, k, left, versions)
 
         return self._queue.take(number, versions, played, begin)
 
     def _compared(
-        self, play: Play, number: int, left: Sequence[GroupUnderWay], versions: Mapping[str, int]
+        self, play: Play, number: int, left: Sequence[PartialGroup], versions: Mapping[str, int]
     ) -> PlayedStep:
         """Play a step; if the update comes too late to compare trainer and sampler, compare some turns now."""
         sampler = self._sampler
@@ -220,7 +427,7 @@ class Loop:
         fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
         self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, weights)])
 
-    def _played(self, play: Play, number: int, left: Sequence[GroupUnderWay] = ()) -> PlayedStep:
+    def _played(self, play: Play, number: int, left: Sequence[PartialGroup] = ()) -> PlayedStep:
         return play_step(play, self._config, self._algorithm, number, left)
 
     def _update(self, groups: Sequence[Group], signals: Signals, number: int) -> dict[str, float]:
@@ -287,12 +494,6 @@ class Loop:
             return played
         # The returns that it is compared with have the model's term too.
         return self._paid(played, Signals(score=scores(played, self._engine)))
-
-    def _after_update(self, number: int) -> None:
-        """Run the algorithm's hooks after an update, and publish the new weights."""
-        for hook in self._algorithm.after_update:
-            hook(number, self._play.team, self._engine)
-        self.publish()
 
     def state(self) -> dict[str, object]:
         """Return the memory of credit and the queue of played steps, for a checkpoint."""

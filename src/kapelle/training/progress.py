@@ -10,6 +10,7 @@ a folder that all see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,69 @@ from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
 from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
+from kapelle.runtime.loose_threads import LooseThreads
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.ranks import ALONE, Meeting, Ranks, told
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
-from kapelle.training.saving import Saving
 from kapelle.training.starting import Pieces
+
+# -------- A checkpoint that is written while training goes on: at most one, whose end all ranks learn of together
+
+
+class Saving:
+    """The save that is under way, if any."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Save with these ranks."""
+        self._ranks = ranks
+        self._threads = LooseThreads(1)
+        self._pending: tuple[int, Future[Path]] | None = None
+
+    def begin(self, step: int, save: Callable[[Meeting], Path]) -> None:
+        """Begin to save `step` in a thread; none is under way."""
+        assert self._pending is None, "one checkpoint is written at a time"
+        self._pending = step, self._threads.submit(save, self._ranks.aside())
+
+    def settled(self, *, wait: bool) -> int | None:
+        """Return the step of a save that has ended since the last call, in all ranks; None if there is none.
+
+        `wait` waits for one that is under way. Raises in every rank what has prevented it in one.
+        """
+        if self._pending is None:
+            return None
+        step, future = self._pending
+
+        def look() -> bytes:
+            if wait:
+                _wait(future)
+            if future.done():
+                future.result()
+            return b"ended" if future.done() else b""
+
+        try:
+            ended = all(self._ranks.together("save", look))
+        except BaseException:
+            self._pending = None
+            raise
+        if not ended:
+            return None
+        self._pending = None
+        return step
+
+    def end(self, *, drop: bool = False) -> None:
+        """Wait for a save that is under way and raise what has prevented it; or `drop` it, half written and not to be seen."""
+        (_, future), self._pending = self._pending or (0, None), None
+        self._threads.shutdown(wait=False)
+        if future is not None and not drop:
+            _wait(future)
+            future.result()
+
+
+def _wait(future: Future[Path]) -> None:
+    with unbroken():
+        future.exception()
 
 
 class Progress:
@@ -88,7 +145,11 @@ class Progress:
         try:
             step = loop.step(self.done + 1)
         except StopRequested:
-            self._take_back()
+            # Undo an interrupted step, or return to the last checkpoint.
+            with unbroken():
+                if not self._pieces.loop.take_back() and self.kept:
+                    self.go_back()
+                    self.went_back = True
             raise
         except BaseException:
             self._torn = True  # unless everything can be restored
@@ -96,13 +157,6 @@ class Progress:
             raise
         self.done = step.number
         return step
-
-    def _take_back(self) -> None:
-        """Undo an interrupted step, or return to the last checkpoint."""
-        with unbroken():
-            if not self._pieces.loop.take_back() and self.kept:
-                self.go_back()
-                self.went_back = True
 
     def refuse_torn(self) -> None:
         """Raise CheckpointError if the weights are those of an unfinished step."""

@@ -26,8 +26,8 @@ from torch import Tensor, get_num_threads
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import copy_weights
-from kapelle.rollout.elsewhere import error_again, moves
-from kapelle.rollout.under_way import GroupUnderWay, dump_under_way, load_under_way
+from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
+from kapelle.rollout.replica import error_again, moves
 from kapelle.runs.episode_json import load_groups
 from kapelle.runtime.family import Signs, how_it_ended
 from kapelle.runtime.interrupts import stop_if_asked
@@ -41,7 +41,7 @@ from kapelle.runtime.randomness import (
 from kapelle.runtime.shared_tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.step_play import PlayedStep
+from kapelle.training.rollouts import PlayedStep
 
 SERVE = (
     "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "
@@ -105,7 +105,7 @@ class SamplingProcess:
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
-    def begin(self, number: int, left: Sequence[GroupUnderWay] = ()) -> Played:
+    def begin(self, number: int, left: Sequence[PartialGroup] = ()) -> Played:
         """Begin to play step `number`, and on what the step before has left; the result waits for its episodes."""
         if self._busy:  # somebody has given up what was begun
             self._end()
@@ -214,11 +214,11 @@ class SamplingProcess:
 class Played:
     """The episodes of a step that the other process plays; call it to wait for them."""
 
-    def __init__(self, process: SamplingProcess, number: int, left: Sequence[GroupUnderWay]) -> None:
+    def __init__(self, process: SamplingProcess, number: int, left: Sequence[PartialGroup]) -> None:
         """Begin to play a step."""
         self._process = process
         random = random_as_lists(capture_random())
-        self._question = (number, process.versions, random, dump_under_way(left))
+        self._question = (number, process.versions, random, dump_partial(left))
         process.ask(self._question)
 
     def __call__(self) -> PlayedStep:
@@ -242,4 +242,4 @@ class Played:
         self._process.seconds = answer["seconds"]
         restore_random(random_from_lists(answer["random"]))
         groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
-        return PlayedStep(groups, tuple(load_under_way(answer["left"])))
+        return PlayedStep(groups, tuple(load_partial(answer["left"])))

@@ -31,7 +31,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     pipe = Connection(descriptor)
     questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
-    from kapelle.rollout.elsewhere import error_answer
+    from kapelle.rollout.replica import error_answer
 
     built: _Player | None = None
     start_with = questions.get()
@@ -62,7 +62,7 @@ class _Player:
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
         """Build the team and its engine from settings; see `SamplingProcess`."""
-        from kapelle.rollout.elsewhere import Elsewhere
+        from kapelle.rollout.replica import Elsewhere
         from kapelle.runtime import interrupts
         from kapelle.runtime.shared_tensors import SharedTensors
 
@@ -78,7 +78,7 @@ class _Player:
         Returns its episodes, what it has left, the generators' states after it, and the seconds that it took.
         """
         from kapelle.metrics.timeline import Timeline
-        from kapelle.rollout.under_way import dump_under_way, load_under_way
+        from kapelle.rollout.partial import dump_partial, load_partial
         from kapelle.runs.episode_json import dump_groups
         from kapelle.runtime.randomness import (
             capture_random,
@@ -86,7 +86,7 @@ class _Player:
             random_from_lists,
             restore_random,
         )
-        from kapelle.training.step_play import play_step
+        from kapelle.training.rollouts import play_step
 
         started = time.perf_counter()
         team = self._team
@@ -94,11 +94,11 @@ class _Player:
             team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
         play = replace(team.play, timeline=Timeline(), tree=team.algorithm.data.tree)
-        played = play_step(play, team.config, team.algorithm, number, load_under_way(left))
+        played = play_step(play, team.config, team.algorithm, number, load_partial(left))
         answer = {
             "hashes": team.hashes,
             "groups": dump_groups(number, played.groups).decode("ascii"),
-            "left": dump_under_way(played.left),
+            "left": dump_partial(played.left),
             "random": random_as_lists(capture_random()),
             "seconds": time.perf_counter() - started,
         }

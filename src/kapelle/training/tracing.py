@@ -15,7 +15,7 @@ from kapelle.engines.train.protocol import Examines, TrainEngine
 from kapelle.metrics.definitions import own_returns
 from kapelle.rows import Column, Sample, TurnKey, turns_of
 from kapelle.runs.traces import Trace, TracedTurn
-from kapelle.types import Group, Turn
+from kapelle.types import Group
 
 
 def traces(
@@ -46,7 +46,21 @@ def traces(
         for token in {*turn.prompt_ids, *turn.completion_ids} - texts.keys():
             texts[token] = engine.renderer(turn.policy).decode((token,))
         vocabulary |= {token: texts[token] for token in turn.prompt_ids}
-        drawn.append(_traced(turn, credit[key], samples[key], row_T2, shares[turn.policy], texts))
+        given = credit[key]
+        sample = samples[key]
+        total = shares[turn.policy]
+        advantage_T = torch.as_tensor(given.advantage_T).float().expand(len(turn.completion_ids))
+        ratio_T = (row_T2[:, 0] - sample.columns[Column.BEHAVIOUR]).exp()
+        drawn.append(
+            TracedTurn(
+                turn.index,
+                [texts[token] for token in turn.completion_ids],
+                advantage_T.tolist(),
+                (given.weight * advantage_T / total if total else torch.zeros_like(advantage_T)).tolist(),
+                ratio_T.tolist(),
+                row_T2[:, 1].tolist() if row_T2.shape[1] > 1 else (),
+            )
+        )
     return tuple(Trace(lines[place], *found[place]) for place in sorted(found, key=lines.__getitem__))
 
 
@@ -83,18 +97,3 @@ def _evaluated(engine: TrainEngine, samples: Sequence[Sample]) -> list[Tensor]:
     if isinstance(engine, Examines):
         return engine.examine(samples)
     return [logp_T[:, None] for logp_T in engine.score(samples)]
-
-
-def _traced(
-    turn: Turn, given: Credit, sample: Sample, row_T2: Tensor, total: float, vocabulary: Mapping[int, str]
-) -> TracedTurn:
-    advantage_T = torch.as_tensor(given.advantage_T).float().expand(len(turn.completion_ids))
-    ratio_T = (row_T2[:, 0] - sample.columns[Column.BEHAVIOUR]).exp()
-    return TracedTurn(
-        turn.index,
-        [vocabulary[token] for token in turn.completion_ids],
-        advantage_T.tolist(),
-        (given.weight * advantage_T / total if total else torch.zeros_like(advantage_T)).tolist(),
-        ratio_T.tolist(),
-        row_T2[:, 1].tolist() if row_T2.shape[1] > 1 else (),
-    )

@@ -10,40 +10,221 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation.evaluate import Evaluation
+from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.ranks import told
+from kapelle.settings.base import Settings
+from kapelle.settings.cluster import RayConfig
+from kapelle.settings.dictionaries import (
+    CheckpointDict,
+    EpisodeDict,
+    EpisodesDict,
+    EvaluationDict,
+    GraderDict,
+    ModelDict,
+    OptimizerDict,
+    RayDict,
+    RecordDict,
+    RewardModelDict,
+    TeamDict,
+    TrackerDict,
+    TrainingDict,
+    WarmupDict,
+)
+from kapelle.settings.keeping import CheckpointConfig, EpisodesConfig, RecordConfig, TrackerConfig
 from kapelle.settings.keywords import check_keywords
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import (
+    EpisodeConfig,
+    EvaluationConfig,
+    GraderConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardModelConfig,
+    RunConfig,
+    TeamConfig,
+    TrainingConfig,
+    WarmupConfig,
+)
+from kapelle.settings.sections import AlgorithmSettings, EnvironmentSettings, Section, WorkflowSettings
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe, resolve
-from kapelle.training.circumstances import note_start
-from kapelle.training.custom_metrics import CustomMetrics, Metrics
 from kapelle.training.held_out import HeldOut
-from kapelle.training.idle_steps import IdleSteps
-from kapelle.training.joining import check_same_run, join_ranks, of_the_first
-from kapelle.training.loop import Step
+from kapelle.training.loop import IdleSteps, Step
 from kapelle.training.observer import Observer, Silent, report_left_out, report_notes
 from kapelle.training.progress import Progress
+from kapelle.training.provenance import config_of_run, note_start
 from kapelle.training.records import open_records
-from kapelle.training.resuming import config_of_run
-from kapelle.training.sections import Sections, engine_of
-from kapelle.training.start_weights import check_weights
-from kapelle.training.starting import begin_with, load_pieces
-from kapelle.training.summary import Summary
+from kapelle.training.stages import check_weights
+from kapelle.training.starting import begin_with, check_same_run, join_ranks, load_pieces, of_the_first
+from kapelle.types import Episode, Group, as_table
+
+# -------- What `Trainer` takes as keywords, for editors and type checkers: a section is its settings, or a dictionary of them
+
+Plain = Mapping[str, Any]
+"""Settings as a dictionary that is put together elsewhere, or of a plug-in: `{"name": "grpo", "group_size": 8}`."""
+
+
+class SharedSections(TypedDict, total=False):
+    """The sections that `kapelle.train` hands on as they are."""
+
+    name: str
+    description: str
+    seed: int
+    team: TeamConfig | TeamDict | Plain
+    train_engine: Section | Plain
+    warmup: WarmupConfig | WarmupDict | Plain | None
+    reward_model: RewardModelConfig | RewardModelDict | Plain | None
+    optimizer: OptimizerConfig | OptimizerDict | Plain
+    episode: EpisodeConfig | EpisodeDict | Plain
+    grader: GraderConfig | GraderDict | Plain
+    training: TrainingConfig | TrainingDict | Plain
+    evaluation: EvaluationConfig | EvaluationDict | Plain
+    checkpoint: CheckpointConfig | CheckpointDict | Plain
+    trackers: Sequence[TrackerConfig | TrackerDict | Plain]
+    episodes: EpisodesConfig | EpisodesDict | Plain
+    record: RecordConfig | RecordDict | Plain
+    ray: RayConfig | RayDict | Plain
+
+
+class Sections(SharedSections, total=False):
+    """All sections of a run, see `RunConfig`."""
+
+    model: str | LanguageModel | ModelConfig | ModelDict | Plain
+    environment: EnvironmentSettings | Plain
+    workflow: WorkflowSettings | Plain
+    algorithm: AlgorithmSettings | Plain
+    listener: Observer
+    """The former name of `observer`."""
+
+
+def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
+    """Return the engine; settings of one become a section of `said`. ConfigError for what is no such thing."""
+    if run_dir is not None and not isinstance(run_dir, str | Path):
+        raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
+    missing = [name for name in ("phase", "warmup", "step", "evaluation") if not hasattr(observer, name)]
+    if missing:
+        raise ConfigError(
+            f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give what `training.observer` describes."
+        )
+    if isinstance(engine, str | Mapping | Settings):
+        said["engine"] = {"name": engine} if isinstance(engine, str) else engine
+        return None
+    if engine is not None and not hasattr(engine, "generate"):
+        raise ConfigError(
+            f"`engine` is {type(engine).__name__}, which samples nothing. Give an engine, or its settings: {{'name': 'local'}}."
+        )
+    return engine
+
+
+# -------- The result of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of a run; `print` shows it in five lines."""
+
+    steps: int
+    """Steps behind the weights."""
+    before: Evaluation | None
+    after: Evaluation | None
+    stopped_by: int
+    """0, or the exit code of the signal that stopped it (130, 143)."""
+    went_back: bool = False
+    """True if an interrupted update could not be undone: steps since the last checkpoint are repeated."""
+    seconds: float = 0.0
+    """Wall time of this call, evaluations included."""
+    run_dir: Path | None = None
+    """Where the run is kept; None where nothing was written."""
+    last: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the last step that this call has taken; empty where it took none."""
+    idle: str = ""
+    """Why that step had nothing to learn from; empty where it had."""
+
+    def __str__(self) -> str:
+        """Return steps, the evaluations before and after, the last step's metrics, and where the run is kept."""
+        ended = f"stopped, exit code {self.stopped_by}" if self.stopped_by else "done"
+        lines = {
+            "steps": f"{self.steps}, {ended}, {self.seconds:.1f} s",
+            "before": "not measured" if self.before is None else str(self.before),
+            "after": "not measured" if self.after is None else str(self.after),
+            "last step": self._last_step(),
+            "run": "not kept: name a `run_dir` to keep it" if self.run_dir is None else str(self.run_dir),
+        }
+        return "\n".join(f"{name:11}{text}" for name, text in lines.items())
+
+    def _last_step(self) -> str:
+        if not self.last:
+            return "none taken"
+        parts = [f"nothing to learn from: {self.idle}"] if self.idle else []
+        return "  ".join([*parts, in_words(telling(self.last))]).rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the result as a table, for notebooks."""
+        measured = [
+            (name, str(each)) for name, each in (("before", self.before), ("after", self.after)) if each
+        ]
+        stopped = [("stopped by signal", f"exit code {self.stopped_by}")] if self.stopped_by else []
+        return as_table([("steps", str(self.steps)), *measured, *stopped])
+
+
+# -------- Metrics of the user's own: a function of a step's episodes, whose numbers stand beside the others as `custom/NAME`
+
+Metrics = Callable[[Sequence[Episode]], Mapping[str, float]]
+"""Episodes of a step or an evaluation, failed ones included → number by name."""
+CUSTOM = "custom/"
+"""Prefix of their names."""
+
+
+class CustomMetrics:
+    """Calls the function; what goes wrong in it is said once and costs no step."""
+
+    def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
+        """Take the function, if there is one, and who is told of its faults; ConfigError for what cannot be called."""
+        if function is not None and not callable(function):
+            raise ConfigError(
+                f"`metrics` is {type(function).__name__}. Give a function of a list of episodes that returns numbers by name."
+            )
+        self._function = function
+        self._say = say
+        self._said: set[str] = set()
+
+    def of(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the numbers of groups, by their names with the prefix."""
+        if self._function is None:
+            return {}
+        try:
+            found = dict(self._function([episode for group in groups for episode in group.episodes]))
+        except Exception as error:  # noqa: BLE001 - the user's own code, which no step is lost for
+            self._once(f"raised {type(error).__name__}: {error}")
+            return {}
+        row: dict[str, float] = {}
+        for name, value in found.items():
+            number = finite(value)
+            if number is not None:
+                row[f"{CUSTOM}{name}"] = number
+            else:
+                self._once(f"returned {str(value)[:40]!r} for '{name}', not a finite number")
+        return row
+
+    def _once(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(f"the function of `metrics=` {what}; this is left out")
 
 
 def _config(config: RunConfig | None, said: Mapping[str, Any], given: dict[str, LanguageModel]) -> RunConfig:

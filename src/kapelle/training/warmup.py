@@ -9,23 +9,152 @@ are checked at every use.
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from kapelle.errors import CheckpointError, ModelError
+from kapelle.environments.bounded_worlds import task_of
+from kapelle.errors import CheckpointError, ModelError, TrainingHalted
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
 from kapelle.models.peft_folders import shapes_of
-from kapelle.models.weights import save_model
+from kapelle.models.weights import copy_weights, save_model
+from kapelle.rollout.play import Play, make_play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.model_loading import build_train_engine, load_models, teacher
 from kapelle.team import Team
-from kapelle.training.warmup_origin import record_origin
-from kapelle.training.warmup_settings import cache_folder, warmup_is_cached, warmup_key
-from kapelle.training.warmup_stage import ReportStep, train_stage
+from kapelle.training.loop import Loop
+from kapelle.training.provenance import machine, versions
+from kapelle.training.warmup_settings import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
+from kapelle.types import Group
+
+# -------- On what a cached warmed-up model was made: `made.json` beside its weights, and what of it is different now
+#
+# Sums are added up in another order with another number of threads, on another processor or by another torch, and after
+# hundreds of steps that is another model. The cache gives the model that is there, since runs that began with it need the same
+# one again; but a run that begins with it shows other numbers than one that makes it anew, and says so.
+
+FILE = "made.json"
+
+
+def record_origin(folder: Path) -> None:
+    """Write on what the model in a folder was made; OSError where it cannot be written."""
+    (folder / FILE).write_text(json.dumps(_here(), indent=1) + "\n", "utf-8")
+
+
+def origin_notes(folders: Iterable[str]) -> list[str]:
+    """Return a line for each folder whose warmed-up model was made otherwise than it would be here."""
+    return [note for folder in dict.fromkeys(folders) if (note := _origin_note(folder)) is not None]
+
+
+def _origin_note(folder: str) -> str | None:
+    """Return what is different here from where a warmed-up model was made; None for nothing, or where it is not recorded."""
+    try:
+        made = json.loads((Path(folder) / FILE).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(made, Mapping):
+        return None
+    here = _here()
+    differs = [
+        f"{key} {made[key]}, here {here[key]}" for key in here if key in made and made[key] != here[key]
+    ]
+    if not differs:
+        return None
+    return (
+        f"the warmed-up model in {folder} was made otherwise ({'; '.join(differs)}): the numbers before training, and so those "
+        "after it, are not those of one that is made here. Name another folder as `KAPELLE_CACHE` to make one."
+    )
+
+
+def _here() -> dict[str, Any]:
+    """Return what a model's last bits depend on besides its settings."""
+    found = machine()
+    features = found.pop("processor features", "")
+    kernels = str(features).partition(":")[0]
+    return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
+
+
+# -------- The stage before all others: `sft` on scripted demonstrations, one set of weights for all agents
+#
+# It is a run like any other, trained by the same loop. Only the source of a step's groups differs: the
+# script plays a fixed number of episodes once, and every step learns from turns drawn from them.
+
+ReportStep = Callable[[int, int, Mapping[str, float]], None]
+"""Called with step, steps and metrics."""
+
+
+def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel:
+    """Return the base model of a run, warmed up; raises the errors of a step of training.
+
+    The result depends on the settings, and in its last bits on threads, processor and versions.
+    """
+    assert config.warmup is not None
+    stage = stage_of(config)
+    algorithm, team = stage_team(stage)
+    models = load_models(team, stage.model, {})
+    play = make_play(stage, team, teacher(stage, team, models))
+    with closing(play):
+        shown = demonstrations(play, stage, config.warmup.demonstrations)
+    [policy] = [team.policies[name] for name in team.trained]
+    model = models[policy.base]
+    with closing(build_train_engine(stage, algorithm, team, models)) as engine:
+        loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
+        for number in range(1, stage.training.steps + 1):
+            metrics = loop.step(number).metrics
+            if progress is not None:
+                # Speed means nothing here: nothing is sampled.
+                learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+                progress(number, stage.training.steps, learned)
+        copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
+    return model
+
+
+def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
+    """Return `count` episodes on training tasks as the script plays them, one in each group.
+
+    Failed ones are left out; TrainingHalted if none is left.
+    """
+    environment = play.environment
+    size = environment.size("train")
+    indices = range(count) if size is None else [k % size for k in range(count)]
+    tasks = [task_of(environment, "train", index) for index in indices]
+    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
+    valid = [group for group in groups if group.valid]
+    if not valid:
+        raise TrainingHalted(
+            f"None of {len(groups)} demonstrations for the warm-up could be played. The first one ended with: "
+            f"{groups[0].episodes[0].error}"
+        )
+    return valid
+
+
+class DrawnTurns:
+    """The source of a warm-up's steps: turns of demonstrations, drawn at random for each step."""
+
+    def __init__(self, shown: Sequence[Group], batch: int, seed: int) -> None:
+        """Take the demonstrations, how many of their turns make a step, and the run's seed."""
+        self._turns = [
+            Group(group.task, (replace(episode, turns=(replace(turn, trained=True),)),))
+            for group in shown
+            for episode in group.valid
+            for turn in episode.turns
+        ]
+        self._batch = min(batch, len(self._turns))
+        self._draw = random.Random(derive_seed(seed, "warmup"))
+
+    def __call__(self, number: int) -> list[Group]:
+        """Return the turns of the next step, each as an episode of its own; call it for steps in order."""
+        return self._draw.sample(self._turns, self._batch)
 
 
 def warmed_up(
@@ -53,7 +182,11 @@ def warmed_up(
             with _saving_in(folder.parent):
                 save_model(beside, model)
                 record_origin(beside)
-                _rename(beside, folder)
+                try:
+                    beside.rename(folder)
+                except OSError:  # another process was faster; its model is the same
+                    if not (folder / "config.json").is_file():
+                        raise
         except CheckpointError as error:
             if hold is None:
                 raise
@@ -109,14 +242,6 @@ def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
 
 def _beside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
-
-
-def _rename(beside: Path, folder: Path) -> None:
-    try:
-        beside.rename(folder)
-    except OSError:  # another process was faster; its model is the same
-        if not (folder / "config.json").is_file():
-            raise
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
 from kapelle.rollout.workers import pool as pools
-from kapelle.rollout.workers.pool import EnvironmentWorkers
-from kapelle.rollout.workers.process import HeldHere
+from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.family import is_stopped

@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.environments.elsewhere import error_from
 from kapelle.errors import EngineError, EpisodeError
-from kapelle.rollout.workers.messages import Frames, error_form, pack
+from kapelle.rollout.workers.session import Frames, error_form, pack
 from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.watchdog import GaveUp
 

@@ -15,8 +15,7 @@ from kapelle.environment import Environment, Scripted, environment_class
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
-from kapelle.rollout.workers.pool import EnvironmentWorkers
-from kapelle.rollout.workers.process import HeldHere, Hold
+from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Group

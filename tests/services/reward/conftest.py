@@ -13,7 +13,7 @@ from tests.support.tiny import sections
 from kapelle.services.binding import Binding
 from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
 from kapelle.training.observer import Silent
-from kapelle.training.served_verifier import VerifierScorer, open_verifier
+from kapelle.training.served import VerifierScorer, open_verifier
 from kapelle.training.trainer import Trainer
 from kapelle.wire import reward_v1_pb2_grpc as methods
 

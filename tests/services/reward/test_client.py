@@ -20,7 +20,7 @@ from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import Answered
 from kapelle.services.reward.serving import RewardLimits, serve_reward
 from kapelle.services.reward.serving import RewardServer as Serving
-from kapelle.training.served_verifier import VerifierScorer
+from kapelle.training.served import VerifierScorer
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Message, Task
 from kapelle.workflows.debate import Debate

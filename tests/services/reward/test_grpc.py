@@ -17,7 +17,7 @@ from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score
 from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
-from kapelle.training.served_verifier import VerifierScorer
+from kapelle.training.served import VerifierScorer
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods
 

@@ -11,7 +11,7 @@ from tests.support.hostile_bodies import answered, bodies, check_refused
 from kapelle.services.binding import Binding
 from kapelle.services.http.application import Application
 from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
-from kapelle.training.served_verifier import VerifierScorer
+from kapelle.training.served import VerifierScorer
 
 GOOD: dict[str, Any] = {
     "items": [

@@ -18,7 +18,7 @@ from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.signals.questions import answer_sample
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Silent
-from kapelle.training.served_verifier import open_verifier
+from kapelle.training.served import open_verifier
 from kapelle.training.trainer import Trainer
 
 ASKED = [("abc", "abc"), ("abc", "acb"), ("bca", "bca"), ("x", ""), ("a b", "longer words than the question")]

@@ -24,8 +24,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Credit
-from kapelle.algorithms.shared.payments import over
-from kapelle.algorithms.shared.rewards import RewardSource
+from kapelle.algorithms.shared.rewards import RewardSource, over
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.shaping import kl_in_reward

@@ -17,19 +17,73 @@ of the first two that were paid when the turn was over already: for what others 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from kapelle.algorithms.shared.payments import Moment, moments, over, standing
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
+
+# -------- When the environment paid which agents: the moments between turns at which an episode's turn rewards fell
+#
+# A move can pay agents that did not make it: in a cooperative game every player earns what one of them causes. The
+# payment is part of their own last turn's `reward`, and that turn came before the move that earned it. Return-to-go that is
+# shared, or runs through several agents, must count it from the move on, so credit reads moments, not turns.
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What agents were paid between two turns."""
+
+    after: int
+    """How many turns of the episode were over."""
+    paid: dict[str, float]
+    """Agent → reward; an agent that was not paid is absent."""
+
+
+def moments(episode: Episode) -> list[Moment]:
+    """Return the moments at which agents that had turns were paid during the episode, in time order.
+
+    Their sums are those of `Turn.reward`. What a turn earned beyond what is recorded in `Episode.payments` (in
+    episodes recorded before that, or by a term that was added) was paid when the turn, and those that were taken at
+    the same moment, were over.
+    """
+    paid: dict[int, dict[str, float]] = {}
+    left = {turn.index: turn.reward for turn in episode.turns}
+    own = {agent: episode.by(agent) for agent in episode.agents}
+    for payment in episode.payments:
+        if own.get(payment.agent):
+            _add(paid, payment.after, payment.agent, payment.reward)
+            left[standing(own[payment.agent], payment.after).index] -= payment.reward
+    for turn in episode.turns:
+        if abs(left[turn.index]) > 1e-9 * max(1.0, abs(turn.reward)):
+            _add(paid, over(episode, turn), turn.agent, left[turn.index])
+    return [Moment(after, paid[after]) for after in sorted(paid)]
+
+
+def standing(turns: Sequence[Turn], after: int) -> Turn:
+    """Return an agent's last turn before a moment; its first one if it had no turn yet."""
+    return next((turn for turn in reversed(turns) if turn.index < after), turns[0])
+
+
+def _add(paid: dict[int, dict[str, float]], after: int, agent: str, reward: float) -> None:
+    at = paid.setdefault(after, {})
+    at[agent] = at.get(agent, 0.0) + reward
+
+
+def over(episode: Episode, turn: Turn) -> int:
+    """Return how many turns are over when a turn and those whose prompt was fixed before its end are."""
+    after = turn.index + 1
+    while after < len(episode.turns) and episode.turns[after].seen <= turn.index:
+        after += 1
+    return after
+
 
 TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
 """How the rewards of the scored agents are shared by all: `last` pays only the agent that closed the
@@ -163,7 +217,7 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     """
     rounds = [list(movers.values()) for movers in episode.rounds(episode.agents, trained=True)]
     rewards = {
-        index: cost for index, cost in _penalties(episode, penalties).items() if _is_trained(episode, index)
+        index: cost for index, cost in _penalties(episode, penalties).items() if episode.turns[index].trained
     }
     place = [max(turn.index for turn in movers) for movers in rounds]
     begun = [min(turn.index for turn in movers) for movers in rounds]
@@ -244,10 +298,6 @@ def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:
     """Return the turns of each agent that has any, in seat order."""
     turns = {agent: episode.by(agent) for agent in episode.agents}
     return {agent: own for agent, own in turns.items() if own}
-
-
-def _is_trained(episode: Episode, index: int) -> bool:
-    return episode.turns[index].trained
 
 
 def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:

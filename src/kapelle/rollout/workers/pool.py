@@ -3,26 +3,394 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from kapelle.environment import Environment, Outcome
 from kapelle.environments.bounded_worlds import BoundedWorld
-from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
+from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost, error_from
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.messages import VERSION, pack, task_form
-from kapelle.rollout.workers.process import Exchange, HeldHere, Hold, Worker
+from kapelle.rollout.workers.session import VERSION, Frames, engine_error, pack, task_form
 from kapelle.runtime.closing import Closing
 from kapelle.runtime.deadlines import Patience, within
+from kapelle.runtime.family import Signs
+from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.watchdog import UNBREAKABLE, GaveUp
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
+
+# -------- A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does
+#
+# One thread of the player (`Exchange`) reads from all workers, so that answers do not wait for the event loop's other work
+# and no wait outlives the process that should answer. `server.py` is the other side.
+
+SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse}, {parent})"
+"""What the other process runs."""
+STDERR = 2
+"""The descriptor of the standard error stream."""
+LOOK = 0.5
+"""Seconds between two looks at whether workers that should answer still run."""
+CLOSING = 7.0
+"""Seconds that a worker has to close its worlds and end; see `server.LEAVING`."""
+CHUNK = 1 << 18
+"""Bytes that are read at a time."""
+
+Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
+"""Who waits for an answer, and the session that it asked about."""
+
+
+class Holder(Protocol):
+    """Where the process of a worker runs, and what is known of it without asking it."""
+
+    connection: socket.socket
+    """Leads to the process; at its end when that is gone."""
+
+    @property
+    def beats(self) -> int:
+        """How often it has said that it runs."""
+        ...
+
+    @property
+    def session(self) -> int:
+        """The session that computed when it was last heard of; 0 for none."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Which process it is, for people."""
+        ...
+
+    def still(self, passed: float) -> str | None:
+        """Count the seconds since the last look; return how long it has stood still, once that is too long."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, as long as that."""
+        ...
+
+    def end(self) -> str:
+        """End it and what it has started, at once; return how it ended."""
+        ...
+
+    def close(self) -> None:
+        """Release what is known of it; it has ended."""
+        ...
+
+
+class HeldHere:
+    """A worker's process on this machine."""
+
+    def __init__(self, _place: int = 0) -> None:
+        """Start the process."""
+        ours, theirs = socket.socketpair()
+        self._pulse = Pulse()
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [
+                    sys.executable,
+                    "-c",
+                    SERVE.format(
+                        path=sys.path,
+                        socket=theirs.fileno(),
+                        pulse=self._pulse.descriptor,
+                        parent=os.getpid(),
+                    ),
+                ],
+                pass_fds=(theirs.fileno(), self._pulse.descriptor),
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,  # what environments print there must not mix with this command's output
+                process_group=0,  # a Ctrl-C in the terminal is this process's to act on
+            )
+        self.connection = ours
+        self._signs = Signs(self.process.pid, lambda: self.beats)
+
+    @property
+    def where(self) -> str:
+        """See `Holder`."""
+        return f"process {self.pid}"
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self.process.pid
+
+    @property
+    def beats(self) -> int:
+        """See `Holder`."""
+        return self._pulse.beats
+
+    @property
+    def session(self) -> int:
+        """See `Holder`."""
+        return self._pulse.session
+
+    def still(self, passed: float) -> str | None:
+        """See `Holder`."""
+        found = self._signs.look(passed)
+        return None if found is None else f"an environment worker stood still: {found}"
+
+    def wait(self, seconds: float) -> None:
+        """See `Holder`."""
+        with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # one that is stopped could not end
+            self.process.wait(seconds)
+
+    def end(self) -> str:
+        """See `Holder`."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        code = self.process.returncode
+        # An episode that is given up keeps it, so it is the same whenever the run is repeated: no number of a process.
+        if code >= 0:
+            return f"an environment worker ended with exit code {code}"
+        with suppress(ValueError):
+            return f"an environment worker was ended by {signal.Signals(-code).name}"
+        return f"an environment worker was ended by signal {-code}"
+
+    def close(self) -> None:
+        """See `Holder`."""
+        self._pulse.close()
+
+
+Hold = Callable[[int], Holder]
+"""Starts the process of the worker at a place, from 0."""
+
+
+class Worker:
+    """One process that holds worlds."""
+
+    def __init__(self, begin: bytes, holder: Holder) -> None:
+        """Take a process; `begin` is its first frame, question 0."""
+        self.holder = holder
+        self.connection = holder.connection
+        self.connection.setblocking(False)
+        self.frames = Frames()
+        self.waiting: dict[int, Waiting] = {}
+        self.outgoing = bytearray(begin)
+        self.sessions = self.answered = 0
+        """Worlds that are open, and questions that it has answered."""
+        self.lost: str | None = None
+        """How it ended, once it has."""
+        self.refused: EngineError | None = None
+        """Why it could not begin."""
+        self.blamed: frozenset[int] = frozenset()
+        """Sessions that were at work when it ended."""
+        self.guard = threading.Lock()
+        """Held while what is outgoing or waited for is changed."""
+        self._asked = 0
+        self._seen = (0, 0.0)
+        """The last sign of life, and the seconds without another one."""
+
+    def check(self, session: int) -> None:
+        """Raise EngineError where the worker could not begin, WorkerLost where it has ended."""
+        if self.refused is not None:
+            raise self.refused
+        if self.lost is not None:
+            raise WorkerLost(self.lost, blamed=session in self.blamed)
+
+    def put(self, question: Mapping[str, Any], waiting: Waiting) -> int:
+        """Send a question and return its number; see `check` for what it raises."""
+        with self.guard:
+            self.check(waiting[2])
+            self._asked += 1
+            number = self._asked
+            frame = pack({"id": number, **question})
+            self.waiting[number] = waiting
+            self.outgoing += frame
+            self._send()
+        return number
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether something is left."""
+        with self.guard:
+            self._send()
+            return bool(self.outgoing)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # full, or its end, which is noticed where answers are read
+            while self.outgoing:
+                del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
+
+    def silent_for(self, passed: float) -> float:
+        """Return for how many seconds it has given no sign of life, `passed` of them since the last look."""
+        beats = self.holder.beats
+        before, silent = self._seen
+        self._seen = (beats, 0.0 if beats != before or not self.waiting else silent + passed)
+        return self._seen[1]
+
+    def end(self, how: str | None = None) -> list[Waiting]:
+        """End the process if it still runs; return who waits for answers that will not come."""
+        with self.guard:
+            if self.lost is not None:
+                return []
+            ended = self.holder.end()
+            self.lost = how or ended
+            left, self.waiting = list(self.waiting.values()), {}
+            session = self.holder.session
+            self.blamed = frozenset([session] if session else [session for *_, session in left])
+            self.connection.close()
+            self.holder.close()
+        return left
+
+
+class Exchange:
+    """The thread that reads what workers answer, notices when one has ended, and ends one that gives no sign of life."""
+
+    def __init__(self, silence: float) -> None:
+        """`silence` is for how many seconds a worker may owe an answer without a sign of life."""
+        self._silence = silence
+        self.deaths = 0
+        """Workers in a row that have ended before they answered anything."""
+        self._workers: dict[Worker, None] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ears, self._bell = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector.register(self._ears, selectors.EVENT_READ)
+        self._new: list[Worker] = []
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="kapelle-environment-workers", daemon=True)
+        self._thread.start()
+
+    def add(self, worker: Worker) -> None:
+        """Watch a worker that was started just now."""
+        self._new.append(worker)
+        self.ring()
+
+    def ring(self) -> None:
+        """Let the thread look now."""
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        """End all workers: first by closing their sockets, then by force."""
+        self._over = True
+        self.ring()
+        self._thread.join()
+        workers = [*self._workers, *self._new]
+        for worker in workers:
+            with suppress(OSError):
+                worker.connection.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + CLOSING
+        for worker in workers:
+            worker.holder.wait(max(0.0, until - time.monotonic()))
+            _tell(worker.end("the environment workers were closed"), worker)
+        self._selector.close()
+        self._ears.close()
+        self._bell.close()
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while not self._over:
+            ready = self._selector.select(LOOK)
+            self._admit()
+            answers: defaultdict[asyncio.AbstractEventLoop, list[tuple[Waiting, Any]]] = defaultdict(list)
+            for key, events in ready:
+                if key.data is None:
+                    self._ears.recv(CHUNK)
+                elif key.data in self._workers:
+                    self._read(key.data, events, answers)
+            for loop, given in answers.items():
+                with suppress(RuntimeError):  # that loop has ended: nobody waits any more
+                    loop.call_soon_threadsafe(partial(_deliver, given))
+            now = time.monotonic()
+            passed = now - looked
+            # A longer time between two looks is a pause of this whole process and counts for one look.
+            for worker in list(self._workers):
+                counted = min(passed, 2 * LOOK)
+                still = worker.holder.still(counted if worker.waiting else 0.0)
+                if worker.silent_for(counted) > self._silence:
+                    still = f"an environment worker gave no sign of life for {self._silence:g} s"
+                if still is not None:
+                    self._bury(worker, still)
+            looked = now
+
+    def _admit(self) -> None:
+        while self._new:
+            worker = self._new.pop()
+            self._workers[worker] = None
+            self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        for worker in self._workers:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.flush() else 0)
+            if self._selector.get_key(worker.connection).events != events:
+                self._selector.modify(worker.connection, events, worker)
+
+    def _read(self, worker: Worker, events: int, answers: Mapping[Any, list[tuple[Waiting, Any]]]) -> None:
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = worker.connection.recv(CHUNK)
+            for answer in worker.frames.feed(data):
+                if answer["id"] == 0 and "error" in answer:
+                    worker.refused = engine_error(answer["error"])
+                    data = b""  # it serves nobody
+                worker.answered += answer["id"] > 0
+                waiting = worker.waiting.pop(answer["id"], None)
+                if waiting is not None:
+                    answers[waiting[0]].append((waiting, answer))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            self._bury(worker)
+
+    def _bury(self, worker: Worker, how: str | None = None) -> None:
+        self._selector.unregister(worker.connection)
+        del self._workers[worker]
+        if how is None:
+            worker.holder.wait(LOOK)  # it has closed its socket and is about to end
+        left = worker.end(how)
+        memory = " If nobody sent the signal, memory ran out." if "SIGKILL" in str(worker.lost) else ""
+        logging.getLogger(__name__).warning(
+            "kapelle: %s (%s).%s Its episodes are played again in another one.",
+            worker.lost,
+            worker.holder.where,
+            memory,
+        )
+        self.deaths = 0 if worker.answered else self.deaths + 1
+        _tell(left, worker)
+
+
+def _deliver(given: list[tuple[Waiting, Any]]) -> None:
+    for (_, future, _), answer in given:
+        if future.done():
+            continue
+        if "error" in answer:
+            future.set_exception(error_from(answer["error"]))
+        else:
+            future.set_result(answer["value"])
+
+
+def _tell(left: list[Waiting], worker: Worker) -> None:
+    """Tell those who wait that no answer will come."""
+    for loop, future, session in left:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(partial(_fail, future, worker, session))
+
+
+def _fail(future: asyncio.Future[Any], worker: Worker, session: int) -> None:
+    if not future.done():
+        try:
+            worker.check(session)
+        except (EngineError, WorkerLost) as error:
+            future.set_exception(error)
+
 
 DEATHS = 20
 """Workers in a row that may die before they have answered anything; then the run stops."""
@@ -94,7 +462,13 @@ class EnvironmentWorkers(Closing):
                 exchange = self._exchange = Exchange(self._patience.environment + UNBREAKABLE)
                 self._end = weakref.finalize(self, _end_own, exchange, os.getpid())
             if exchange.deaths >= DEATHS:
-                raise EngineError(self._dying(exchange.deaths))
+                how = next(
+                    (worker.lost for worker in self._workers if worker is not None and worker.lost), "it died"
+                )
+                raise EngineError(
+                    f"{exchange.deaths} environment workers in a row have died before they answered anything; last, {how}. Look above for "
+                    "what they wrote, and check the machine's memory. `episode.environment_workers: 0` plays in this process."
+                )
             busy = [0 if w is None or w.lost is not None else w.sessions for w in self._workers]
             place = busy.index(min(busy))
             worker = self._workers[place]
@@ -103,13 +477,6 @@ class EnvironmentWorkers(Closing):
                 exchange.add(worker)
             worker.sessions += 1
             return worker
-
-    def _dying(self, deaths: int) -> str:
-        how = next((worker.lost for worker in self._workers if worker is not None and worker.lost), "it died")
-        return (
-            f"{deaths} environment workers in a row have died before they answered anything; last, {how}. Look above for "
-            "what they wrote, and check the machine's memory. `episode.environment_workers: 0` plays in this process."
-        )
 
     async def ask(self, worker: Worker, session: int, question: Mapping[str, Any]) -> Any:
         """Return a worker's answer; raises what it raised, WorkerLost, or EngineError if it could not begin."""

@@ -19,8 +19,7 @@ from typing import Any
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import open_world
 from kapelle.errors import EpisodeError
-from kapelle.rollout.workers.messages import VERSION, Frames, error_form, pack
-from kapelle.rollout.workers.session import Session
+from kapelle.rollout.workers.session import VERSION, Frames, Session, error_form, pack
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.descriptors import raise_limit

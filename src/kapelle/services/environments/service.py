@@ -14,8 +14,7 @@ import grpc
 from kapelle.environment import Answerable, Environment, Recorded, Scripted
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.environments.elsewhere import WorkerLost
-from kapelle.rollout.workers.messages import error_form
-from kapelle.rollout.workers.session import OpenWorld, Session
+from kapelle.rollout.workers.session import OpenWorld, Session, error_form
 from kapelle.runtime.deadlines import Patience, call, patience_here
 from kapelle.services.environments.answers import (
     act_message,

@@ -14,7 +14,7 @@ from kapelle import errors
 from kapelle.errors import EngineError
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import make_play
-from kapelle.rollout.workers.process import HeldHere, Hold
+from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.setup.model_loading import build_engine, load_models
 from kapelle.setup.recipe import resolve

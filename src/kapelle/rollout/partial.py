@@ -17,7 +17,7 @@ from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeUnderWay:
+class PartialEpisode:
     """One episode that has not ended."""
 
     seed: int
@@ -38,13 +38,13 @@ class EpisodeUnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupUnderWay:
+class PartialGroup:
     """The episodes of one task, of which some may have ended."""
 
     task: Task
     number: int
     """The step whose play began it."""
-    episodes: tuple[Episode | EpisodeUnderWay, ...]
+    episodes: tuple[Episode | PartialEpisode, ...]
 
     @property
     def done(self) -> bool:
@@ -75,7 +75,7 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 
 
 def as_recorded(
-    left: EpisodeUnderWay, turns: Sequence[Turn], payments: Sequence[Payment]
+    left: PartialEpisode, turns: Sequence[Turn], payments: Sequence[Payment]
 ) -> tuple[tuple[Turn, ...], tuple[Payment, ...]]:
     """Return turns and payments of an episode that went on, those from before in the order in which they were recorded.
 
@@ -97,11 +97,11 @@ def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
     return found
 
 
-def unfinished_turns(groups: Iterable[GroupUnderWay]) -> list[Turn]:
+def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
     """Return what was sampled and is trained on, of episodes that have not failed."""
     found: list[Turn] = []
     for each in (episode for group in groups for episode in group.episodes):
-        if isinstance(each, EpisodeUnderWay):
+        if isinstance(each, PartialEpisode):
             found += each.sampled
         elif each.error is None:
             found += each.turns
@@ -136,7 +136,7 @@ def answered_turn(turn: Turn, completion: Completion) -> Turn:
     return grown(known, completion.ids, completion.logprobs, completion.version, completion.weights_hash)
 
 
-def dump_under_way(groups: Iterable[GroupUnderWay]) -> str:
+def dump_partial(groups: Iterable[PartialGroup]) -> str:
     """Return groups as JSON lines, one per episode, every field exact."""
     lines: list[bytes] = []
     for place, group in enumerate(groups):
@@ -149,9 +149,9 @@ def dump_under_way(groups: Iterable[GroupUnderWay]) -> str:
     return b"".join(lines).decode("ascii")
 
 
-def load_under_way(text: str) -> list[GroupUnderWay]:
-    """Return what `dump_under_way` has written; raises DataError for a row in another form."""
-    groups: dict[int, tuple[int, list[Episode | EpisodeUnderWay]]] = {}
+def load_partial(text: str) -> list[PartialGroup]:
+    """Return what `dump_partial` has written; raises DataError for a row in another form."""
+    groups: dict[int, tuple[int, list[Episode | PartialEpisode]]] = {}
     tasks: dict[int, Task] = {}
     for line in text.splitlines():
         row: dict[str, Json] = json.loads(line)
@@ -163,5 +163,5 @@ def load_under_way(text: str) -> list[GroupUnderWay]:
             continue
         one, two = row["recorded"], row["recorded"] + row["drafts"]
         parts = episode.turns[:one], episode.turns[one:two], episode.turns[two:]
-        members.append(EpisodeUnderWay(episode.seed, *parts, episode.payments))
-    return [GroupUnderWay(tasks[place], number, tuple(own)) for place, (number, own) in groups.items()]
+        members.append(PartialEpisode(episode.seed, *parts, episode.payments))
+    return [PartialGroup(tasks[place], number, tuple(own)) for place, (number, own) in groups.items()]

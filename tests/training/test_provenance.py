@@ -25,7 +25,7 @@ from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.file_contents import content_of, folder_content
 from kapelle.setup.recipe import resolve
-from kapelle.training.circumstances import changes, circumstances
+from kapelle.training.provenance import changes, circumstances
 
 
 def write(file: Path, count: int) -> None:
@@ -122,7 +122,7 @@ def test_what_the_machine_and_the_packages_are_now_is_said(
     monkeypatch.setattr(
         "kapelle.runtime.versions.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
     )
-    monkeypatch.setattr("kapelle.training.circumstances._processor", lambda: ("Another One", "avx2"))
+    monkeypatch.setattr("kapelle.training.provenance._processor", lambda: ("Another One", "avx2"))
     torch.set_num_threads(threads + 1)
     try:
         said = train(run, settings(data), resume=True)

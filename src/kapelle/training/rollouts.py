@@ -1,0 +1,237 @@
+"""Which tasks a step of training plays."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kapelle.algorithm import Algorithm
+from kapelle.environment import Environment
+from kapelle.environments.bounded_worlds import task_of
+from kapelle.errors import ParityError
+from kapelle.metrics.definitions import is_dead, own_returns
+from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
+from kapelle.rollout.play import Enough, Play, begun, play_groups, shared_rollout
+from kapelle.rows import turns_of
+from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.schema import RunConfig, TrainingConfig
+from kapelle.types import Group, Task
+
+
+def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
+    """Return the tasks of a step: every task of a finite split once per epoch, in a new random order.
+
+    `attempt` gives another draw for the same step, of tasks that later steps play too.
+    """
+    count = config.training.tasks_per_step
+    size = environment.size("train")
+    offset = attempt * config.training.steps
+    cursors = range((step - 1 + offset) * count, (step + offset) * count)
+    if size is None:
+        return [
+            task_of(environment, "train", derive_seed(config.seed, "task", cursor) >> 16)
+            for cursor in cursors
+        ]
+    orders: dict[int, list[int]] = {}
+    for epoch in {cursor // size for cursor in cursors}:
+        orders[epoch] = list(range(size))
+        random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
+    return [task_of(environment, "train", orders[cursor // size][cursor % size]) for cursor in cursors]
+
+
+# -------- The episodes of one step of training
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedStep:
+    """What a step has played."""
+
+    groups: list[Group]
+    """Those that are done: what is learned from."""
+    left: tuple[PartialGroup, ...] = ()
+    """Those that the next step goes on with (`training.partial_rollouts`)."""
+
+
+def play_step(
+    play: Play, config: RunConfig, algorithm: Algorithm, number: int, left: Sequence[PartialGroup] = ()
+) -> PlayedStep:
+    """Play the tasks of step `number` (from 1); with `redraw`, replace groups without variance by further tasks.
+
+    `left` is what the step before has left. Depends on it, the settings, the number and the weights alone: in whichever
+    process it runs, the episodes are the same.
+    """
+    data = algorithm.data
+    seed = derive_seed(config.seed, "rollout", number)
+    tasks = training_tasks(play.environment, config, number)
+    if config.training.partial_rollouts:
+        pool = [*left, *begun(tasks, data.group_size, seed, number)]
+        # Play groups until the rest of them may be left.
+        played = run_async(lambda: play_groups(play, pool, enough_for(config.training, number, pool)))
+        done = [each.group for each in played if each.done]
+        return PlayedStep(done, tuple(each for each in played if not each.done))
+    groups = shared_rollout(play, tasks, data.group_size, seed)
+    returns = algorithm.returns or own_returns
+    for attempt in range(1, data.redraw + 1):
+        dead = [k for k, group in enumerate(groups) if is_dead(group, returns)]
+        if not dead:
+            break
+        others = training_tasks(play.environment, config, number, attempt)
+        again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
+        fresh = shared_rollout(play, again, data.group_size, other_seed)
+        for k, group in zip(dead, fresh, strict=True):
+            groups[k] = group
+    return PlayedStep(groups)
+
+
+def steps_ahead(training: TrainingConfig) -> int:
+    """Return how many steps are played before the one that is learned from.
+
+    All that `max_staleness` allows; with `partial_rollouts` one at most, so that episodes may be left for the others.
+    """
+    return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
+
+
+def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> Enough:
+    """Return when the play of step `number` may leave the rest of these groups.
+
+    When no more of them are left than may be, and those are done that would become older than `max_staleness` allows.
+    """
+    most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
+    oldest = number - (training.max_staleness - steps_ahead(training))
+    must = [place for place, group in enumerate(groups) if group.number <= oldest]
+
+    def enough(done: Sequence[bool]) -> bool:
+        return all(done[place] for place in must) and sum(done) >= len(groups) - most
+
+    return enough
+
+
+# -------- Rollouts that run ahead of the update: a bounded queue of steps that are played and not yet learned from
+#
+# With `max_staleness` k a step learns from episodes that the weights of k steps before sampled. The queue is part of the
+# checkpoint, because episodes of old weights cannot be sampled again.
+#
+# With `partial_rollouts` a step may leave groups unfinished; they wait here for the next one that is played.
+#
+# Where another process samples (`sampling_process.py`), the last of them is played while the step learns from the first.
+
+Left = Sequence[PartialGroup]
+"""The groups that a step has left unfinished, for the next one."""
+Pending = Callable[[], PlayedStep]
+"""Waits for the episodes of a step that another process plays."""
+
+
+class RolloutQueue:
+    """The queue, and which versions of each policy may be in it."""
+
+    def __init__(self, most: int, oldest: int | None = None) -> None:
+        """Allow at most `most` steps in the queue; 0 is on-policy.
+
+        `oldest` is how many steps older than the current ones weights may be, where groups are left from step to step.
+        """
+        self._most = most
+        self._oldest = most if oldest is None else oldest
+        self._queue: deque[list[Group]] = deque()
+        self._left: Left = ()
+        self._versions: deque[dict[str, int]] = deque(maxlen=self._oldest + 1)
+        self._pending: Pending | None = None
+
+    def take(
+        self,
+        number: int,
+        versions: Mapping[str, int],
+        play: Callable[[int, Left], PlayedStep],
+        begin: Callable[[int, Left], Pending] | None = None,
+    ) -> list[Group]:
+        """Return the groups of step `number`, playing steps until the queue is full.
+
+        `versions` are those of the current weights. The last step that the queue has room for is only begun with `begin`,
+        if it is not the one that is returned: `settle` waits for it. Raises ParityError if other weights sampled.
+        """
+        assert self._pending is None, "what a step began is settled before the next one"
+        self._versions.append(dict(versions))
+        while len(self._queue) <= self._most:
+            if begin is not None and self._queue and len(self._queue) == self._most:
+                self._pending = begin(number + len(self._queue), self._left)
+                break
+            self._keep(play(number + len(self._queue), self._left))
+        groups = self._queue.popleft()
+        self._refuse_other_weights(groups, self._versions)
+        return groups
+
+    def settle(self) -> tuple[PlayedStep, Mapping[str, int]] | None:
+        """Wait for the step that was begun and put it into the queue; return it and the versions that played it.
+
+        None if none was begun. Raises ParityError if other weights sampled than those that were current when it began.
+        """
+        if self._pending is None:
+            return None
+        played = self._pending()
+        self._keep(played)
+        self._pending = None
+        return played, self._versions[-1]
+
+    def _keep(self, played: PlayedStep) -> None:
+        """Put a step that the current weights played into the queue; what older ones had begun may be of those."""
+        went_on = [group.task for group in self._left]
+        begun_now = [group for group in played.groups if group.task not in went_on]
+        self._refuse_other_weights(begun_now, [self._versions[-1]])
+        self._refuse_other_weights(played.groups, self._versions)
+        self._queue.append(played.groups)
+        self._left = played.left
+
+    def _refuse_other_weights(
+        self, groups: Sequence[Group], allowed: Sequence[Mapping[str, int]] | deque[dict[str, int]]
+    ) -> None:
+        sampled = [(turn, version) for _, turn in turns_of(groups) for version, _ in turn.runs]
+        for turn, version in sampled:
+            if all(version != versions[turn.policy] for versions in allowed):
+                raise ParityError(
+                    f"Agent '{turn.agent}' sampled with version {version} of policy '{turn.policy}', but version "
+                    f"{allowed[-1][turn.policy]} was published: the rollout engine did not take the new weights."
+                )
+
+    def staleness(self, groups: Sequence[Group]) -> float:
+        """Return the mean age in steps, over turns, of the weights that sampled; of a turn the mean over its tokens."""
+        ages: list[float] = []
+        for _, turn in turns_of(groups):
+            held = [versions[turn.policy] for versions in self._versions]
+            found = {version: len(held) - 1 - k for k, version in enumerate(held)}
+            ages.append(
+                sum(found[version] * tokens for version, tokens in turn.versions) / len(turn.completion_ids)
+                if turn.versions
+                else found[turn.version]
+            )
+        return sum(ages) / len(ages) if ages else 0.0
+
+    def mark(self) -> Callable[[], None]:
+        """Return a function that restores the queue and its versions as they are now, with nothing under way."""
+        queue, versions, left = self._queue.copy(), self._versions.copy(), self._left
+
+        def restore() -> None:
+            self._queue, self._versions, self._left, self._pending = queue, versions, left, None
+
+        return restore
+
+    def state(self) -> dict[str, object]:
+        """Return the queue and its versions as plain values."""
+        assert self._pending is None, "a checkpoint is written between steps"
+        return {
+            "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
+            "versions": [dict(versions) for versions in self._versions],
+            **({"left": dump_partial(self._left)} if self._left else {}),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._queue = deque(
+            load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
+        )
+        self._versions = deque((dict(each) for each in state["versions"]), maxlen=self._oldest + 1)
+        self._left = load_partial(state.get("left", ""))
