@@ -25,7 +25,7 @@ from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.file_contents import content_of, folder_content
 from kapelle.setup.recipe import resolve
-from kapelle.training.provenance import changes, circumstances
+from kapelle.training.provenance import changes, provenance_of
 
 
 def write(file: Path, count: int) -> None:
@@ -255,14 +255,14 @@ class TestContents:
             sections(environment={"name": "mixture", "parts": parts}, workflow={"name": f"{own}:Mine"})
         )
         with Trainer(config) as trainer:
-            found = circumstances(config, trainer.team, {})["data"]
+            found = provenance_of(config, trainer.team, {})["data"]
         assert {Path(name).parent.name for name in found if name.endswith("jsonl")} == {"data", "more"}
         assert found[str(own)] == sha256(own)
         debate = resolve(
             sections(environment={"name": "debate_topics", "path": str(tmp_path / "motions.txt")})
         )
         with Trainer(config) as trainer:
-            assert list(circumstances(debate, trainer.team, {})["data"]) == [str(tmp_path / "motions.txt")]
+            assert list(provenance_of(debate, trainer.team, {})["data"]) == [str(tmp_path / "motions.txt")]
 
     def test_weights_that_a_run_begins_from_are_recorded_and_not_compared(self, tmp_path: Path) -> None:
         with Trainer(**sections()) as trainer:
