@@ -264,7 +264,7 @@ async def test_an_error_outside_the_rows_reaches_everybody_who_waits(monkeypatch
     async def broken(*_: object) -> None:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(LocalEngine, "_all_here", broken)
+    monkeypatch.setattr("kapelle.engines.rollout.local.engine.wait_for_requests", broken)
     found = await asyncio.wait_for(
         asyncio.gather(ask(sampler, 1), ask(sampler, 2), return_exceptions=True), 60
     )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kapelle.engines.rollout.protocol import Completion, Hear, Request
+from kapelle.engines.rollout.protocol import Completion, OnTokens, Request
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
 from kapelle.rollout.play import Play, rollout
@@ -64,16 +64,16 @@ class Reciting:
     async def generate(self, request: Request) -> Completion:
         return await self.stream(request, None)
 
-    async def stream(self, request: Request, hear: Hear | None) -> Completion:
+    async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         self.asked.append(request)
         try:
             if self._begin is not None:
                 await self._begin(request)
             ids = self.renderer(request.policy).completion(self._script(request))
             for start in range(0, max(0, len(ids) - 4), 3):
-                if hear is None:
+                if on_tokens is None:
                     break
-                hear(ids[start : start + 3], (0.0,) * len(ids[start : start + 3]))
+                on_tokens(ids[start : start + 3], (0.0,) * len(ids[start : start + 3]))
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.broken_off.append(request)

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import BreaksOff, ChecksItself
+from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself
 from kapelle.environment import (
     Alive,
     Environment,
@@ -231,7 +231,7 @@ def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
             redraws
         ),
         f"the engine `{config.engine.name}` cannot hand out what it has sampled so far: set `engine.name: local`": (
-            not isinstance(config.engine, BreaksOff)
+            not isinstance(config.engine, AllowsInterrupts)
         ),
     }
     for reason, holds in reasons.items():

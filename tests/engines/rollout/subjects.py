@@ -118,7 +118,7 @@ def vllm_server_stand_in(*, sglang: bool = False) -> Subject:
 
 
 def vllm() -> Subject:
-    from kapelle.engines.rollout.vllm.in_process import InProcess
+    from kapelle.engines.rollout.vllm.sampler import InProcess
 
     @contextmanager
     def breaking() -> Iterator[None]:

@@ -113,10 +113,10 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_episode_goes_on(play: Play
     """As where a team is served: a program may go on with less."""
 
     class Narrow(Reciting):
-        async def stream(self, request: Request, hear: Any) -> Any:
+        async def stream(self, request: Request, on_tokens: Any) -> Any:
             if len(request.prompt_ids) > 200:
                 raise ContextError("The prompt has too many tokens.")
-            return await super().stream(request, hear)
+            return await super().stream(request, on_tokens)
 
     with staged(play, Narrow(lambda _: "words")) as stage, connected(stage.url) as client:
         own = begun(client)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import (
     Completion,
-    Hear,
     Interrupted,
     Interruptible,
+    OnTokens,
     Renderer,
     Request,
     RolloutEngine,
     ServesCallers,
-    heard,
     notes_of,
+    stream_or_generate,
 )
 
 
@@ -49,9 +49,9 @@ class ComposedEngine:
             if isinstance(engine, ServesCallers):
                 engine.serve()
 
-    async def stream(self, request: Request, hear: Hear | None) -> Completion:
-        """Return one completion from the engine that holds the policy; `hear` gets its tokens as they come."""
-        return await heard(self._engine_of[request.policy], request, hear)
+    async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
+        """Return one completion from the engine that holds the policy; `on_tokens` gets its tokens as they come."""
+        return await stream_or_generate(self._engine_of[request.policy], request, on_tokens)
 
     async def interrupt(self) -> Sequence[Interrupted]:
         """Break off the requests of the engines that can, one engine after another; the others' are waited for."""

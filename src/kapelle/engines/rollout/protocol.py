@@ -146,7 +146,7 @@ class EngineSettings(Protocol):
 
 
 @runtime_checkable
-class BreaksOff(Protocol):
+class AllowsInterrupts(Protocol):
     """Settings of an engine that is `Interruptible`."""
 
     @property
@@ -174,7 +174,7 @@ class HasNotes(Protocol):
         ...
 
 
-Hear = Callable[[Sequence[int], Sequence[float]], None]
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 """Takes the next token ids of an answer and their log-probs."""
 
 
@@ -186,8 +186,8 @@ class ServesCallers(Protocol):
         """Let no answer wait for others, from now on; what is sampled then need not repeat to the bit."""
         ...
 
-    async def stream(self, request: Request, hear: Hear | None) -> Completion:
-        """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
+    async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
+        """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
         ...
 
 
@@ -207,10 +207,12 @@ class KnowsAlternatives(Protocol):
         ...
 
 
-async def heard(engine: RolloutEngine, request: Request, hear: Hear | None) -> Completion:
-    """Return one completion; `hear` gets its tokens as they come, from engines that can tell."""
-    if hear is not None and isinstance(engine, ServesCallers):
-        return await engine.stream(request, hear)
+async def stream_or_generate(
+    engine: RolloutEngine, request: Request, on_tokens: OnTokens | None
+) -> Completion:
+    """Return one completion; `on_tokens` gets its tokens as they come, from engines that can stream."""
+    if on_tokens is not None and isinstance(engine, ServesCallers):
+        return await engine.stream(request, on_tokens)
     return await engine.generate(request)
 
 

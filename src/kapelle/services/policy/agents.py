@@ -10,7 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from kapelle.engines.rollout.protocol import Completion, KnowsAlternatives, Likeliest, Request, heard
+from kapelle.engines.rollout.protocol import (
+    Completion,
+    KnowsAlternatives,
+    Likeliest,
+    Request,
+    stream_or_generate,
+)
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
 from kapelle.runtime.seeds import derive_seed
@@ -143,10 +149,12 @@ class Agents:
         async def one(choice: int, seed: int) -> Completion:
             request = self._request(prompt, seed)
 
-            def hear(ids: Sequence[int], logprobs: Sequence[float]) -> None:
+            def on_tokens(ids: Sequence[int], logprobs: Sequence[float]) -> None:
                 tell(News(choice, ids, logprobs))
 
-            completion = checked(await heard(self.play.engine, request, hear if listening else None), policy)
+            completion = checked(
+                await stream_or_generate(self.play.engine, request, on_tokens if listening else None), policy
+            )
             if listening:
                 tell(Done(choice, completion, len(prompt.ids)))
             return completion

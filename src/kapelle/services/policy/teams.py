@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, heard
+from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, stream_or_generate
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.seeds import derive_seed
 from kapelle.services.http.refusals import Refusal, wrong
@@ -139,11 +139,11 @@ class _Overheard:
         words = Words(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
         self._say(request.agent, "", begins=True)
 
-        def hear(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
+        def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
             if words is not None:
                 self._say(request.agent, words.hear(ids))
 
-        completion = await heard(self._engine, request, hear)
+        completion = await stream_or_generate(self._engine, request, on_tokens)
         self._say(request.agent, completion.text if words is None else words.end(completion.text), ends=True)
         return completion
 

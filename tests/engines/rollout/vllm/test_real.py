@@ -18,13 +18,17 @@ from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weig
 from tests.engines.rollout.test_contract import WAYS, ask, ask_for, assert_true, words
 from tests.support.tiny import SIZE, frozen_copy, sections, stir
 
-from kapelle.engines.rollout.vllm.engine import VllmEngine
-from kapelle.engines.rollout.vllm.in_process import ENVIRONMENT, InProcess, start_in_process
-from kapelle.engines.rollout.vllm.published import Held, Shelf, base_model
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, Row, Sampled
+from kapelle.engines.rollout.vllm.engine import VllmEngine, VllmPolicy, WeightFiles, base_model
+from kapelle.engines.rollout.vllm.sampler import (
+    ENVIRONMENT,
+    AdapterFile,
+    InProcess,
+    Row,
+    Sampled,
+    start_in_process,
+)
 from kapelle.engines.rollout.vllm.served import Served
-from kapelle.engines.rollout.vllm.settings import Vllm
-from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly
+from kapelle.engines.rollout.vllm.settings import Vllm, installed, mixes_rightly
 from kapelle.errors import EngineError, ParityError
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
@@ -39,11 +43,11 @@ MODEL = {"embedded": {**SIZE, "hidden": 64}}
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InProcess, dict[str, Held]]]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InProcess, dict[str, VllmPolicy]]]:
     """vLLM on the contract's base, and its policies."""
-    shelf, model = Shelf(tmp_path_factory.mktemp("files")), base()
-    policies = {policy.name: shelf.begin(policy, model) for policy in POLICIES}
-    sampler = START(base_model(model, str(shelf.model(model, model.base_parameters())), list(POLICIES)))
+    files, model = WeightFiles(tmp_path_factory.mktemp("files")), base()
+    policies = {policy.name: files.begin(policy, model) for policy in POLICIES}
+    sampler = START(base_model(model, str(files.model(model, model.base_parameters())), list(POLICIES)))
     assert isinstance(sampler, InProcess)
     yield sampler, policies
     sampler.close()
@@ -72,8 +76,10 @@ def gap(policy: str, row: Sampled) -> float:
     return float((expected_T - torch.tensor(row.logprobs)).abs().max())
 
 
-def test_whether_rows_may_be_mixed_is_as_the_table_says(held: tuple[InProcess, dict[str, Held]]) -> None:
-    """Where it fails, this version does better or worse than `versions.MIXES_RIGHTLY` says."""
+def test_whether_rows_may_be_mixed_is_as_the_table_says(
+    held: tuple[InProcess, dict[str, VllmPolicy]],
+) -> None:
+    """Where it fails, this version does better or worse than `settings.MIXES_RIGHTLY` says."""
     sampler, policies = held
     alone = sampled(sampler, [None, None])
     adapters = sampled(sampler, [policies["a"].adapter, policies["b"].adapter])
@@ -84,7 +90,7 @@ def test_whether_rows_may_be_mixed_is_as_the_table_says(held: tuple[InProcess, d
     assert (gap("still", mixed[2]) <= 1e-4) == mixes_rightly(installed(), "cpu")
 
 
-def test_starting_it_leaves_the_process_as_it_was(held: tuple[InProcess, dict[str, Held]]) -> None:
+def test_starting_it_leaves_the_process_as_it_was(held: tuple[InProcess, dict[str, VllmPolicy]]) -> None:
     threads = torch.get_num_threads()
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -96,7 +102,7 @@ def test_starting_it_leaves_the_process_as_it_was(held: tuple[InProcess, dict[st
     assert ENVIRONMENT["VLLM_NO_USAGE_STATS"] == "1"
 
 
-def held_about(held: tuple[InProcess, dict[str, Held]]) -> Any:
+def held_about(held: tuple[InProcess, dict[str, VllmPolicy]]) -> Any:
     sampler, policies = held
     model = policies["a"].model
     return base_model(model, sampler._engine.model_config.model, list(POLICIES))
@@ -138,14 +144,14 @@ def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.Monke
 
 def test_parity_stops_a_run_whose_adapters_keep_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM does not read a folder again under a name that it knows."""
-    adapter, numbers = Shelf.adapter, dict[str, int]()
+    adapter, numbers = WeightFiles.adapter, dict[str, int]()
 
-    def under_one_name(self: Shelf, held: Held, *given: Any) -> AdapterFile:
+    def under_one_name(self: WeightFiles, held: VllmPolicy, *given: Any) -> AdapterFile:
         policy = held.policy.name
         number = numbers.setdefault(policy, len(numbers) + 1)
         return replace(adapter(self, held, *given), name=policy, number=number)
 
-    monkeypatch.setattr(Shelf, "adapter", under_one_name)
+    monkeypatch.setattr(WeightFiles, "adapter", under_one_name)
     monkeypatch.setattr(InProcess, "drop_adapter", lambda *_: None)
     with pytest.raises(ParityError):
         trained(3)

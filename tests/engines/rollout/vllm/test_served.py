@@ -18,9 +18,9 @@ from tests.engines.rollout.test_contract import ask, ask_for
 from tests.engines.rollout.vllm.stand_in_server import Serving
 
 from kapelle.engines.rollout.vllm import served
-from kapelle.engines.rollout.vllm.dialects import SGLANG, VLLM
 from kapelle.engines.rollout.vllm.engine import VllmEngine
 from kapelle.engines.rollout.vllm.sampler import BaseModel
+from kapelle.engines.rollout.vllm.served import SGLANG, VLLM
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import ConfigError, EngineError
 from kapelle.team import Policy

@@ -16,12 +16,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import likeliest
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
-from kapelle.engines.rollout.protocol import Completion, Hear, Interrupted, Likeliest, Request
+from kapelle.engines.rollout.protocol import Completion, Interrupted, Likeliest, OnTokens, Request
+from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -29,14 +29,14 @@ from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.attendance import Room, room
 from kapelle.team import Policy
 
-_Pending = Pending[RowOutput]
+_Pending = PendingRequest[RowOutput]
 
 SERVED_STEPS = 4
-"""Most tokens that rows generate, where callers come at any time, before others may join and hear what there is."""
+"""Most tokens that rows generate, where callers come at any time, before others may join and streams get what there is."""
 
 
 @dataclass(slots=True, eq=False)
-class _ModelQueue(Line[RowOutput]):
+class _ModelQueue(RequestQueue[RowOutput]):
     """One base model, the requests that wait for it, and those whose rows are in flight."""
 
     model: LanguageModel
@@ -56,12 +56,16 @@ class _ModelQueue(Line[RowOutput]):
             self.decoder.end([pending.output for pending in gone if pending.output is not None])
 
     def stream_new_tokens(self) -> None:
-        """Hand new tokens to those who hear them as they come."""
-        hearing = {id(pending.output): pending.hear for pending in self.in_flight if pending.hear is not None}
-        if hearing:
+        """Hand new tokens to the callers that stream them."""
+        streaming = {
+            id(pending.output): pending.on_tokens
+            for pending in self.in_flight
+            if pending.on_tokens is not None
+        }
+        if streaming:
             for output, ids, logprobs in self.decoder.new_tokens():
-                if (hear := hearing.get(id(output))) is not None:
-                    hear(ids, logprobs)
+                if (on_tokens := streaming.get(id(output))) is not None:
+                    on_tokens(ids, logprobs)
 
     def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
@@ -161,11 +165,11 @@ class LocalEngine:
         """Return one completion, decoded together with all other requests of this moment."""
         return await self.stream(request, None)
 
-    async def stream(self, request: Request, hear: Hear | None) -> Completion:
-        """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
+    async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
+        """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
         queue = self._policy(request.policy).queue
         self._start_pump()
-        return await queue.answer_to(request, hear)
+        return await queue.answer_to(request, on_tokens)
 
     def _start_pump(self) -> asyncio.Task[None]:
         """Return the task that answers requests, begun anew where none runs."""
@@ -239,7 +243,9 @@ class LocalEngine:
     async def _drain(self, here: Room) -> None:
         while self._breaking is not None or any(queue.busy for queue in self._queues):
             try:
-                await self._all_here(here)
+                await wait_for_requests(
+                    here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience
+                )
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
                 for queue in self._queues:
                     queue.enqueue_arrived()
@@ -266,10 +272,6 @@ class LocalEngine:
                     self._answer(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     _fail(queue.clear(), error)
-
-    async def _all_here(self, here: Room) -> None:
-        """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended."""
-        await all_here(here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience)
 
     def _join_waiting(self, queue: _ModelQueue) -> None:
         """Let the first waiting requests join the rows in flight, as many as there is room for."""

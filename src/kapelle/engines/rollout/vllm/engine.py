@@ -2,34 +2,43 @@
 
 Requests meet as in the local engine: when no coroutine can continue without an answer, all of them join the batch in a fixed
 order. What vLLM gets wrong silently is kept away from it: rows with and without an adapter are never in one batch
-(`versions.py`), new weights never have an old name (`published.py`), and weights of a whole model are loaded by starting anew.
+(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model are loaded by starting anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
+import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import cast
 
-from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
+from torch import Tensor
+
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.engines.rollout.vllm.published import Held, Shelf, base_model, fitting
-from kapelle.engines.rollout.vllm.sampler import BaseModel, Row, Sampled, Sampler, Start
-from kapelle.errors import EngineError, did_you_mean
-from kapelle.models.language_model import LanguageModel
+from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler, Start
+from kapelle.errors import EngineError, ModelError, did_you_mean
+from kapelle.models.language_model import DTYPES, LanguageModel
+from kapelle.models.lora_bank import layers_of
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.weights import weights_hash
+from kapelle.models.targets import named
+from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.runtime.attendance import Room, room
 from kapelle.team import Policy
 
-_Waiting = Pending[Row]
+_Waiting = PendingRequest[Row]
 
 
 @dataclass(slots=True, eq=False)
-class _Queue(Line[Row]):
+class _Queue(RequestQueue[Row]):
     """One base model, its sampler, and the requests for it."""
 
     model: LanguageModel
@@ -73,16 +82,16 @@ class VllmEngine:
         """
         self._start, self._mixes, self._max_rows, self._patience = start, mixes, max_rows, patience
         self._restarts = restarts
-        self._shelf = Shelf(folder)
+        self._files = WeightFiles(folder)
         self._rows = count()
         self._pump: asyncio.Task[None] | None = None
         played = [policy for policy in policies if policy.endpoint is None]
-        self._held = {policy.name: self._shelf.begin(policy, models[policy.base]) for policy in played}
+        self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in played}
         self._queues: dict[int, _Queue] = {}
         # Also when nobody closes the engine: a server and gigabytes of files would stay.
-        self._end = weakref.finalize(self, _release, self._queues, self._shelf)
-        for model in {id(held.model): held.model for held in self._held.values()}.values():
-            own = [held.policy for held in self._held.values() if held.model is model]
+        self._end = weakref.finalize(self, _release, self._queues, self._files)
+        for model in {id(loaded.model): loaded.model for loaded in self._policies.values()}.values():
+            own = [loaded.policy for loaded in self._policies.values() if loaded.model is model]
             self._queues[id(model)] = _Queue(model, base_model(model, self._path(model), own))
         try:
             for queue in self._queues.values():
@@ -96,16 +105,18 @@ class VllmEngine:
     @property
     def policies(self) -> Sequence[str]:
         """Names of the policies that it holds."""
-        return tuple(self._held)
+        return tuple(self._policies)
 
     @property
     def notes(self) -> Sequence[str]:
         """What the models' chat templates do not take, and what is done about it."""
-        return tuple(dict.fromkeys(n for held in self._held.values() for n in held.model.renderer.notes))
+        return tuple(
+            dict.fromkeys(n for loaded in self._policies.values() for n in loaded.model.renderer.notes)
+        )
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
-        return self._find(policy).model.renderer
+        return self._policy(policy).model.renderer
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, sampled together with the other requests of this moment."""
@@ -117,8 +128,8 @@ class VllmEngine:
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights: an adapter under a new name, a whole model by starting vLLM on it anew."""
-        held, queue = self._find(policy), self._queue(policy)
-        given = fitting(held, weights)
+        loaded, queue = self._policy(policy), self._queue(policy)
+        given = checked_weights(loaded, weights)
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
         elif queue.in_flight:
@@ -126,21 +137,21 @@ class VllmEngine:
                 f"Policy '{policy}' got new weights while {len(queue.in_flight)} requests to its base model are unfinished. "
                 "Load weights when all are answered."
             )
-        if held.adapter is None and not self._restarts:
+        if loaded.adapter is None and not self._restarts:
             raise EngineError(
                 f"Policy '{policy}' is a whole model, and a server that runs elsewhere takes adapters alone. Set "
                 "`engine.server: start`, or leave `engine.server` out."
             )
-        if held.adapter is None:
-            self._restart_on(queue, self._shelf.model(held.model, given))
+        if loaded.adapter is None:
+            self._restart_on(queue, self._files.model(loaded.model, given))
         else:
-            old, held.adapter = held.adapter, self._shelf.adapter(held, given, version)
+            old, loaded.adapter = loaded.adapter, self._files.adapter(loaded, given, version)
             if queue.sampler is not None:
                 queue.sampler.drop_adapter(old)
                 queue.sampler.forget_prefixes()
-            self._shelf.drop(old.folder)
-        held.version = version
-        held.hash = weights_hash(given)
+            self._files.drop(old.folder)
+        loaded.version = version
+        loaded.hash = weights_hash(given)
 
     def release_caches(self) -> None:
         """Let vLLM give back the memory of its device until the next request; on a CPU nothing is freed."""
@@ -154,14 +165,14 @@ class VllmEngine:
 
     def close(self) -> None:
         """Stop vLLM and delete the files that it read; a second call does nothing."""
-        self._held.clear()
+        self._policies.clear()
         self._end()
 
     def _path(self, model: LanguageModel) -> str:
         """Return where vLLM finds a base: where it was read from, or a copy of what is in memory."""
         if Path(model.name).expanduser().is_dir():
             return str(Path(model.name).expanduser())
-        return str(self._shelf.model(model, model.base_parameters()))
+        return str(self._files.model(model, model.base_parameters()))
 
     def _restart_on(self, queue: _Queue, folder: Path) -> None:
         """Start vLLM on other base weights; loading them into a running one leaves a wrong model (0.32.0, on a CPU)."""
@@ -169,7 +180,7 @@ class VllmEngine:
         queue.close()
         queue.about = replace(queue.about, path=str(folder))
         queue.sampler = self._start(queue.about)
-        self._shelf.drop(old)
+        self._files.drop(old)
 
     def _forget_interrupted(self) -> None:
         """Drop what an interrupted run left here: nothing waits for it."""
@@ -184,7 +195,9 @@ class VllmEngine:
         queues = list(self._queues.values())
         while any(queue.busy for queue in queues):
             try:
-                await all_here(here, lambda: sum(len(queue.arrived) for queue in queues), self._patience)
+                await wait_for_requests(
+                    here, lambda: sum(len(queue.arrived) for queue in queues), self._patience
+                )
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
                 for queue in queues:
                     _fail(queue, error)
@@ -233,13 +246,13 @@ class VllmEngine:
         taken = set(map(id, joining))
         queue.waiting = [pending for pending in queue.waiting if id(pending) not in taken]
         for pending in joining:
-            held = self._find(pending.request.policy)
+            loaded = self._policy(pending.request.policy)
             row = Row(
                 str(next(self._rows)),
                 pending.request.prompt_ids,
                 pending.request.sampling,
                 pending.request.seed,
-                held.adapter,
+                loaded.adapter,
             )
             try:
                 queue.sampler.add(row)
@@ -250,7 +263,7 @@ class VllmEngine:
             pending.start_clock()
 
     def _kind(self, pending: _Waiting) -> bool:
-        return self._find(pending.request.policy).adapter is None
+        return self._policy(pending.request.policy).adapter is None
 
     def _answer(self, queue: _Queue, sampled: Sampled) -> None:
         pending = queue.in_flight.pop(sampled.id, None)
@@ -259,7 +272,7 @@ class VllmEngine:
         if sampled.error is not None:
             pending.fail(EngineError(sampled.error))
             return
-        held = self._find(pending.request.policy)
+        loaded = self._policy(pending.request.policy)
         text = str(queue.model.tokenizer.decode(list(sampled.ids), skip_special_tokens=True))
         for stop in pending.request.sampling.stop:
             text = text.partition(stop)[0]
@@ -269,29 +282,29 @@ class VllmEngine:
                 sampled.logprobs,
                 "stop" if sampled.stopped else "length",
                 text,
-                held.version,
-                held.hash,
+                loaded.version,
+                loaded.hash,
             )
         )
 
     def _queue(self, policy: str) -> _Queue:
-        return self._queues[id(self._find(policy).model)]
+        return self._queues[id(self._policy(policy).model)]
 
-    def _find(self, policy: str) -> Held:
-        if policy not in self._held:
+    def _policy(self, policy: str) -> VllmPolicy:
+        if policy not in self._policies:
             raise EngineError(
-                f"The engine vllm holds no policy '{policy}'.{did_you_mean(policy, self._held)}"
+                f"The engine vllm holds no policy '{policy}'.{did_you_mean(policy, self._policies)}"
             )
-        return self._held[policy]
+        return self._policies[policy]
 
 
-def _release(queues: Mapping[int, _Queue], shelf: Shelf) -> None:
+def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
     """Stop the samplers and delete the files."""
     try:
         for queue in queues.values():
             queue.close()
     finally:
-        shelf.close()
+        files.close()
 
 
 def _fail(queue: _Queue, error: Exception) -> None:
@@ -305,3 +318,117 @@ def _fail(queue: _Queue, error: Exception) -> None:
         queue.close()
     except Exception:  # noqa: BLE001 - it was broken before
         queue.sampler = None
+
+
+@dataclass(slots=True)
+class VllmPolicy:
+    """One policy: which model it stands on, and the weights that answer for it now."""
+
+    policy: Policy
+    model: LanguageModel
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of its weights by name."""
+    hash: str
+    version: int = 0
+    adapter: AdapterFile | None = None
+
+
+class WeightFiles:
+    """A folder of published weights: adapters under names of their own, and whole models.
+
+    vLLM knows an adapter by its name and number and keeps what it has read once, so that new weights under an old name are
+    not used. Every publish therefore makes a new name, and the old files go as soon as the new ones are in place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count(1)
+        self._own = secrets.token_hex(4)
+        """Part of every name: several processes may publish to one server."""
+
+    def begin(self, policy: Policy, model: LanguageModel) -> VllmPolicy:
+        """Return a policy as it is in the trainer's memory; its adapter is written here."""
+        weights = model.bank.parameters(policy.name) if policy.lora else model.base_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        loaded = VllmPolicy(policy, model, shapes, weights_hash(weights))
+        if policy.lora is not None:
+            loaded.adapter = self.adapter(loaded, weights, 0)
+        return loaded
+
+    def adapter(self, loaded: VllmPolicy, weights: Mapping[str, Tensor], version: int) -> AdapterFile:
+        """Write a policy's adapter under a name that was never used."""
+        assert loaded.policy.lora is not None
+        number = next(self._numbers)
+        name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', loaded.policy.name)}-{version}-{number}-{self._own}"
+        with _writing(f"the adapter of policy '{loaded.policy.name}'", self._folder):
+            save_adapter(
+                self._folder / name, weights, named(layers_of(loaded.model.model), loaded.policy.lora), "base"
+            )
+        return AdapterFile(name, number, self._folder / name)
+
+    def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
+        """Write a base with these weights as a folder of `transformers`, tokeniser included."""
+        from safetensors.torch import save_file
+
+        folder = self._folder / f"model-{next(self._numbers)}"
+        with _writing("a base model", self._folder):
+            folder.mkdir(parents=True)
+            config = deepcopy(model.model.config)
+            config.architectures = [type(model.model).__name__]
+            config.save_pretrained(folder)
+            model.tokenizer.save_pretrained(folder)
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+    def drop(self, folder: Path) -> None:
+        """Delete files of this folder; others stay where they are."""
+        if folder.is_relative_to(self._folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Delete everything that was written."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def checked_weights(loaded: VllmPolicy, weights: Mapping[str, object]) -> Mapping[str, Tensor]:
+    """Return weights for a policy; EngineError when names or shapes are not those of the policy."""
+    given = cast("Mapping[str, Tensor]", weights)
+    if loaded.shapes.keys() != given.keys():
+        odd = min(loaded.shapes.keys() ^ given.keys())
+        raise EngineError(
+            f"The weights of policy '{loaded.policy.name}' do not fit: '{odd}' is on one side only."
+        )
+    for name, shape in loaded.shapes.items():
+        if tuple(given[name].shape) != shape:
+            raise EngineError(
+                f"The weights of policy '{loaded.policy.name}' do not fit: '{name}' is {tuple(given[name].shape)}, and "
+                f"{shape} here."
+            )
+    return given
+
+
+def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseModel:
+    """Return what vLLM is told of a base that these policies stand on."""
+    loras = [policy.lora for policy in policies if policy.lora is not None]
+    return BaseModel(
+        path,
+        next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
+        model.renderer.context,
+        tuple(sorted(model.end_ids)),
+        len(loras),
+        max((lora.rank for lora in loras), default=0),
+    )
+
+
+@contextmanager
+def _writing(what: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except OSError as error:
+        raise EngineError(
+            f"The files with which vLLM gets {what} cannot be written to {folder}: {error.strerror}. Free room there, or set "
+            "TMPDIR to a folder that has some."
+        ) from error

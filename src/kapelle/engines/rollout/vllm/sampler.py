@@ -1,13 +1,34 @@
-"""What the engine asks of vLLM, as a protocol: `in_process.py` asks it of vLLM's LLM engine, tests of a stand-in."""
+"""What the engine asks of vLLM, as a protocol, and vLLM's LLM engine in this process: the only module that imports vLLM.
+
+vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and wants
+its own threads. Here the generators and torch go on as they were.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from kapelle.types import Sampling
+import torch
+
+from kapelle.errors import EngineError
+from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.types import Json, Sampling
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks for which vLLM makes room."""
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample here, at moments that do not depend on time
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes in the same threads
+}
+"""What vLLM reads while it is imported; a variable that is set already is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +118,150 @@ class Sampler(Protocol):
 
 Start = Callable[[BaseModel], Sampler]
 """Starts vLLM on a base model."""
+
+
+def start_in_process(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> Sampler:
+    """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with _preserved_state():
+        try:
+            return InProcess(arguments(kv_gib, max_rows, options, about), about)
+        except Exception as error:
+            raise EngineError(
+                f"vLLM did not start on '{about.path}': {error}. Arguments of vLLM's own can be given as `engine.options`."
+            ) from error
+
+
+def arguments(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> dict[str, Any]:
+    """Return vLLM's engine arguments for a base model."""
+    lora: dict[str, Any] = {}
+    if about.adapters:
+        if about.rank > RANKS[-1]:
+            raise EngineError(
+                f"vLLM takes adapters up to rank {RANKS[-1]}, not {about.rank}. Lower `team.lora.rank`."
+            )
+        lora = {
+            "enable_lora": True,
+            "max_loras": about.adapters,
+            "max_cpu_loras": 2 * about.adapters,  # old and new ones during a publish
+            "max_lora_rank": next(rank for rank in RANKS if rank >= about.rank),
+        }
+    return {
+        "model": about.path,
+        "dtype": about.dtype,
+        "max_model_len": about.context,
+        "max_num_seqs": max_rows,
+        "kv_cache_memory_bytes": int(kv_gib * 2**30),
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no defaults of the model's: a request says how it is sampled
+        "enforce_eager": not torch.cuda.is_available(),
+        "enable_sleep_mode": torch.cuda.is_available(),
+        "disable_log_stats": True,
+        "seed": 0,
+        **lora,
+        **options,
+    }
+
+
+class InProcess:
+    """One base model in vLLM's LLM engine."""
+
+    def __init__(self, given: Mapping[str, Any], about: BaseModel) -> None:
+        if not torch.cuda.is_available():
+            import torch._dynamo as dynamo
+
+            # Compiling a few small functions for a CPU takes a minute and more, and saves milliseconds.
+            dynamo.config.disable = True
+        from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+        from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
+
+        self._ends = list(about.ends)
+        self._asleep = False
+        self._sleeps = bool(given["enable_sleep_mode"])
+        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**given))
+
+    def add(self, row: Row) -> None:
+        """Let a row join the batch."""
+        from vllm import SamplingParams  # type: ignore[import-not-found]
+        from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+        if self._asleep:
+            self._engine.wake_up()
+            self._engine.reset_prefix_cache()
+            self._asleep = False
+        asked = row.sampling
+        params = SamplingParams(
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=row.seed,
+            stop=list(asked.stop),
+            stop_token_ids=self._ends,
+            ignore_eos=True,  # the ends of a turn are those above, for every model
+            logprobs=0,
+            detokenize=bool(asked.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        adapter = row.adapter
+        request = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.folder))
+        prompt = {"prompt_token_ids": list(row.prompt)}
+        self._engine.add_request(row.id, prompt, params, lora_request=request)
+
+    def step(self) -> Sequence[Sampled]:
+        """Sample a token of each row and return the rows that finished."""
+        return [sampled_row(output) for output in self._engine.step() if output.finished]
+
+    def abort(self, rows: Sequence[str]) -> None:
+        """Drop rows by id."""
+        self._engine.abort_request(list(rows))
+
+    def forget_prefixes(self) -> None:
+        """Empty the KV cache."""
+        if not self._asleep:
+            self._engine.reset_prefix_cache()
+
+    def drop_adapter(self, adapter: AdapterFile) -> None:
+        """Forget an adapter; one that no row has asked for is not known."""
+        if adapter.number in self._engine.list_loras():
+            self._engine.remove_lora(adapter.number)
+
+    def sleep(self) -> None:
+        """Give a GPU's memory back: weights go to the host's, the KV cache is dropped."""
+        if self._sleeps and not self._asleep:
+            self._engine.sleep(level=1)
+            self._asleep = True
+
+    def close(self) -> None:
+        """Shut the LLM engine down."""
+        self._engine.engine_core.shutdown()
+
+
+def sampled_row(output: Any) -> Sampled:
+    """Return a finished request of vLLM's as a row; EngineError if vLLM gave it up."""
+    (completion,) = output.outputs
+    if completion.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a request without an answer ({completion.finish_reason}).")
+    ids = tuple(completion.token_ids)
+    if completion.logprobs is None or len(completion.logprobs) != len(ids):
+        raise EngineError("vLLM returned tokens without their log-probs.")
+    return Sampled(
+        output.request_id,
+        ids,
+        tuple(float(found[token].logprob) for found, token in zip(completion.logprobs, ids, strict=True)),
+        completion.finish_reason == "stop",
+    )
+
+
+@contextmanager
+def _preserved_state() -> Iterator[None]:
+    """Leave random generators and torch's threads as they are outside."""
+    drawn, threads, setter = capture_random(), torch.get_num_threads(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = setter
+        torch.set_num_threads(threads)
+        restore_random(drawn)

