@@ -31,7 +31,7 @@ from benchmarks.measure import single_thread
 from benchmarks.subjects import FixedTasks, FixedWorld, subject
 from kapelle.environment import Outcome
 from kapelle.rollout.play import Play, rollout
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig, TrainingConfig
 from kapelle.training.trainer import Trainer
 from kapelle.types import Task

@@ -189,7 +189,7 @@ def as_rank() -> None:
         pieces.append((kind, now - last))
         last = now
 
-    together, add = RankGroup.together, RankGroup.add
+    all_gather, add = RankGroup.all_gather, RankGroup.add
 
     def meeting(self: RankGroup, at: str, work: Callable[[], bytes]) -> list[bytes]:
         def share() -> bytes:
@@ -197,7 +197,7 @@ def as_rank() -> None:
             book("work")
             return own
 
-        every = together(self, at, share)
+        every = all_gather(self, at, share)
         book("meeting")
         return every
 
@@ -206,7 +206,7 @@ def as_rank() -> None:
         add(self, tensors)
         book("meeting")
 
-    RankGroup.together, RankGroup.add = meeting, adding  # type: ignore[method-assign]
+    RankGroup.all_gather, RankGroup.add = meeting, adding  # type: ignore[method-assign]
     steps = []
     with trainer(TASKS, LONGEST) as made:
         for _ in made.steps(STEPS + 1):
@@ -222,10 +222,10 @@ def as_meeting() -> None:
 
     single_thread()
     ranks = ranks_here(600.0)
-    ranks.together("begin", bytes)
+    ranks.all_gather("begin", bytes)
     began = time.process_time()
     for _ in range(100):
-        ranks.together("meet", lambda: b"nothing")
+        ranks.all_gather("meet", lambda: b"nothing")
     print((time.process_time() - began) / 100)
 
 

@@ -18,7 +18,7 @@ from tests.support.tables import Words
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, algorithm_class
-from kapelle.runtime.ranks import ALONE, Meeting, Ranks
+from kapelle.runtime.ranks import ALONE, Peers, Ranks
 from kapelle.team import reference_name
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
@@ -233,10 +233,10 @@ class Threads:
         self._barrier.wait()
         return found
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         return [done for _, done in self._gathered((at, work()))]
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         return self
 
     def add(self, tensors: Sequence[Tensor]) -> None:

@@ -146,7 +146,7 @@ def test_a_full_disk_ends_a_run_with_one_line_and_all_that_was_saved(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, bytes_left: int
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("kapelle.runtime.atomic_files.os.write", full_after(bytes_left))
+        patched.setattr("kapelle.runtime.files.os.write", full_after(bytes_left))
         said = kapelle("train", "--resume", "run", "training.steps=4")
     assert said.code == 2
     assert "the disk is full" in said.err

@@ -21,8 +21,7 @@ from kapelle.cli import main, torchrun
 from kapelle.cli.source import find_stages, stage_sources
 from kapelle.cli.torchrun import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
-from kapelle.runtime.family import Signs, _state
-from kapelle.runtime.pulse import Pulse
+from kapelle.runtime.process_tree import LifeSigns, SharedStatus, _state
 from kapelle.training import starting as joining
 
 RECIPE = """
@@ -45,7 +44,7 @@ def launched(*programs: str, begun: bool = True) -> list[Rank]:
     for number, program in enumerate(programs):
         words = [sys.executable, "-c", f"import os, signal, sys, time\n{program}"]
         process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
-        ranks.append(Rank(number, process, Pulse(), Signs(process.pid)))
+        ranks.append(Rank(number, process, SharedStatus(), LifeSigns(process.pid)))
         if begun:
             ranks[-1].pulse.beat()
     return ranks
@@ -228,7 +227,7 @@ class Second:
     def __init__(self, opened: Path) -> None:
         self.said: list[object] = [str(opened), False, False]
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         return [json.dumps(self.said.pop(0)).encode(), work()]
 
 

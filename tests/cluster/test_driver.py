@@ -11,7 +11,7 @@ from kapelle.cluster import driver
 from kapelle.cluster.actors import ActorLost, Asked
 from kapelle.cluster.ranks import SHARED
 from kapelle.errors import ConfigError
-from kapelle.runtime.versions import versions_of
+from kapelle.runtime.machine import versions_of
 
 
 class Said(Asked):

@@ -14,7 +14,7 @@ from tests.runtime.test_guard import gone, until
 
 from kapelle.comparison.processes import in_processes
 from kapelle.errors import ConfigError
-from kapelle.runtime.family import is_stopped
+from kapelle.runtime.process_tree import is_stopped
 
 
 def work(kind: str, place: str) -> None:

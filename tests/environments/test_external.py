@@ -11,9 +11,8 @@ import pytest
 from kapelle.environment import Outcome
 from kapelle.environments.external.environment import ExternalWorld
 from kapelle.environments.external.switchboard import Seat, Switchboard
-from kapelle.runtime.deadlines import within
+from kapelle.runtime.deadlines import GaveUp, within
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.watchdog import GaveUp
 from kapelle.types import Task
 
 LIMIT = 0.4

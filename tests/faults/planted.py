@@ -87,7 +87,7 @@ def _rows_are_not_cut() -> None:
 
 def _checkpoints_are_not_verified() -> None:
     from kapelle.runs import checkpoint, checkpoint_folder
-    from kapelle.runtime.manifest import step_of
+    from kapelle.runtime.files import step_of
 
     for module in (checkpoint, checkpoint_folder):
         _put(module, "verify", lambda folder: step_of(folder) or 0)
@@ -149,7 +149,7 @@ def _disk_is_not_explained() -> None:
 
 def _tried_again_for_ever() -> None:
     from kapelle.runs import writer
-    from kapelle.runtime import atomic_files
+    from kapelle.runtime import files
 
     forks.DEADLINE = 10.0
 
@@ -161,7 +161,7 @@ def _tried_again_for_ever() -> None:
             except OSError:
                 continue
 
-    for module in (atomic_files, writer):
+    for module in (files, writer):
         _put(module, "write_all", write_all)
 
 

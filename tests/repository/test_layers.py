@@ -34,10 +34,8 @@ FOR_HELP = {
     "kapelle.lazy_names",
     "kapelle.runtime",
     "kapelle.runtime.characters",
-    "kapelle.runtime.descriptors",
-    "kapelle.runtime.interrupts",
     "kapelle.runtime.machine",
-    "kapelle.runtime.thread_starts",
+    "kapelle.runtime.interrupts",
 }
 """What `kapelle --help` imports of ours."""
 

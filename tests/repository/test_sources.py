@@ -55,7 +55,9 @@ def test_what_others_sent_is_bounded() -> None:
 
 def test_one_module_makes_the_header_of_a_token() -> None:
     made = [file.name for file in SOURCES if '"Authorization": f"Bearer' in file.read_text("utf-8")]
-    assert made == ["tokens.py"], "take `bearer` of runtime/tokens.py, which looks who could read it"
+    assert made == ["credentials.py"], (
+        "take `bearer` of runtime/credentials.py, which looks who could read it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import bounded_worlds
 from kapelle.rollout.play import Play, at_once, rollout
-from kapelle.runtime import watchdog
+from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Group, Sampling, Task
@@ -90,7 +90,7 @@ class TestWorldsThatBlock:
 
 
 def test_a_task_that_is_left_behind_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "GRACE", 0.3)
+    monkeypatch.setattr(deadlines, "GRACE", 0.3)
     world = Stuck(way="child", place="step", one_in=2)
     patience = Patience(environment=0.3, episode=5.0)
     play = Play(team_of("a", "b"), world, Parallel(), scripts(), patience=patience)

@@ -19,7 +19,7 @@ from kapelle.environment import Environment
 from kapelle.environments.questions import QuestionWorld
 from kapelle.grading.verdict import Grade
 from kapelle.rollout.play import Play, rollout
-from kapelle.runtime import watchdog
+from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
@@ -57,7 +57,7 @@ def cases() -> list[tuple[str, str, bool]]:
 def test_a_call_that_never_returns_costs_its_episode_alone(
     way: str, place: str, blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "GRACE", 0.3)
+    monkeypatch.setattr(deadlines, "GRACE", 0.3)
     calm = run_async(lambda: rollout(stage(Stuck()), TASKS, 2, 5))
     stuck = Stuck(way=way, place=place, one_in=3, blocking=blocking)
     # A thread that computes for ever slows down the others until it is given up.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.rollout.play import shared_rollout
-from kapelle.runtime.ranks import Meeting
+from kapelle.runtime.ranks import Peers
 from kapelle.training.rollouts import training_tasks
 
 
@@ -27,13 +27,13 @@ class OneAtATime:
     size: int
     shares: list[bytes] = field(default_factory=list)
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         if len(self.shares) < self.size:
             self.shares.append(work())
             raise Shared
         return self.shares
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:

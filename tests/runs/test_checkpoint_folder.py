@@ -12,7 +12,7 @@ import torch
 from kapelle.errors import CheckpointError
 from kapelle.runs import checkpoint_folder
 from kapelle.runs.checkpoint import list_checkpoints, load, newest_valid, prune, save
-from kapelle.runtime.manifest import sha256
+from kapelle.runtime.files import sha256
 
 
 def names(checkpoints: Path) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from kapelle.runtime.asking_again import Unanswered, post_again
+from kapelle.runtime.http import NoAnswer, post_with_retries
 
 GOOD = b'{"ok": 1}'
 RESET = b""
@@ -76,7 +76,7 @@ async def playing(*answers: bytes, drip: float = 0.0) -> AsyncIterator[Script]:
 
 
 async def ask(script: Script, seconds: float = 30.0, retries: int = 4) -> bytes:
-    return await post_again(script.url, {}, {"Authorization": "Bearer my-secret"}, seconds, retries)
+    return await post_with_retries(script.url, {}, {"Authorization": "Bearer my-secret"}, seconds, retries)
 
 
 BUSY = said(b"", "503 Busy")
@@ -123,7 +123,7 @@ async def test_what_may_pass_is_asked_again(before: list[bytes], pauses: list[fl
 )
 async def test_what_will_not_pass_is_said_at_once(answer: bytes, why: str, pauses: list[float]) -> None:
     async with playing(answer, said(GOOD)) as script:
-        with pytest.raises(Unanswered, match=why):
+        with pytest.raises(NoAnswer, match=why):
             await ask(script)
         assert script.asked == 1
     assert pauses == []
@@ -131,7 +131,7 @@ async def test_what_will_not_pass_is_said_at_once(answer: bytes, why: str, pause
 
 async def test_what_never_passes_is_told_as_it_was_last(pauses: list[float]) -> None:
     async with playing(BUSY, said(b"<html>")) as script:
-        with pytest.raises(Unanswered, match=r"^HTTP 200, and a web page instead of an answer$"):
+        with pytest.raises(NoAnswer, match=r"^HTTP 200, and a web page instead of an answer$"):
             await ask(script, retries=2)
         assert script.asked == 3
 
@@ -140,7 +140,7 @@ async def test_a_trickle_is_bounded_as_a_whole(pauses: list[float]) -> None:
     """A byte every 20 ms: no silence is long, and the answer would take four seconds."""
     async with playing(said(b" " * 100 + GOOD), drip=0.02) as script:
         started = time.monotonic()
-        with pytest.raises(Unanswered, match=r"not complete after 0.3 seconds"):
+        with pytest.raises(NoAnswer, match=r"not complete after 0.3 seconds"):
             await ask(script, seconds=0.3, retries=2)
         assert 0.9 <= time.monotonic() - started < 3.0
         assert script.asked == 3

@@ -15,7 +15,7 @@ from kapelle.errors import ModelError
 from kapelle.models.paths import local_only
 from kapelle.models.renderer import load_renderer
 from kapelle.runtime import hub
-from kapelle.runtime.hub import hub_fault, without_hub
+from kapelle.runtime.hub import hub_fault, offline_hub
 from kapelle.settings.schema import ModelConfig
 
 
@@ -105,6 +105,6 @@ def test_a_folder_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_client_asks_nobody_meanwhile() -> None:
-    with without_hub():
+    with offline_hub():
         assert constants.HF_HUB_OFFLINE
     assert not constants.HF_HUB_OFFLINE

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from kapelle.runtime import event_loop
-from kapelle.runtime.deadlines import within
+from kapelle.runtime.deadlines import watched_thread, within
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.watchdog import watched_thread
 
 
 def test_a_task_left_behind_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 BEGIN = """
 import asyncio, os, signal, time
-from kapelle.runtime import interrupts, watchdog
+from kapelle.runtime import interrupts
+from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import call
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts
@@ -63,7 +64,7 @@ async def work():
 def test_a_process_that_is_no_command_is_never_ended() -> None:
     script = """
 interrupts.LAST_RESORT = 0.0
-watchdog.watched_thread()
+deadlines.watched_thread()
 with catch_interrupts():
     ask()
     time.sleep(2)

@@ -13,19 +13,19 @@ from tests.support.ranks import Raised, free_port, run_ranks
 from kapelle.errors import NumericsError
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_asked
 from kapelle.runtime.rank_group import RankGroup, leave_ranks, ranks_here
-from kapelle.runtime.ranks import Ranks, Seat, check_same
+from kapelle.runtime.ranks import LaunchedRank, Ranks, check_same
 
 
 @pytest.fixture
 def group() -> Iterator[RankGroup]:
-    made = RankGroup(Seat(0, 1, "127.0.0.1", free_port(), 0), 30.0)
+    made = RankGroup(LaunchedRank(0, 1, "127.0.0.1", free_port(), 0), 30.0)
     yield made
     made.leave()
 
 
 def test_shares_and_sums_come_back(group: RankGroup) -> None:
-    assert group.together("here", lambda: b"\x00 mine") == [b"\x00 mine"]
-    assert group.together("here", bytes) == [b""]
+    assert group.all_gather("here", lambda: b"\x00 mine") == [b"\x00 mine"]
+    assert group.all_gather("here", bytes) == [b""]
     tensors = [torch.arange(6.0).view(2, 3), torch.ones(2, dtype=torch.float64)]
     group.add(tensors)
     assert torch.equal(tensors[0], torch.arange(6.0).view(2, 3))
@@ -36,7 +36,7 @@ def test_a_stop_waits_until_the_ranks_meet(group: RankGroup) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         stop_if_asked()  # what all decide alike is not broken off by one
         with pytest.raises(StopRequested):
-            group.together("a share", share)
+            group.all_gather("a share", share)
         with pytest.raises(StopRequested):
             stop_if_asked()
         assert stopped.exit_code == 143
@@ -49,14 +49,16 @@ def share() -> bytes:
 
 def test_an_error_has_the_number_of_its_rank(group: RankGroup) -> None:
     with pytest.raises(NumericsError, match="Rank 0: not finite"):
-        group.together("here", lambda: (_ for _ in ()).throw(NumericsError("not finite")))
-    assert group.together("there", lambda: b"still here") == [b"still here"]
+        group.all_gather("here", lambda: (_ for _ in ()).throw(NumericsError("not finite")))
+    assert group.all_gather("there", lambda: b"still here") == [b"still here"]
 
 
 def meetings() -> list[object]:
     """What goes well and what does not, in one pair of processes."""
     ranks = ranks_here(60.0)
-    found: list[object] = [ranks.together("a", lambda: f"from {ranks.rank}".encode() * (1 + 5 * ranks.rank))]
+    found: list[object] = [
+        ranks.all_gather("a", lambda: f"from {ranks.rank}".encode() * (1 + 5 * ranks.rank))
+    ]
     ones = [torch.full((3,), float(ranks.rank + 1)), torch.full((2, 2), 10.0)]
     ranks.add(ones)
     found.append([each.flatten().tolist() for each in ones])
@@ -69,7 +71,7 @@ def meetings() -> list[object]:
         if ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
         stop_if_asked()
-        ranks.together("b", bytes)
+        ranks.all_gather("b", bytes)
         found.append(stopped.exit_code)
     return found
 
@@ -90,7 +92,7 @@ def _one_fails(ranks: Ranks) -> None:
             raise NumericsError("a loss is not finite")
         return b""
 
-    ranks.together("update", work)
+    ranks.all_gather("update", work)
 
 
 def _one_stops(ranks: Ranks) -> None:
@@ -99,11 +101,11 @@ def _one_stops(ranks: Ranks) -> None:
             raise StopRequested
         return b""
 
-    ranks.together("rollout", work)
+    ranks.all_gather("rollout", work)
 
 
 def _apart(ranks: Ranks) -> None:
-    ranks.together(f"place {ranks.rank}", bytes)
+    ranks.all_gather(f"place {ranks.rank}", bytes)
 
 
 @pytest.mark.slow
@@ -123,10 +125,10 @@ def test_two_processes_meet() -> None:
 
 def one_is_lost() -> object:
     ranks = ranks_here(60.0)
-    ranks.together("a", bytes)
+    ranks.all_gather("a", bytes)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return ranks.together("b", bytes)
+    return ranks.all_gather("b", bytes)
 
 
 @pytest.mark.slow

@@ -9,7 +9,15 @@ import pytest
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
-from kapelle.runtime.ranks import ALONE, Meeting, Seat, check_same, first_then_others, seat_here, told
+from kapelle.runtime.ranks import (
+    ALONE,
+    LaunchedRank,
+    Peers,
+    broadcast,
+    check_same,
+    first_then_others,
+    launched_rank,
+)
 
 GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
 
@@ -23,11 +31,11 @@ class Second:
         self.theirs = [json.dumps(each).encode() for each in theirs]
         self.shared: list[bytes] = []
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         self.shared.append(work())
         return [self.theirs.pop(0), self.shared[-1]]
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:
@@ -35,22 +43,22 @@ class Second:
 
 
 def test_the_launchers_variables_give_the_place() -> None:
-    assert seat_here(GIVEN) == Seat(1, 4, "node", 29500, 0)
-    assert seat_here({}) is None
-    assert seat_here({"RANK": "0"}) is None
-    assert seat_here(GIVEN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert launched_rank(GIVEN) == LaunchedRank(1, 4, "node", 29500, 0)
+    assert launched_rank({}) is None
+    assert launched_rank({"RANK": "0"}) is None
+    assert launched_rank(GIVEN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "4"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "two"}])
 def test_a_place_that_makes_no_sense_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="RANK counts from 0 to WORLD_SIZE - 1"):
-        seat_here(GIVEN | wrong)
+        launched_rank(GIVEN | wrong)
 
 
 def test_what_the_first_finds_out_all_know() -> None:
-    assert told(ALONE, "here", lambda: 3) == 3
+    assert broadcast(ALONE, "here", lambda: 3) == 3
     second = Second({"found": [1, 2]})
-    assert told(second, "here", lambda: pytest.fail("only the first looks")) == {"found": [1, 2]}
+    assert broadcast(second, "here", lambda: pytest.fail("only the first looks")) == {"found": [1, 2]}
     assert second.shared == [b""]
 
 

@@ -12,9 +12,8 @@ from tests.engines.rollout.local.test_joining import engine, request
 from tests.support.tiny import LORA, tiny_model
 
 from kapelle.runtime import http
-from kapelle.runtime.deadlines import stand_in_line, within
+from kapelle.runtime.deadlines import GaveUp, pause_deadline, within
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.watchdog import GaveUp
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import Pool
 from kapelle.sandbox.unsafe_subprocess import UnsafeSubprocess
@@ -30,7 +29,7 @@ def bounded(work: Awaitable[object]) -> Awaitable[object]:
 
 def test_only_what_comes_before_the_turn_is_free() -> None:
     async def call(line: float, work: float) -> str:
-        turn = stand_in_line()
+        turn = pause_deadline()
         await asyncio.sleep(line)
         turn()
         await asyncio.sleep(work)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kapelle.runtime import thread_starts, watchdog
+from kapelle.runtime import deadlines, machine
 
 _COMMAND = """
 import sys, threading
 from kapelle.cli.stopping import termination
-from kapelle.runtime import thread_starts, watchdog
+from kapelle.runtime import deadlines
+from kapelle.runtime import machine
 def without_memory():
     raise MemoryError
 lost = threading.Thread(target=print)
@@ -42,7 +43,7 @@ def ended(prepare: str, begins: str) -> tuple[int, str, str]:
         pytest.param("pass", "without_memory", id="it says so"),
         # As where there is no memory to say so either.
         pytest.param(
-            "thread_starts.PATIENCE_S = 0.5; watchdog.watched_thread()", "lambda: None", id="it says nothing"
+            "machine.THREAD_START_S = 0.5; deadlines.watched_thread()", "lambda: None", id="it says nothing"
         ),
     ],
 )
@@ -58,7 +59,7 @@ def test_threads_that_run_are_not_taken_for_lost() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
-    starts = thread_starts.Starts()
+    starts = machine.ThreadStarts()
     assert not starts.lost(1e9)
     assert not starts.lost(1e9)
     stop.set()
@@ -69,8 +70,8 @@ def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPa
     def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
         return None
 
-    monkeypatch.setattr(watchdog, "_watchdog", None)
+    monkeypatch.setattr(deadlines, "_watchdog", None)
     monkeypatch.setattr(_thread, "start_new_thread", never)
-    monkeypatch.setattr(thread_starts, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(machine, "THREAD_START_S", 0.01)
     with pytest.raises(MemoryError):
-        watchdog._watch(watchdog.WatchedThread())
+        deadlines._watch(deadlines.WatchedThread())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.tokens import is_loopback
+from kapelle.runtime.credentials import is_loopback
 from kapelle.services.binding import Binding
 
 LONG = "a-token-that-is-long-enough"

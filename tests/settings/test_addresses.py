@@ -13,7 +13,7 @@ from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError
 from kapelle.grading.judge import JudgeEndpoint
-from kapelle.runtime.redaction import without_secrets
+from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.addresses import open_address
 from kapelle.settings.schema import EndpointConfig
 from kapelle.team import Endpoint

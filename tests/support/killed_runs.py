@@ -139,8 +139,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     from kapelle.runs import checkpoint, checkpoint_contents
     from kapelle.runs.checkpoint_shares import Share
     from kapelle.runs.writer import RunDirectory
-    from kapelle.runtime.aside import Aside
-    from kapelle.runtime.rank_group import RankGroup
+    from kapelle.runtime.rank_group import RankGroup, StoreBarrier
     from kapelle.training.loop import Loop
     from kapelle.training.progress import Progress
 
@@ -165,7 +164,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
         # Of several processes, or of a save that is written meanwhile.
         "in a meeting": (RankGroup, "_exchanged", "before"),
         "in a sum": (RankGroup, "_sum", "before"),
-        "in a meeting aside": (Aside, "_exchanged", "after"),
+        "in a meeting aside": (StoreBarrier, "_exchanged", "after"),
         "save begun": (Progress, "begin_save", "after"),
         "folder made": (checkpoint, "_begin", "after"),
         "before a share": (Share, "write", "before"),

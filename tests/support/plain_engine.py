@@ -21,7 +21,7 @@ from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import embedder_name, reference_name
 

@@ -10,7 +10,7 @@ from tests.support.tiny import sections
 from torch import Tensor
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.ranks import ALONE, Meeting
+from kapelle.runtime.ranks import ALONE, Peers
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
@@ -27,11 +27,11 @@ class Second:
     def __init__(self, **changed: object) -> None:
         self.changed = changed
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         own = work()
         return [json.dumps({**json.loads(own or b"{}"), **self.changed}).encode(), own]
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:

@@ -25,11 +25,10 @@ from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
 from kapelle.rollout.replica import error_again
-from kapelle.runtime.family import is_stopped
 from kapelle.runtime.interrupts import StopRequested
-from kapelle.runtime.pulse import Pulse
+from kapelle.runtime.process_tree import SharedStatus, is_stopped
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.shared_tensors import SharedTensors, layout_of
+from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.training import sampling_process, sampling_server
 from kapelle.training.sampling_process import SERVE, SamplingProcess
 
@@ -185,7 +184,7 @@ def test_what_another_process_cannot_build_is_refused() -> None:
 def test_the_other_process_leaves_when_nobody_is_left() -> None:
     assert sampling_server.__name__ in SERVE
     ours, theirs = socket.socketpair()
-    pulse = Pulse()
+    pulse = SharedStatus()
     with theirs:
         descriptors = {"descriptor": theirs.fileno(), "pulse": pulse.descriptor}
         words = [sys.executable, "-c", SERVE.format(path=sys.path, parent=os.getpid(), **descriptors)]

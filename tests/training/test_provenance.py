@@ -23,7 +23,7 @@ from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.search import Search
 from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
-from kapelle.runtime.file_contents import content_of, folder_content
+from kapelle.runtime.files import content_of, folder_content
 from kapelle.setup.recipe import resolve
 from kapelle.training.provenance import changes, provenance_of
 
@@ -120,7 +120,7 @@ def test_what_the_machine_and_the_packages_are_now_is_said(
     train(run, settings(data))
     threads = torch.get_num_threads()
     monkeypatch.setattr(
-        "kapelle.runtime.versions.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
+        "importlib.metadata.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
     )
     monkeypatch.setattr("kapelle.training.provenance._processor", lambda: ("Another One", "avx2"))
     torch.set_num_threads(threads + 1)
@@ -224,7 +224,7 @@ class TestContents:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "one.txt").write_text("abc")
-        monkeypatch.setattr("kapelle.runtime.file_contents.HASHED_WHOLE", 2)
+        monkeypatch.setattr("kapelle.runtime.files.HASHED_WHOLE", 2)
         before = folder_content(tmp_path)
         assert before.startswith("by size and time ")
         (tmp_path / "one.txt").write_text("abcd")

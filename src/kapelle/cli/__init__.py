@@ -25,8 +25,7 @@ from kapelle.cli.output import (
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
 from kapelle.errors import KapelleError
-from kapelle.runtime.descriptors import raise_limit
-from kapelle.runtime.machine import refusal
+from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
 EXIT_PIPE = 141
 
@@ -51,13 +50,13 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    raise_limit()
+    raise_descriptor_limit()
     with termination():
         try:
             if own and "RANK" in os.environ:  # `--help` should not import it
-                from kapelle.runtime.family import take_place
+                from kapelle.runtime.process_tree import join_launcher
 
-                take_place()
+                join_launcher()
             return _run(argv, own=own)
         except KapelleError as error:
             complain(str(error))

@@ -20,7 +20,7 @@ from kapelle.cli.output import command, printable, say, writing
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError, DataError, OutputError
-from kapelle.runtime.atomic_files import write_all
+from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
     from kapelle.cli.player import Player
@@ -44,7 +44,7 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
     from kapelle.runs.sft_export import dump_rows
     from kapelle.runs.verifier_export import answer_rows, balance
     from kapelle.runtime.event_loop import run_async
-    from kapelle.runtime.seeds import derive_seed
+    from kapelle.runtime.randomness import derive_seed
 
     player = open_player(arguments)
     tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
@@ -240,7 +240,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
     from kapelle.rollout.play import rollout
     from kapelle.runs.sft_export import dump_rows, episode_reward, good_episodes, sft_rows
     from kapelle.runtime.event_loop import run_async
-    from kapelle.runtime.seeds import derive_seed
+    from kapelle.runtime.randomness import derive_seed
 
     out = Path(arguments.out)
     player = open_player(arguments)

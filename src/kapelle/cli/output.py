@@ -17,7 +17,7 @@ from kapelle.runtime.characters import cleaned
 from kapelle.runtime.interrupts import gone_terminal
 
 if TYPE_CHECKING:
-    from kapelle.runtime.ranks import Seat
+    from kapelle.runtime.ranks import LaunchedRank
 
 
 def complain(reason: str) -> None:
@@ -25,7 +25,7 @@ def complain(reason: str) -> None:
 
     Of several ranks that end, one prints.
     """
-    from kapelle.runtime.redaction import without_secrets
+    from kapelle.runtime.credentials import without_secrets
 
     line = printable(f"kapelle: {' '.join(without_secrets(reason).split())}")
     if _seat() is None:
@@ -38,9 +38,9 @@ def complain(reason: str) -> None:
 
 def complain_of_stop() -> None:
     """Print that a signal has ended a command before there was anything to save."""
-    from kapelle.runtime.family import here
+    from kapelle.runtime.process_tree import own_place
 
-    if here.launcher is None:
+    if own_place.launcher is None:
         complain("stopped.")
     elif is_first():  # the launcher has stopped all of them: nobody has to be told
         print("kapelle: stopped.", file=sys.stderr)
@@ -95,13 +95,13 @@ def is_first() -> bool:
     return seat is None or seat.rank == 0
 
 
-def _seat() -> Seat | None:
+def _seat() -> LaunchedRank | None:
     if "RANK" not in os.environ:
         return None
-    from kapelle.runtime.ranks import seat_here
+    from kapelle.runtime.ranks import launched_rank
 
     try:
-        return seat_here()
+        return launched_rank()
     except ConfigError:
         return None
 

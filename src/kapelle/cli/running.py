@@ -26,7 +26,7 @@ from kapelle.cli.progress import (
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
-from kapelle.runtime.family import doing, stalled_after
+from kapelle.runtime.process_tree import doing, stalled_after
 
 if TYPE_CHECKING:
     from kapelle.training.trainer import Summary, Trainer

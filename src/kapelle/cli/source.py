@@ -12,7 +12,7 @@ from kapelle.cli.parser import split_words
 from kapelle.errors import ConfigError, RunDirectoryError
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import read_config, read_provenance
-from kapelle.runtime.ranks import told
+from kapelle.runtime.ranks import broadcast
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_recipe
 from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
@@ -131,10 +131,10 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
             check_weights(prepared, staged=True)
     ranks = join_ranks(staged.stages[0].recipe.config)
     held: list[RunLock] = []
-    whole = Path(told(ranks, "stages", partial(_opened, staged, held, resume=resume)))
+    whole = Path(broadcast(ranks, "stages", partial(_opened, staged, held, resume=resume)))
     for stage in staged.stages:
         title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
-        if told(ranks, title, partial(_done, stage, whole, held)):
+        if broadcast(ranks, title, partial(_done, stage, whole, held)):
             if not ranks.rank:
                 say(f"{title}: done before")
             continue

@@ -24,7 +24,7 @@ from kapelle.runtime.interrupts import (
     listed,
     pending_stop,
 )
-from kapelle.runtime.thread_starts import end_without_memory
+from kapelle.runtime.machine import end_without_memory
 
 EXIT_WRONG = 2
 """The exit code of a command that ends with a reason."""

@@ -22,18 +22,18 @@ from types import FrameType
 from kapelle.cli.output import complain
 from kapelle.cli.stopping import EXIT_WRONG
 from kapelle.errors import ConfigError
-from kapelle.runtime.family import (
+from kapelle.runtime.interrupts import Arrivals
+from kapelle.runtime.process_tree import (
     EXIT_ALONE,
     LAST,
     PLACE,
-    Signs,
+    LifeSigns,
+    SharedStatus,
     how_it_ended,
     is_stopped,
+    kill_group,
     memory_hint,
-    wake_and_kill,
 )
-from kapelle.runtime.interrupts import Arrivals
-from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.ranks import VARIABLES
 
 LOOK = 0.1
@@ -91,8 +91,8 @@ class Rank:
 
     number: int
     process: subprocess.Popen[bytes]
-    pulse: Pulse
-    signs: Signs
+    pulse: SharedStatus
+    signs: LifeSigns
     gave_up: bool = False
     """Whether this launcher has killed it."""
 
@@ -139,7 +139,7 @@ class Rank:
         """End it, and what it has started in its group, at once."""
         if self.running:
             self.gave_up = True
-            wake_and_kill(self.process.pid)
+            kill_group(self.process.pid)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> I
     with socket.create_server(("127.0.0.1", 0)) as listening:
         try:
             for number in range(processes):
-                pulse = Pulse()
+                pulse = SharedStatus()
                 kept = [listening.fileno()] if number == 0 else []
                 place = ",".join(
                     str(each) for each in (os.getpid(), pulse.descriptor, kept[0] if kept else "")
@@ -172,7 +172,7 @@ def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> I
                     process_group=0,  # what a terminal sends is this process's to pass on
                 )
                 ranks.append(
-                    Rank(number, process, pulse, Signs(process.pid, lambda pulse=pulse: pulse.beats))  # type: ignore[misc]
+                    Rank(number, process, pulse, LifeSigns(process.pid, lambda pulse=pulse: pulse.beats))  # type: ignore[misc]
                 )
         except BaseException:
             for rank in ranks:

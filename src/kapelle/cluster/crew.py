@@ -28,7 +28,7 @@ from kapelle.runs.episode_json import load_groups
 from kapelle.runs.exact_json import encode
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.tensor_files import packed
+from kapelle.runtime.tensors import packed
 from kapelle.types import Group, Task
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from kapelle.cluster.placed import Placed, lay_out
 from kapelle.cluster.ranks import SHARED, RankHost
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.runtime.characters import cleaned
-from kapelle.runtime.redaction import without_secrets
-from kapelle.runtime.versions import versions_of
+from kapelle.runtime.credentials import without_secrets
+from kapelle.runtime.machine import versions_of
 from kapelle.settings.cluster import RayConfig
 
 EXIT_WRONG = 2

@@ -69,7 +69,7 @@ class Player:
             random_from_lists,
             restore_random,
         )
-        from kapelle.runtime.tensor_files import unpacked
+        from kapelle.runtime.tensors import unpacked
         from kapelle.types import Sampling, Task
 
         assert self._team is not None, "a player begins first"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import IO
 
 from kapelle.cluster.actors import own_address
-from kapelle.runtime.versions import versions_of
+from kapelle.runtime.machine import versions_of
 
 SHARED = ("kapelle", "torch", "transformers", "ray")
 """What all machines of a run must have the same versions of."""

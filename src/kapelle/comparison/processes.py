@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from kapelle.runtime.family import Signs, end_with_parent, how_it_ended, memory_hint
+from kapelle.runtime.process_tree import LifeSigns, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
 """A function of a module, found by name in the new process; its arguments are plain values."""
@@ -46,7 +46,7 @@ class Failure:
 class _Worker:
     process: SpawnProcess
     pipe: Connection
-    signs: Signs
+    signs: LifeSigns
     """Whether it is stopped; one that only waits, for an endpoint say, lives."""
     doing: int | None = None
     """Number of its piece of work."""
@@ -96,7 +96,7 @@ def _start(context: SpawnContext, work: Work) -> _Worker:
         process.start()
     child_end.close()
     assert process.pid is not None
-    return _Worker(process, parent_end, Signs(process.pid, count().__next__))
+    return _Worker(process, parent_end, LifeSigns(process.pid, count().__next__))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from kapelle.comparison.contenders import Contender, Run
 from kapelle.environment import Opposed
 from kapelle.metrics.statistics import Quartiles, quartiles
 from kapelle.runs.reader import is_run, read_evaluations, read_metrics
-from kapelle.runtime.atomic_files import replace_file, writing
+from kapelle.runtime.files import replace_file, writing
 from kapelle.types import Json
 
 

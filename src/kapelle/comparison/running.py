@@ -25,7 +25,7 @@ from kapelle.comparison.results import (
 )
 from kapelle.errors import KapelleError
 from kapelle.runs.reader import is_run, read_status
-from kapelle.runtime.atomic_files import writing
+from kapelle.runtime.files import writing
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml

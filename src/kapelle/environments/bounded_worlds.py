@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from kapelle.environment import Environment, Outcome, Retriable, Scorable, World
 from kapelle.errors import DataError
-from kapelle.runtime.deadlines import Patience, call, looping, within
-from kapelle.runtime.watchdog import GaveUp, leave_behind, raise_in
+from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
 from kapelle.types import Split, Task
 
 T = TypeVar("T")
@@ -205,7 +204,7 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            with looping(self._loop):
+            with watching_loop(self._loop):
                 self._loop.run_forever()
         except GaveUp:
             pass

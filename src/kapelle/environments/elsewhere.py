@@ -9,8 +9,7 @@ from typing import Any
 from kapelle import errors
 from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import KapelleError
-from kapelle.runtime.deadlines import Patience
-from kapelle.runtime.watchdog import GaveUp
+from kapelle.runtime.deadlines import GaveUp, Patience
 
 
 def error_from(form: list[str]) -> BaseException:

@@ -24,8 +24,8 @@ from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestion
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.served_scores import ServedScores
 from kapelle.grading.verdict import Grade
+from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import patience_here, within
-from kapelle.runtime.tokens import bearer
 from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Split, Task

@@ -14,7 +14,7 @@ from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_
 from kapelle.metrics.statistics import Rate, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout, shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Split, Task, as_table

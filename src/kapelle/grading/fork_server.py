@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from kapelle.runtime.awake import AwakeClock, wait_readable
+from kapelle.runtime.clock import SuspendAwareClock, wait_readable
 from kapelle.types import Json
 
 Answer = Callable[[Json], Json]
@@ -85,7 +85,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
 
 
 def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:
-    data, clock = b"", AwakeClock()
+    data, clock = b"", SuspendAwareClock()
     while not data.endswith(b"\n"):
         if not wait_readable(reading, clock, wall_s):
             return data, True

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 from kapelle.errors import EpisodeError
 from kapelle.grading.text.extraction import said
 from kapelle.grading.verdict import Grade, no_answer, ungraded
-from kapelle.runtime.asking_again import post_again
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.credentials import bearer
+from kapelle.runtime.http import post_with_retries
 from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Message, conversation
@@ -169,7 +169,7 @@ def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | 
         }
         url = f"{settings.endpoint.rstrip('/')}/chat/completions"
         try:
-            answer = await post_again(url, body, headers, TIMEOUT, RETRIES, transport)
+            answer = await post_with_retries(url, body, headers, TIMEOUT, RETRIES, transport)
             said = json.loads(answer)["choices"][0]["message"]["content"]
         except (EpisodeError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             reason = str(error) if isinstance(error, EpisodeError) else f"{type(error).__name__}: {error}"

@@ -14,11 +14,11 @@ import queue
 import subprocess
 import sys
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from kapelle.runtime.awake import AwakeClock, wait_readable
-from kapelle.runtime.closing import Closing
+from kapelle.runtime.clock import SuspendAwareClock, wait_readable
 from kapelle.types import Json
 
 MAX_REPLY_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class AnswerLimits:
     """Address space of a child. Not enforced by macOS."""
 
 
-class KillableProcesses(Closing):
+class KillableProcesses(AbstractContextManager["KillableProcesses"]):
     """A pool of fork servers that run one worker module; any thread may ask.
 
     The module is run as a program and calls `fork_server.serve`. Servers start when first needed, at most
@@ -98,6 +98,9 @@ class KillableProcesses(Closing):
         if "answer" not in reply:
             raise (TooCostly if reply.get("costly") else GaveUp)(str(reply["gave_up"]))
         return reply["answer"]
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End every server; a later question starts new ones."""
@@ -149,7 +152,7 @@ class KillableProcesses(Closing):
 
 def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
     assert server.stdout is not None
-    data, clock = b"", AwakeClock()
+    data, clock = b"", SuspendAwareClock()
     while not data.endswith(b"\n"):
         if not wait_readable(server.stdout, clock, limit_s):
             raise GaveUp(f"The process that grades did not answer within {limit_s:g} s.")

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from kapelle.grading.verdict import SHOWN, Grade, ungraded
-from kapelle.runtime.asking_again import Unanswered, post_again
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.credentials import bearer
+from kapelle.runtime.http import NoAnswer, post_with_retries
 
 if TYPE_CHECKING:
     import httpx
@@ -50,7 +50,7 @@ class ServedScores:
             return known
         try:
             said = await self._asked({"items": [{"question": question, "answer": text}]})
-        except Unanswered as error:
+        except NoAnswer as error:
             return ungraded(text[:SHOWN], f"The reward server at {self._url} gave no score: {error}")
         grade = _grade(said, text)
         if grade.status == "graded":
@@ -67,12 +67,14 @@ class ServedScores:
 
     async def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
         headers = bearer(self._token_env, self._url)
-        answer = await post_again(self._url, body, headers, self._seconds, self._retries, self._transport)
+        answer = await post_with_retries(
+            self._url, body, headers, self._seconds, self._retries, self._transport
+        )
         try:
             said = json.loads(answer)
             assert len(said["results"]) == 1
         except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-            raise Unanswered("it answers in another form than a reward server's", passing=False) from None
+            raise NoAnswer("it answers in another form than a reward server's", passing=False) from None
         return dict(said)
 
 

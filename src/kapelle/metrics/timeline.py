@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final, TypeVar
 
-from kapelle.runtime.stepped import Stepped
+from kapelle.runtime.event_loop import HookedAwaitable
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Timeline:
         """Await `work`; the time in which it computes, or in which everything waits for it, counts as `activity`."""
         self.await_more(activity, 1)
         try:
-            return await Stepped(work, partial(self.enter, activity), self.leave)
+            return await HookedAwaitable(work, partial(self.enter, activity), self.leave)
         finally:
             self.await_more(activity, -1)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ModelError
-from kapelle.runtime.manifest import check_listed, sha256, step_of, unique_keys
+from kapelle.runtime.files import check_listed, sha256, step_of, unique_keys
 
 CHECKSUMS = "kapelle.json"
 """The file that kapelle writes beside weights."""

@@ -19,7 +19,7 @@ from kapelle.models.embedded import light_tokenizer
 from kapelle.models.light_tokenizer import context_of, read_folder
 from kapelle.models.paths import check_model_path, loading, local_only
 from kapelle.models.templates import TemplateForm, check_template, rendering
-from kapelle.runtime.characters import whole
+from kapelle.runtime.characters import replace_surrogates
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Json, Message
 
@@ -159,7 +159,7 @@ class ChatRenderer:
                 f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
                 "it, or use a model with a longer context."
             )
-        ids = tuple(self._tokenizer(whole(text), add_special_tokens=False)["input_ids"])
+        ids = tuple(self._tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"])
         if max(ids, default=0) >= self._embeddings:
             unknown = self._tokenizer.decode([max(ids)], skip_special_tokens=False)
             raise ContextError(

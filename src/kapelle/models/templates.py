@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from kapelle.errors import KapelleError, ModelError
-from kapelle.runtime.awake import AwakeClock
+from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.machine import refusal
 from kapelle.types import Json, Message, conversation
 
@@ -90,7 +90,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clocks: dict[int, AwakeClock] = {}
+        self._clocks: dict[int, SuspendAwareClock] = {}
         self._ended: set[int] = set()
         self._thread: threading.Thread | None = None
 
@@ -99,7 +99,7 @@ class _Watch:
         me = threading.get_ident()
         with self._lock:
             self._ended.discard(me)
-            self._clocks[me] = AwakeClock(LIMIT_S / _LOOKS)
+            self._clocks[me] = SuspendAwareClock(LIMIT_S / _LOOKS)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._look, name="kapelle-templates", daemon=True)
                 with suppress(RuntimeError):  # no thread is available: then nothing is watched

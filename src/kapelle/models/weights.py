@@ -15,7 +15,7 @@ from kapelle.functional.masking import as_float
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_folders import ADAPTER, read_lora
-from kapelle.runtime.tensor_files import load_tensors
+from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
 

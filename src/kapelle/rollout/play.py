@@ -28,14 +28,18 @@ from kapelle.rollout.partial import PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
-from kapelle.runtime.attendance import Part, over
-from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
-from kapelle.runtime.descriptors import room_for
+from kapelle.runtime.batch_barrier import Participant, ends_requests
+from kapelle.runtime.deadlines import GaveUp, Patience, gather_abandonable, patience_here, within
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.runtime.machine import most_open
+from kapelle.runtime.randomness import (
+    capture_random,
+    derive_seed,
+    random_as_lists,
+    random_from_lists,
+    restore_random,
+)
 from kapelle.runtime.ranks import ALONE, Ranks
-from kapelle.runtime.seeds import derive_seed
-from kapelle.runtime.watchdog import GaveUp
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
@@ -56,7 +60,7 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
         most = min(most, processes * max(1, bounded_worlds.WORKERS // worlds))
     if not isinstance(environment, Holding):
         return most
-    return min(most, processes * room_for(worlds * environment.descriptors(agents), most))
+    return min(most, processes * most_open(worlds * environment.descriptors(agents), most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ async def _attempt(
             found = await play.timeline.during("grade", world.outcome())
             outcome = scene.settle(await _paid(play, Episode(task, seed, names, scene.turns), found))
         finally:
-            over()
+            ends_requests()
             await world.close()
         outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
@@ -298,12 +302,12 @@ async def play_seats(
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
     followed = followed or len(seats) > under_way
-    parts: dict[int, Part] = {}
+    parts: dict[int, Participant] = {}
 
     async def one(number: int, seat: Seat) -> Episode:
         await gate.acquire()
         try:
-            with Part(number, followed=followed) as parts[number]:
+            with Participant(number, followed=followed) as parts[number]:
                 return await play_one(number, seat)
         finally:
             leave(number)
@@ -319,7 +323,9 @@ async def play_seats(
         seat = seats[place]
         return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
 
-    return await all_of([partial(one, number, seat) for number, seat in enumerate(seats)], without)
+    return await gather_abandonable(
+        [partial(one, number, seat) for number, seat in enumerate(seats)], without
+    )
 
 
 # -------- Groups that are played until enough of them are done: the others stop where they are, and go on in a later step.
@@ -468,7 +474,7 @@ def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -
         return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
 
     found: dict[int, Group] = {}
-    for rank, part in enumerate(ranks.together("rollout", share)):
+    for rank, part in enumerate(ranks.all_gather("rollout", share)):
         drawn, *rows = part.splitlines()
         if rank == 0:
             restore_random(random_from_lists(json.loads(drawn)))

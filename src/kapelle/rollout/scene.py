@@ -22,9 +22,9 @@ from kapelle.errors import ContextError, EpisodeError
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
 from kapelle.rollout.partial import PartialEpisode, answered_turn, asked_turn, grown
-from kapelle.runtime.attendance import Part
+from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
 from kapelle.types import Episode, Message, Payment, Sampling, Task, Turn
 from kapelle.workflow import Continued
@@ -317,7 +317,7 @@ class LiveScene:
 
         async def play_on(record: Record, number: int) -> Episode:
             seed = derive_seed(self._seed, "continuation", len(past), number)
-            with Part():
+            with Participant():
                 assert self._replay is not None, "an episode that branches needs `replay`"
                 episode = await self._replay(record, seed)
             self.continued += record.sampled(episode)
@@ -345,7 +345,7 @@ class LiveScene:
 
         An agent without a turn gets it on its first one; EpisodeError for an agent outside the team.
         """
-        with Part():
+        with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
         paid = payments(rewards, self.names)
         for agent, reward in paid.items():
@@ -382,7 +382,7 @@ class LiveScene:
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."
             )
-        with Part():
+        with Participant():
             value = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
         score = share(value, f"The world's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)

@@ -15,7 +15,7 @@ from typing import Any
 from kapelle.errors import CheckpointError, ConfigError, did_you_mean
 from kapelle.runs.checkpoint_folder import is_whole, list_checkpoints, newest_listed
 from kapelle.runs.reader import is_run, read_config, read_evaluations, read_metrics
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import step_of
 from kapelle.settings.overlays import parse_yaml
 
 BEST, NEWEST = "best", "latest"

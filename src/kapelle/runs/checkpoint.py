@@ -39,10 +39,9 @@ from kapelle.runs.checkpoint_folder import (
 from kapelle.runs.checkpoint_shares import SHARE, described, read_shares
 from kapelle.runs.checkpoint_state import Contents
 from kapelle.runs.exact_json import decode
-from kapelle.runtime.atomic_files import PARTIAL, explain, flush, write_new
-from kapelle.runtime.manifest import sha256
-from kapelle.runtime.ranks import ALONE, Meeting, told
-from kapelle.runtime.tensor_files import load_tensors
+from kapelle.runtime.files import PARTIAL, explain, flush, sha256, write_new
+from kapelle.runtime.ranks import ALONE, Peers, broadcast
+from kapelle.runtime.tensors import load_tensors
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def save(
     state: Mapping[str, object] | Contents,
     extra: Callable[[Path], None] | None = None,
     may_write: Callable[[], None] = lambda: None,
-    ranks: Meeting = ALONE,
+    ranks: Peers = ALONE,
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
@@ -97,7 +96,7 @@ def save(
         with explained(doing):
             return str(_begin(checkpoints, step, shared).absolute())
 
-    final = Path(told(ranks, "checkpoint", begun))
+    final = Path(broadcast(ranks, "checkpoint", begun))
     beside = _beside(final)
 
     def written() -> bytes:
@@ -118,8 +117,8 @@ def save(
         remember(final)
 
     try:
-        listings = ranks.together("checkpoint parts", written)
-        told(ranks, "checkpoint seal", lambda: sealed(listings))
+        listings = ranks.all_gather("checkpoint parts", written)
+        broadcast(ranks, "checkpoint seal", lambda: sealed(listings))
     finally:
         if ranks.rank == 0:
             # After a failure, the next attempt needs its space.

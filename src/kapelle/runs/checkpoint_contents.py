@@ -13,9 +13,11 @@ that other programs can load, and so is a verifier that was trained:
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,11 +37,10 @@ from kapelle.runs.checkpoint_shares import held
 from kapelle.runs.checkpoint_state import Contents
 from kapelle.runs.saved_weights import policy_folder
 from kapelle.runs.writer import RunDirectory
-from kapelle.runtime.collecting import collected_at_once
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.runtime.ranks import ALONE, Meeting, Ranks
-from kapelle.runtime.tensor_files import load_tensors
+from kapelle.runtime.ranks import ALONE, Peers, Ranks
+from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
 
 LEARNED = "train"
@@ -58,7 +59,7 @@ def prepare_checkpoint(
     ranks: Ranks = ALONE,
     *,
     copied: bool = False,
-) -> Callable[[Meeting], Path]:
+) -> Callable[[Peers], Path]:
     """Take everything that an exact resume after `step` needs; return what saves it and lets `latest` point to it.
 
     `credit` is the algorithm's own state between steps, `policies` writes those that were trained. Of several `ranks` only the
@@ -82,7 +83,7 @@ def prepare_checkpoint(
         taken.append(Contents(state, ranks, [LEARNED], copied=copied))
         return b""
 
-    ranks.together("state", take)
+    ranks.all_gather("state", take)
 
     def check() -> bytes:
         wrong = poisoned(learned(taken[0].tensors))
@@ -93,9 +94,9 @@ def prepare_checkpoint(
             )
         return b""
 
-    def save(meeting: Meeting) -> Path:
-        meeting.together("numbers", check)
-        with collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
+    def save(meeting: Peers) -> Path:
+        meeting.all_gather("numbers", check)
+        with _collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
             if run is None:
                 return checkpoint.save(checkpoints, step, taken[0], ranks=meeting)
             folder = checkpoint.save(checkpoints, step, taken[0], policies, run.recheck, meeting)
@@ -331,3 +332,20 @@ def load_verifier(
             f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
         )
     engine.load_weights(critic.name, {**tensors, **{f"{HEAD}{key}": head[key] for key in head}})
+
+
+@contextmanager
+def _collected_at_once() -> Iterator[None]:
+    """Free what the block makes and leaves in cycles, at the cost of looking at the youngest objects alone.
+
+    Where Python collects while such things are in use they grow old, and old ones wait for a thousand steps.
+    """
+    on = gc.isenabled()
+    gc.collect(0)  # what was there before is older than the block
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+            gc.collect(0)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError
-from kapelle.runtime.atomic_files import PARTIAL, explain
-from kapelle.runtime.manifest import FOLDER, check_listed, sha256, step_of, unique_keys
+from kapelle.runtime.files import FOLDER, PARTIAL, check_listed, explain, sha256, step_of, unique_keys
 
 FORMAT = 1
 SHARED_FORMAT = 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kapelle.errors import CheckpointError
 from kapelle.runs.checkpoint_shares import Share, held
 from kapelle.runs.exact_json import encode
-from kapelle.runtime.ranks import ALONE, Meeting
+from kapelle.runtime.ranks import ALONE, Peers
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Contents:
     def __init__(
         self,
         state: Mapping[str, object],
-        ranks: Meeting = ALONE,
+        ranks: Peers = ALONE,
         shared: Collection[str] = (),
         *,
         copied: bool = False,

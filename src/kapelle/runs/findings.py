@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kapelle.runtime.atomic_files import replace_file, write_all
-from kapelle.runtime.file_contents import plain_bytes
+from kapelle.runtime.files import plain_bytes, replace_file, write_all
 
 FORMAT = 1
 EXACT, EVALUATED = FINDINGS = ("exact.json", "evaluated.jsonl")

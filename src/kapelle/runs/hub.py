@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kapelle.errors import ConfigError, EngineError
-from kapelle.runtime.hub import WHENCE, HubAway, ask_hub, get_token, hub_address
+from kapelle.runtime.hub import TOKEN_SOURCES, HubUnreachable, ask_hub, get_token, hub_address
 
 NEVER = ("*.partial", ".*", "**/.*", "kapelle.json", "**/kapelle.json")
 """What stays here."""
@@ -42,7 +42,7 @@ def check_push(repo: str, *, asking: bool = True) -> None:
 def _check_token(repo: str) -> None:
     try:
         answer = ask_hub("GET", "/api/whoami-v2")
-    except HubAway as error:
+    except HubUnreachable as error:
         raise EngineError(
             f"Nothing was sent to '{repo}': the hub cannot be reached ({error.reason})."
         ) from None
@@ -51,7 +51,7 @@ def _check_token(repo: str) -> None:
     if answer.status == 401 or _reads_only(answer.body):
         what = "does not know the token" if answer.status == 401 else "lets the token read only; it is"
         raise ConfigError(
-            f"Nothing was sent to '{repo}': {hub_address()} {what} that is set ({WHENCE}). Give it one that may write."
+            f"Nothing was sent to '{repo}': {hub_address()} {what} that is set ({TOKEN_SOURCES}). Give it one that may write."
         )
 
 
@@ -97,10 +97,10 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
 def _refusal(repo: str, status: int, said: str | None) -> str:
     """Return what a status of the hub means for who sends, with the hub's own words."""
     meaning = {
-        401: f"it does not know the token that is set ({WHENCE})",
-        403: f"the token that is set ({WHENCE}) may not write there. Name a repository of your own or of an organisation that you "
+        401: f"it does not know the token that is set ({TOKEN_SOURCES})",
+        403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of your own or of an organisation that you "
         "write for, or set a token that may write",
-        404: f"there is none of this name that the token that is set ({WHENCE}) can see or make",
+        404: f"there is none of this name that the token that is set ({TOKEN_SOURCES}) can see or make",
     }.get(status, "it took nothing")
     words = f" It says: {' '.join(said.split())[:300].rstrip('.')}." if said else ""
     return f"The hub refused '{repo}' ({status}): {meaning}.{words} Nothing was added there."

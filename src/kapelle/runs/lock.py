@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.errors import RunDirectoryError
-from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file, write_all
+from kapelle.runtime.files import PARTIAL, explain, replace_file, write_all
 
 if TYPE_CHECKING:
     from filelock import FileLock

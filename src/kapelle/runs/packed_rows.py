@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kapelle.errors import DataError
-from kapelle.runtime.file_contents import check_plain
+from kapelle.runtime.files import check_plain
 
 FRAME = 1 << 20
 """Bytes of lines after which a frame ends."""

@@ -18,8 +18,7 @@ from kapelle.runs.lock import is_another_process
 from kapelle.runs.recorded import in_words, losses, refuse_loss
 from kapelle.runs.row_forms import evaluation_fault, metrics_fault
 from kapelle.runs.step_rows import Stored, last_step, lines_of, refuse_damage, stored_step, stored_steps
-from kapelle.runtime.file_contents import plain_bytes
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import plain_bytes, step_of
 from kapelle.types import Episode, Group, Json, Split
 
 STARTS = "starts"

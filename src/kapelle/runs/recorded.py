@@ -25,7 +25,7 @@ from typing import Any
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.packed_rows import Frame, frames_of, known_scan, scan
 from kapelle.runs.step_rows import Stored, lines_of, packed_files, plain_files, whole_steps
-from kapelle.runtime.file_contents import plain_bytes
+from kapelle.runtime.files import plain_bytes
 from kapelle.types import Json
 
 RECORDED = "recorded.jsonl"

@@ -36,8 +36,7 @@ from kapelle.runs.recorded import FOLDERS, refuse_losses
 from kapelle.runs.step_writer import Later, later_parts
 from kapelle.runs.tables import TABLES
 from kapelle.runs.writer import RunDirectory, is_run, last_counted
-from kapelle.runtime.atomic_files import flush, replace_file, writing
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
 """Folder in a run that holds what rollbacks have moved aside."""

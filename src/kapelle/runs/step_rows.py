@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.packed_rows import Frame, Packed, known_scan, scan, unpack
-from kapelle.runtime.file_contents import check_plain
+from kapelle.runtime.files import check_plain
 
 _NAME = re.compile(r"([0-9]{1,12})\.jsonl(\.zst)?")
 PLAIN, PACKED = ".jsonl", ".jsonl.zst"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kapelle.runs.packed_rows import pack, scan
 from kapelle.runs.step_rows import PACKED, first_step, packed_files, plain_file, plain_files
-from kapelle.runtime.atomic_files import replace_file, write_all
+from kapelle.runtime.files import replace_file, write_all
 
 STEPS = 16
 SIZE = 16 << 20

@@ -20,7 +20,7 @@ from kapelle.runs.reader import (
 )
 from kapelle.runs.recorded import FOLDERS, all_losses
 from kapelle.runs.step_rows import damaged
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import step_of
 from kapelle.settings.overlays import parse_yaml
 
 SHOWN = (

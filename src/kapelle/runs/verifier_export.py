@@ -20,7 +20,7 @@ from typing import Any
 from kapelle.environments.data.source import held_out, read_rows
 from kapelle.errors import DataError
 from kapelle.rows import label_of
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Group
 
 HELD_OUT = 0.2

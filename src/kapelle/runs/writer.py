@@ -70,7 +70,7 @@ from kapelle.runs.reader import (
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
 from kapelle.runs.tables import TABLES, cut_table, end_of_step, plain_lines, pretty, refuse_short, row_line
 from kapelle.runs.traces import Trace, dump_traces
-from kapelle.runtime.atomic_files import PARTIAL, flush, own_file, replace_file, write_all, writing
+from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
 
 __all__ = [

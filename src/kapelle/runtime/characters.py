@@ -10,7 +10,7 @@ _REPLACEMENT = "\ufffd"
 _KEPT = "\n\t\u200c\u200d"
 
 
-def whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return a text with every half of a character (a lone surrogate, U+D800 to U+DFFF) replaced by U+FFFD."""
     return _HALF.sub(_REPLACEMENT, text)
 

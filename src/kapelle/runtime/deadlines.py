@@ -1,35 +1,344 @@
 """Deadlines for other people's code: a call that does not return in time is given up, whatever it is doing.
 
-Environments, graders and engines are called on the thread of the event loop, in a fixed order, so that a run repeats;
-`watchdog.py` makes sure that none of them blocks it for ever.
+Environments, graders and engines are called on the thread of the event loop, in a fixed order, so that a run repeats.
+A watchdog, a thread of its own, tracks open calls and ends those that take too long. How depends on what a call does:
+
+    it waits (`await` without end)        its task is cancelled; if it goes on waiting, its coroutine is left behind
+    it blocks the loop (`time.sleep`,     a signal is sent to the main thread, whose handler raises GaveUp inside the
+      `lock.acquire`, `while True`)         call; again every second while it swallows that
+    it cannot be broken off (C code)      a command ends; what lies on the disk is whole at every moment
+
+The clock stands still while this process is stopped (SIGSTOP, a sleeping laptop), and a call is charged only for its
+own time: while one blocks the loop, the others' seconds are not counted, nor is time in which the loop is busy with the
+model.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import ctypes
+import os
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
 
-from kapelle.runtime import interrupts
-from kapelle.runtime.watchdog import (
-    PAUSE,
-    GaveUp,
-    Limit,
-    WatchedThread,
-    current,
-    here,
-    leave,
-    leave_behind,
-    watched_thread,
-    without_me,
-)
+from kapelle.runtime import interrupts, machine
 
 T = TypeVar("T")
+
+TICK = 0.1
+"""Seconds between two looks."""
+PAUSE = 1.0
+"""Seconds after which a call that swallowed the exception gets it again. A longer time between two looks is a pause of
+the whole process and is not counted."""
+GRACE = 5.0
+"""Seconds in which a call that is given up may clean up."""
+UNBREAKABLE = 30.0
+"""Seconds over its limit after which a blocking call that cannot be interrupted ends the command."""
+BREAKER = signal.SIGURG
+"""The signal that wakes the main thread; it does nothing where nobody handles it."""
+
+
+class GaveUp(BaseException):
+    """A call took longer than it may.
+
+    It is not an Exception, so that the interrupted code does not mistake it for one of its own.
+    """
+
+
+class Limit:
+    """The time limit of one call, and the time that it has used."""
+
+    def __init__(self, what: str, kind: str, seconds: float) -> None:
+        """Keep what is called, the setting that bounds it (`environment`, …) and for how many seconds it may."""
+        self.what, self.kind, self.seconds = what, kind, seconds
+        self.watched = watched_thread()
+        self.own = 0.0
+        """Seconds counted so far, but for those since `since`."""
+        self.since: float | None = self._clock()
+        self.stage = self.cancels = 0
+        """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind; how often its task was cancelled for it."""
+        self.broken_at = 0.0
+        """When the exception was last raised in it."""
+        self.task: asyncio.Task[Any] | None = None
+        self.outer: Limit | None = None
+        """The limit of the call inside which this one is awaited."""
+        self.breaking = False
+        self.without = on_abandoned.get()
+        """Ends the episode without its task, where the task does not react."""
+
+    def _clock(self) -> float:
+        # Whether the loop had time matters for what waits beside it, not for what the loop itself works at.
+        return self.watched.awake if self.kind in ("engine", "episode") else self.watched.free
+
+    @property
+    def used(self) -> float:
+        """Seconds used so far."""
+        return self.own + (0.0 if self.since is None else self._clock() - self.since)
+
+    def pause(self) -> None:
+        """Stop counting, while something inside the call counts for itself."""
+        self.own, self.since = self.used, None
+
+    def go_on(self) -> None:
+        """Count again; does nothing while it is counting."""
+        if self.since is None:
+            self.since = self._clock()
+
+    def reason(self) -> GaveUp:
+        """Return why the call is given up."""
+        return GaveUp(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
+
+
+class WatchedThread:
+    """One thread on which limited calls run, with the event loop that it runs."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.main = self.thread is threading.main_thread()
+        self.stops = interrupts.stops_here()
+        """Whether it should break off its work when the process is asked to stop."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.running: Limit | None = None
+        self.serial = 0
+        """Counts calls, so that the watchdog can distinguish a call that has not returned from a later one."""
+        self.open: set[Limit] = set()
+        """Calls that wait."""
+        self.awake = self.free = 0.0
+        """Seconds in which no call blocked this thread; and those of them in which its loop was free."""
+        self._seen = (0, 0)
+        """Which call ran at the last look, by number so that its end is not delayed, and how many had ended by then."""
+        self.guard = threading.Lock()
+        """Held while a call is interrupted and while one ends, so that no call is interrupted after its end."""
+        self.loop_answered = True
+
+    def look(self, passed: float) -> None:
+        """Count the time since the last look, and end calls that are late."""
+        running, serial = self.running, self.serial
+        blocked = running is not None and (id(running), serial) == self._seen
+        self._seen = (id(running), serial)
+        stop = interrupts.pending_stop() if self.stops else None
+        if blocked:
+            assert running is not None
+            running.own += passed
+            asked = stop is not None and time.monotonic() - stop.since > PAUSE
+            if (asked or running.used >= running.seconds) and time.monotonic() - running.broken_at > PAUSE:
+                running.broken_at = time.monotonic()
+                self._break(running, stop if asked else None)
+            if self.main and running.used >= running.seconds + UNBREAKABLE and interrupts.commands:
+                _end_with(
+                    f"{running.reason()} It does not leave code that cannot be broken off. Declare `blocking = True` on "
+                    "its environment, and resume the run.",
+                    2,
+                )
+            return
+        self.awake += passed
+        if self.loop_answered:
+            self.free += passed
+        self._beat()
+        for limit in tuple(self.open):
+            loop = None if limit.task is None else limit.task.get_loop()
+            if loop is not None and loop.is_closed():
+                self.open.discard(limit)
+            if loop is not self.loop:
+                continue
+            over = limit.used - limit.seconds
+            if over >= 0 and limit.stage == 0:
+                self._expire(limit, 1)
+            elif over >= limit.stage * GRACE and limit.stage < 3:
+                self._expire(limit, limit.stage + 1)
+
+    def _beat(self) -> None:
+        if self.loop_answered and self.loop is not None:
+            self.loop_answered = False
+            self._call(self._answer)
+
+    def _answer(self) -> None:
+        self.loop_answered = True
+
+    def _expire(self, limit: Limit, stage: int) -> None:
+        limit.stage = stage
+        self._call(partial(_cancel, limit))
+
+    def _call(self, work: Callable[[], None]) -> None:
+        loop = self.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(work)
+            except RuntimeError:  # it was closed in between
+                self.loop_answered = True
+
+    def _break(self, running: Limit, stop: interrupts.StopSignal | None) -> None:
+        ident = self.thread.ident
+        assert ident is not None
+        if self.main:
+            running.breaking = True
+            signal.pthread_kill(ident, BREAKER)
+            return
+        with self.guard:
+            if (id(self.running), self.serial) == self._seen:
+                running.breaking = True
+                raise_in(ident, running.reason() if stop is None else stop.again())
+
+
+def _cancel(limit: Limit) -> None:
+    if (
+        limit not in limit.watched.open
+        or limit.task is None
+        or limit.task.get_loop() is not limit.watched.loop
+    ):
+        return
+    if limit.stage < 3:
+        limit.cancels += 1
+        limit.task.cancel()
+    elif limit.without is not None:  # it waits for something that cannot be cancelled
+        limit.watched.open.discard(limit)
+        limit.without(limit.reason())
+
+
+def raise_in(thread: int, error: BaseException | None) -> None:
+    """Raise an error in a thread, at its next line of Python; None takes back one that was not raised yet."""
+    kind = None
+    if error is not None:  # it is made there, without arguments
+        made = type(error)
+        kind = ctypes.py_object(type(made.__name__, (made,), {"__str__": lambda _: str(error)}))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind)
+
+
+def leave_behind(thing: object) -> None:
+    """Keep a coroutine or task that does not end for as long as the process lives.
+
+    Python ends one that nobody holds by raising inside it, wherever that happens; it may answer by computing for ever.
+    """
+    interrupts.left_behind.append(type(thing).__name__)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _broken(_number: int, _frame: FrameType | None) -> None:
+    """Raise in the call that runs on the main thread, if it is still the one to be interrupted."""
+    running = here.watched.running if hasattr(here, "watched") else None
+    if running is None or not running.breaking:
+        return
+    running.breaking = False
+    stop = interrupts.pending_stop()
+    if stop is not None and time.monotonic() - stop.since > PAUSE:
+        raise stop.again()
+    raise running.reason()
+
+
+here = threading.local()
+_watched_threads: dict[WatchedThread, None] = {}
+_starting = threading.Lock()
+_watchdog: threading.Event | None = None
+"""Set by the watchdog's thread once it runs; None where there is none."""
+current: ContextVar[Limit | None] = ContextVar("limit", default=None)
+"""The limit of the call inside which this code runs; tasks that the call starts have it too."""
+
+
+on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("without_me", default=None)
+
+
+def watched_thread() -> WatchedThread:
+    """Return the record of this thread, and make sure that the watchdog observes it."""
+    watched: WatchedThread | None = getattr(here, "watched", None)
+    if watched is None:
+        watched = here.watched = WatchedThread()
+        _watched_threads[watched] = None
+        _watch(watched)
+    return watched
+
+
+def _watch(watched: WatchedThread) -> None:
+    global _watchdog  # noqa: PLW0603 - there is one
+    if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(BREAKER, _broken)
+    with _starting:
+        if _watchdog is None:
+            # Not `Thread.start`, which without memory waits for ever; only the watchdog could see that.
+            begun = threading.Event()
+            _thread.start_new_thread(_look_for_ever, (begun,))
+            if not begun.wait(machine.THREAD_START_S):
+                raise MemoryError
+            _watchdog = begun
+
+
+def _look_for_ever(begun: threading.Event) -> None:
+    begun.set()
+    before, starts = time.monotonic(), machine.ThreadStarts()
+    while True:
+        time.sleep(TICK)
+        now = time.monotonic()
+        passed, before = min(now - before, PAUSE), now
+        for watched in tuple(_watched_threads):
+            if watched.thread.is_alive():
+                watched.look(passed)
+            else:
+                _watched_threads.pop(watched, None)  # by itself: a new thread may have its number
+        if starts.lost(passed) and interrupts.commands:
+            machine.exit_without_memory()
+        unhandled = interrupts.Arrivals.look(passed)
+        if unhandled is not None and interrupts.commands:
+            _end(unhandled)
+        stop = interrupts.pending_stop()
+        if stop is not None:
+            stop.waited += passed
+            if stop.waited > interrupts.LAST_RESORT and interrupts.commands:
+                _end(stop.number)
+
+
+def _end(number: int) -> None:
+    running = next((watched.running for watched in tuple(_watched_threads) if watched.main), None)
+    held = f"{running.what} holds" if running is not None else "something that cannot be interrupted holds"
+    _end_with(
+        f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
+        "done again when the run is resumed.",
+        128 + number,
+    )
+
+
+def _end_with(message: str, code: int) -> NoReturn:
+    with suppress(OSError, ValueError):
+        os.write(2, f"kapelle: {message}\n".encode())
+    os._exit(code)
+
+
+def _forget() -> None:
+    global _watchdog, _starting
+    _watchdog, _starting = None, threading.Lock()
+    _watched_threads.clear()
+    if hasattr(here, "watched"):
+        del here.watched
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget)
+
+
+def leave(watched: WatchedThread, before: Limit | None) -> None:
+    """End a call that has run on a thread; the call around it, `before`, continues."""
+    came: BaseException | None = None
+    while True:
+        try:
+            with watched.guard:
+                running = watched.running
+                if not watched.main and running is not None and running.breaking:
+                    raise_in(watched.thread.ident or 0, None)
+                    running.breaking = False
+                watched.running = before
+                watched.serial += 1
+            break
+        except BaseException as error:  # noqa: BLE001 - the call was broken just now: raised when it has ended
+            came = error
+    if came is not None:
+        raise came
 
 
 @dataclass(frozen=True)
@@ -65,7 +374,7 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
     return _under(limit, work, *given)
 
 
-def on_account(limit: Limit, work: Callable[..., T], *given: Any) -> T:
+def charged_to(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     """Call `work`, a step of a task that a call has started, as part of that call."""
     watched = limit.watched
     if limit.kind not in ("environment", "grader") or watched is not getattr(here, "watched", None):
@@ -84,7 +393,7 @@ def _under(limit: Limit, work: Callable[..., T], *given: Any) -> T:
 
 
 @contextmanager
-def looping(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Let the event loop of this thread end calls that wait on it, inside the block."""
     watched = watched_thread()
     before, watched.loop = watched.loop, loop
@@ -98,7 +407,7 @@ def looping(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
                 watched.open.discard(limit)
 
 
-def stand_in_line() -> Callable[[], None]:
+def pause_deadline() -> Callable[[], None]:
     """Stop counting the seconds of the call inside which this runs, until what is returned is called.
 
     For calls that queue for a scarce resource: rows of a model, connections, sandboxes. The time in the queue is not
@@ -111,7 +420,7 @@ def stand_in_line() -> Callable[[], None]:
     return limit.go_on
 
 
-def not_begun() -> Callable[[], None]:
+def pause_all_deadlines() -> Callable[[], None]:
     """Stop counting the seconds of every call inside which this runs, until what is returned is called.
 
     For an episode that waits for somebody to play it: neither its world's call nor the episode itself has begun.
@@ -221,7 +530,7 @@ class Bounded(Generic[T]):
             raise limit.reason() from None
 
 
-async def all_of(
+async def gather_abandonable(
     works: Sequence[Callable[[], Coroutine[Any, Any, T]]], without: Callable[[int, GaveUp], T]
 ) -> list[T]:
     """Run coroutines at once and return their results in order, as `asyncio.gather`.
@@ -236,7 +545,7 @@ async def all_of(
             if not results[place].done():
                 results[place].set_result(without(place, error))
 
-        without_me.set(end)
+        on_abandoned.set(end)
         return await works[place]()
 
     tasks = [loop.create_task(one(place)) for place in range(len(works))]

@@ -1,22 +1,129 @@
-"""Running coroutines from synchronous code."""
+"""Running coroutines from synchronous code, and code that blocks on threads that can be abandoned."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kapelle.errors import EpisodeError
-from kapelle.runtime.deadlines import looping, on_account
+from kapelle.runtime.deadlines import GaveUp, charged_to, current, leave_behind, raise_in, watching_loop
 from kapelle.runtime.interrupts import on_stop, stop_if_asked, stops_here, waited_for
-from kapelle.runtime.loose_threads import LooseThreads
-from kapelle.runtime.watchdog import current, leave_behind
+
+
+class AbandonableThreads(ThreadPoolExecutor):
+    """An executor of daemon threads. A call whose future is cancelled while it runs is given up with its thread.
+
+    `asyncio.to_thread` runs what blocks on its loop's executor, and Python's own executor is joined when the process ends:
+    one call that never returns would keep the process for ever.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Run at most so many calls at once, those that were given up not counted."""
+        super().__init__(1)  # what it would start itself is never started
+        self._most = most
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._threads_at_work = 0
+        self._idle = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a call when a thread is free, and return its future."""
+        made = _Call(self, fn, args, kwargs)
+        with self._guard:
+            if self._idle:
+                self._idle -= 1
+            elif self._threads_at_work < self._most:
+                self._threads_at_work += 1
+                threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
+        self._calls.put(made)
+        return made
+
+    def _work(self) -> None:
+        while (made := self._calls.get()) is not None:
+            made.run()
+            with self._guard:
+                if made.given_up:
+                    return  # another thread has its place
+                self._idle += 1
+            del made
+
+    def replace(self) -> None:
+        """Count a thread that was given up no longer, and start one in its place."""
+        threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end, and the others when they have done what they are at; waits for none."""
+        with self._guard:
+            count = self._threads_at_work
+        for _ in range(count):
+            self._calls.put(None)
+
+
+class _Call(Future[Any]):
+    """One call, and the thread that it runs on."""
+
+    def __init__(
+        self,
+        owner: AbandonableThreads,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.given_up = False
+        self._owner, self._context = owner, copy_context()
+        self._function, self._args, self._named = function, args, named
+        self._guard = threading.Lock()
+        self._thread: int | None = None
+
+    def run(self) -> None:
+        """Call, on this thread."""
+        if not self.set_running_or_notify_cancel():
+            return
+        with self._guard:
+            self._thread = threading.get_ident()
+        result, failure = None, None
+        try:
+            try:
+                result = self._context.run(self._function, *self._args, **self._named)
+            except BaseException as error:  # noqa: BLE001 - belongs to whoever awaits
+                failure = error
+            with self._guard:
+                self._thread = None
+                if self.given_up:
+                    raise_in(threading.get_ident(), None)
+        except GaveUp:  # it came just when the call had returned
+            self._thread = None
+        if self.given_up:
+            return
+        if failure is None:
+            self.set_result(result)
+        else:
+            self.set_exception(failure)
+
+    def cancel(self) -> bool:
+        """Take the call back; one that runs is given up: what it returns is not wanted any more."""
+        if super().cancel():
+            return True
+        with self._guard:
+            if self._thread is None or self.given_up:
+                return False
+            self.given_up = True
+            raise_in(self._thread, GaveUp("nobody waits for it any more"))
+        self._owner.replace()
+        return False
+
 
 T = TypeVar("T")
 
@@ -64,12 +171,12 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do what `asyncio.run` does, but never wait for something that does not end."""
     stop_if_asked()
     loop = _new_loop()
-    threads = LooseThreads(THREADS)
+    threads = AbandonableThreads(THREADS)
     loop.set_default_executor(threads)
     loop.set_task_factory(_contained)
     try:
         asyncio.set_event_loop(loop)
-        with looping(loop):
+        with watching_loop(loop):
             try:
                 return _until_done(loop, loop.create_task(start()))
             finally:
@@ -164,7 +271,7 @@ class _Staying(Coroutine[Any, Any, Any]):
     def send(self, value: Any) -> Any:
         limit = current.get()
         try:
-            return self._work.send(value) if limit is None else on_account(limit, self._work.send, value)
+            return self._work.send(value) if limit is None else charged_to(limit, self._work.send, value)
         except SystemExit as error:
             raise EpisodeError(f"a task was ended by sys.exit({error.code!r})") from error
 
@@ -181,3 +288,30 @@ class _Staying(Coroutine[Any, Any, Any]):
 
     def close(self) -> None:
         self._work.close()
+
+
+class HookedAwaitable(Generic[T]):
+    """Awaits `work`; `enter` is called whenever it starts to compute and `leave` when it waits or ends.
+
+    It steps the other one by hand inside the same task, and so adds no turn of the event loop.
+    """
+
+    def __init__(self, work: Awaitable[T], enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        self._work, self._enter, self._leave = work, enter, leave
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self._work.__await__()
+        resume: Callable[[], Any] = partial(next, steps)
+        while True:
+            self._enter()
+            try:
+                waits_for = resume()
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                self._leave()
+            try:
+                resume = partial(steps.send, (yield waits_for))
+            except BaseException as error:  # noqa: BLE001 - passed on to the work, which handles it
+                resume = partial(steps.throw, error)

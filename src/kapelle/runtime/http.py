@@ -1,4 +1,4 @@
-"""Requests to a server with bounds on its answer: bytes, seconds, connections.
+"""Requests to a server with bounds on its answer (bytes, seconds, connections), and retries where they may help.
 
 The server is somebody else's program. It may answer without end, a byte at a time, or not at all; none of that may
 hold an episode for ever or fill this process's memory.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import random
 import re
 import ssl
 import uuid
@@ -20,14 +21,16 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, NamedTuple
 
 from kapelle.errors import EpisodeError
-from kapelle.runtime.awake import awake_timeout
 from kapelle.runtime.characters import cleaned
-from kapelle.runtime.deadlines import stand_in_line
-from kapelle.runtime.descriptors import room_for
+from kapelle.runtime.clock import suspend_aware_timeout
+from kapelle.runtime.deadlines import pause_deadline
+from kapelle.runtime.machine import most_open
 from kapelle.types import Json
 
 if TYPE_CHECKING:
     import httpx
+    import tenacity
+
 
 MAX_BYTES = 4 << 20
 """Of one answer. 32,000 tokens with every character escaped take less than 1 MiB."""
@@ -62,11 +65,11 @@ async def post(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> tuple[int, bytes]:
     """Post JSON and return the answer's status and body; see `exchange`."""
-    answer = await exchange("POST", url, body, {**one_time(), **headers}, seconds, transport)
+    answer = await exchange("POST", url, body, {**idempotency_key(), **headers}, seconds, transport)
     return answer.status, answer.body
 
 
-def one_time() -> dict[str, str]:
+def idempotency_key() -> dict[str, str]:
     """Return a header by which a server knows one request again, however often it arrives (draft-ietf-httpapi-idempotency-key-header).
 
     Who asks again sends the same one, so that a server which holds to it neither acts nor charges twice.
@@ -85,7 +88,7 @@ async def exchange(
     """Send JSON (nothing for None) and return what the server answers; redirects are not followed.
 
     Where a connection that was open already breaks, the server may have acted or not. Reading is tried once more over a new
-    connection, and so is what carries a key of `one_time`; anything else is not sent twice.
+    connection, and so is what carries a key of `idempotency_key`; anything else is not sent twice.
 
     `seconds` is for everything from connecting to the last byte. Raises EpisodeError for an answer that is late,
     longer than `MAX_BYTES` or compressed, and httpx.HTTPError for what the network does. `transport` replaces the
@@ -96,11 +99,11 @@ async def exchange(
     sent = {**headers, "Accept-Encoding": "identity", "Content-Type": "application/json"}
     # Escaped: a text may hold half a character, which UTF-8 does not know.
     content = None if body is None else json.dumps(body).encode("ascii")
-    turn = stand_in_line()
+    turn = pause_deadline()
     async with pool.gate:
         turn()
         try:
-            async with awake_timeout(seconds):
+            async with suspend_aware_timeout(seconds):
                 return await pool.answer(method, url, content, sent, transport)
         except TimeoutError:
             raise LateError(f"its answer was not complete after {seconds:g} seconds") from None
@@ -110,7 +113,7 @@ class _Pool:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Semaphore(room_for(2, MAX_CONNECTIONS))
+        self.gate = asyncio.Semaphore(most_open(2, MAX_CONNECTIONS))
         self._kept: httpx.AsyncClient | None = None
         self._end: AsyncGenerator[None] | None = None
 
@@ -217,3 +220,125 @@ async def _body(answer: httpx.Response) -> bytes:
         if len(read) > MAX_BYTES:
             raise EpisodeError(f"its answer has more than {MAX_BYTES:,} bytes")
     return bytes(read)
+
+
+# -------- Retries: after longer and longer pauses, or as long as the server asks to wait.
+#
+# A busy server says so with HTTP 429 or 503, and often with `Retry-After`. Who asks again at once makes it busier, and who
+# asks again together with others comes together with them once more. So pauses double and are drawn at random.
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
+"""Seconds between the first two attempts, and the most between any two that the server does not ask for."""
+MOST_WAITING = 60.0
+"""Most seconds of all pauses together; a server that asks for more has not answered."""
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses that may be others the next time."""
+_jitter = random.Random()  # when to ask again; no result depends on it
+
+
+class NoAnswer(EpisodeError):
+    """A server that gave no answer, or one that is none."""
+
+    def __init__(self, reason: str, *, passing: bool, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.passing = passing
+        """Whether another attempt may bring one."""
+        self.wait = wait
+        """Seconds after which the server wants to be asked again."""
+
+
+async def post_with_retries(
+    url: str,
+    body: Json,
+    headers: Mapping[str, str],
+    seconds: float,
+    retries: int,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> bytes:
+    """Post JSON and return the body of an answer with status 200, which is JSON without an error; Unanswered with the last reason where none came.
+
+    All attempts carry one `Idempotency-Key`. `seconds` bounds one attempt, `retries` how many may follow the first one, and `MOST_WAITING` the pauses between them.
+    """
+    import tenacity
+
+    last = tenacity.stop_after_attempt(1 + retries)
+    attempts = tenacity.AsyncRetrying(
+        sleep=asyncio.sleep,
+        wait=_pause,
+        stop=lambda state: last(state) or state.idle_for + state.upcoming_sleep > MOST_WAITING,
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, NoAnswer) and error.passing),
+        reraise=True,
+    )
+    sent = {**idempotency_key(), **headers}
+    answer: bytes = await attempts(_attempt, url, body, sent, seconds, transport)
+    return answer
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    """Return the seconds until the next attempt."""
+    own = min(FIRST_PAUSE * 2.0 ** min(state.attempt_number - 1, 30), LONGEST_PAUSE) * _jitter.uniform(
+        0.5, 1.0
+    )
+    error = state.outcome.exception() if state.outcome is not None else None
+    asked = error.wait if isinstance(error, NoAnswer) else None
+    return own if asked is None else asked + own
+
+
+async def _attempt(
+    url: str,
+    body: Json,
+    headers: Mapping[str, str],
+    seconds: float,
+    transport: httpx.AsyncBaseTransport | None,
+) -> bytes:
+    import httpx
+
+    try:
+        answer = await exchange("POST", url, body, headers, seconds, transport)
+    except LateError as error:
+        raise NoAnswer(str(error), passing=True) from None
+    except EpisodeError as error:
+        raise NoAnswer(str(error), passing=False) from None
+    except httpx.HTTPError as error:
+        raise NoAnswer(f"{type(error).__name__}: {error}", passing=True) from None
+    key = headers.get("Authorization", "").removeprefix("Bearer ")
+    if answer.status != 200:
+        raise _refused(answer, key)
+    _check_said(answer.body, key)
+    return answer.body
+
+
+def _check_said(body: bytes, key: str) -> None:
+    """Refuse what comes with status 200 and is no answer: an error, a proxy's page, the beginning of one."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        begins = body.lstrip()[:1]
+        what = {b"<": "a web page", b"{": "the beginning of one", b"": "nothing"}.get(begins)
+        raise NoAnswer(
+            f"HTTP 200, and {what or 'no JSON'} instead of an answer", passing=what is not None
+        ) from None
+    except RecursionError:
+        return  # whoever wants to read it says so
+    error = said.get("error") if isinstance(said, dict) else None
+    if error:
+        status = error.get("code") if isinstance(error, dict) else None
+        reason = f"HTTP 200 with an error inside{error_message(body, key)}"
+        raise NoAnswer(reason, passing=isinstance(status, int) and status in TRANSIENT)
+
+
+def _refused(answer: Answer, key: str) -> NoAnswer:
+    waits = "" if answer.wait is None else f", to be asked again in {answer.wait:,.0f} s"
+    moved = f", which sends on to {answer.location}" if answer.location and 300 <= answer.status < 400 else ""
+    reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
+    return NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
+
+
+def error_message(body: bytes, key: str = "") -> str:
+    """Return what a server says is wrong, bounded, in one line and without the key; empty where it says nothing in OpenAI's form."""
+    try:
+        said = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    whole = " ".join(said.split())
+    return f": {whole.replace(key, '…') if key else whole}"[:300]  # cut last: half a key is one, too

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import Literal
 
 from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.runtime.credentials import authorization, without_secrets
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import Answer, exchange
-from kapelle.runtime.redaction import without_secrets
-from kapelle.runtime.tokens import carrying
 
 SECONDS = 4.0
 """For the hub to answer in, from looking up its name to the last byte."""
-WHENCE = "HF_TOKEN, `hf auth login`"
+TOKEN_SOURCES = "HF_TOKEN, `hf auth login`"  # noqa: S105 - the names of places
 """Where its token comes from."""
 
 
@@ -38,7 +37,7 @@ def hub_fault(
         return "HF_HUB_OFFLINE is set, so the hub is not asked"
     try:
         answer = ask_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
-    except HubAway as error:
+    except HubUnreachable as error:
         return str(error)
     return None if answer is None else _refusal(answer, hub_address(), given=bool(get_token()))
 
@@ -66,17 +65,17 @@ def ask_hub(method: str, path: str) -> Answer | None:
 
     hub, token = hub_address(), get_token()
     try:
-        headers = carrying(token, "HF_TOKEN", hub) if token else {}
+        headers = authorization(token, "HF_TOKEN", hub) if token else {}
         return run_async(lambda: exchange(method, f"{hub}{path}", None, headers, SECONDS))
     except ImportError:
         return None
     except (ConfigError, EpisodeError) as error:
-        raise HubAway(hub, str(error).rstrip(".")) from None
+        raise HubUnreachable(hub, str(error).rstrip(".")) from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise HubAway(hub, " ".join(str(error).split()).rstrip(".") or type(error).__name__) from None
+        raise HubUnreachable(hub, " ".join(str(error).split()).rstrip(".") or type(error).__name__) from None
 
 
-class HubAway(EngineError):
+class HubUnreachable(EngineError):
     """A hub that cannot be asked, for the reason that is given as a clause."""
 
     def __init__(self, hub: str, reason: str) -> None:
@@ -85,7 +84,7 @@ class HubAway(EngineError):
 
 
 @contextmanager
-def without_hub() -> Iterator[None]:
+def offline_hub() -> Iterator[None]:
     """Let the hub's client use nothing but what was downloaded before."""
     from huggingface_hub import constants
 
@@ -97,7 +96,7 @@ def without_hub() -> Iterator[None]:
 
 
 def _refusal(answer: Answer, hub: str, *, given: bool) -> str | None:
-    key = f"the token that is set ({WHENCE})" if given else f"no token ({WHENCE})"
+    key = f"the token that is set ({TOKEN_SOURCES})" if given else f"no token ({TOKEN_SOURCES})"
     if answer.status == 401:
         return f"{hub} has none of this name that can be seen with {key}: HTTP 401"
     if answer.status == 403:

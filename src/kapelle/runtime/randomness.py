@@ -1,4 +1,4 @@
-"""The random generators that a whole process shares: Python's `random`, NumPy's and torch's.
+"""Seeds by what they are for, and the random generators that a whole process shares: Python's `random`, NumPy's, torch's.
 
 What draws from them must go on after a resume where it stopped. Their states are part of a checkpoint, and what a
 module draws while it is imported does not count: a resumed process imports it at another moment than one that was never
@@ -7,6 +7,7 @@ stopped (lazily, at the first use after the states were restored), and all draws
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 import threading
@@ -16,19 +17,25 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from kapelle.runtime.on_demand import torch
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a 63-bit seed that depends on every part and on their order; it is the same in every process."""
+    digest = hashlib.blake2b(
+        "\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass"), digest_size=8
+    ).digest()
+    return int.from_bytes(digest, "little") >> 1
+
 
 def capture_random() -> dict[str, object]:
     """Return the states of the global generators: Python's `random`, NumPy's, and torch's on every device."""
-    import torch
-
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {**_host_states(), "cuda": devices}
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
     """Set the global generators to what `capture_random` returned; one that it does not hold stays as it is."""
-    import torch
-
     _set_host_states(state)
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -42,8 +49,6 @@ def random_as_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states that `random_as_lists` was given."""
-    import torch
-
     version, numbers, gauss = plain["python"]
     return {
         "python": (version, tuple(numbers), gauss),
@@ -107,7 +112,6 @@ class _Guard(MetaPathFinder):
 
 def _host_states() -> dict[str, object]:
     import numpy as np
-    import torch
 
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     drawn = (str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss))
@@ -116,7 +120,6 @@ def _host_states() -> dict[str, object]:
 
 def _set_host_states(state: Mapping[str, Any]) -> None:
     import numpy as np
-    import torch
 
     random.setstate(state["python"])
     if "numpy" in state:  # a checkpoint of before holds none

@@ -2,31 +2,324 @@
 
 What they tell one another (errors, requests to stop, results as bytes) goes over gloo, gradients over the backend of their
 device. Every wait has a limit, can be interrupted by a signal, and ends when a rank is lost.
+
+Each rank gives a heartbeat to the store that `torchrun` keeps (without it, rank 0 keeps one), says there why it leaves in
+error, and watches the rank that follows it. When one is lost, the others end within seconds, with its number, wherever they
+are: a process that waits for it inside other people's code is ended. So is one that has lost the store, or gets no answer from
+it for `process_tree.stalled_after()` seconds. Where `kapelle train --launch torchrun` has started the ranks, it sees itself
+which one dies or is stopped, and reports it; the ranks then end silently.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # no stub names them
+from torch.distributed import (  # type: ignore[attr-defined]  # no stub names the stores
+    DistNetworkError,
+    PrefixStore,
+    TCPStore,
+)
 
-from kapelle.errors import ConfigError, EngineError
-from kapelle.runtime.aside import Aside, again, told_of
+from kapelle.errors import ConfigError, EngineError, foreign_error, known_error, sent_error
 from kapelle.runtime.characters import cleaned
-from kapelle.runtime.family import EXIT_ALONE, LAST, doing, here
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
-from kapelle.runtime.ranks import ALONE, Ranks, Seat, seat_here
-from kapelle.runtime.roll_call import EXIT_WRONG, RollCall, whereabouts
+from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
+from kapelle.runtime.ranks import ALONE, LaunchedRank, Ranks, launched_rank
+
+# -------- Heartbeat and store barrier, over the store
+
+BEAT = 0.5
+"""Seconds between two signs of life."""
+ELSEWHERE = 2.0
+"""How many times as long as a stopped rank here a silent one on another machine has: nobody can see there whether it computes."""
+SOON = 3.0
+"""Seconds in which a rank that is alive gives a sign, and one that has failed says why."""
+END_GRACE = 10.0
+"""Seconds that this process has, once another is lost, to end by itself."""
+EXIT_WRONG = 2
+
+
+STORE_GONE = "the processes' store is gone, and rank 0, or the launcher, with it"
+
+
+class StoreTimeout(RuntimeError):
+    """The store has not answered in time."""
+
+
+class _StoreQueries:
+    """Questions to a store that may never answer.
+
+    A store that is stopped keeps a call for ever, and after a broken connection torch prints a page about every other one.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._questions: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
+        self.broken: str | None = None
+        threading.Thread(target=self._answer, daemon=True, name="heartbeat's store").start()
+
+    def ask(self, question: Callable[[Any], Any]) -> Any:
+        """Return the answer; raises Unanswered, and RuntimeError once the connection is broken."""
+        answer: Future[Any] = Future()
+        self._questions.put((question, answer))
+        try:
+            return answer.result(SOON)
+        except TimeoutError:
+            answer.cancel()
+            raise StoreTimeout(f"no answer for {SOON:g} s") from None
+
+    def _answer(self) -> None:
+        while True:
+            question, answer = self._questions.get()
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                if self.broken is not None:
+                    raise RuntimeError(self.broken)  # as torch raises it the first time
+                answer.set_result(question(self._store))
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+                if isinstance(error, DistNetworkError):
+                    self.broken = str(error)
+                answer.set_exception(error)
+
+
+class Heartbeat:
+    """Signs of life of all ranks, and the first reason why one failed."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        """Take a connection to the store that nothing else uses."""
+        store.set_timeout(timedelta(seconds=SOON))
+        self.rank, self.size = rank, size
+        self._line = _StoreQueries(store)
+        self._ask = self._line.ask
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
+
+    def begin(self) -> None:
+        """Give signs of life from now on, and look after the next rank."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Leave without error."""
+        self._over.set()
+
+    def fail(self, reason: str) -> None:
+        """Tell the others why this rank leaves; the first reason of all stays."""
+        self._over.set()
+        with suppress(RuntimeError):
+            self._ask(
+                lambda store: store.compare_set(
+                    "failed", "", json.dumps({"rank": self.rank, "reason": reason})
+                )
+            )
+
+    def failure(self) -> tuple[int, str] | None:
+        """Return which rank failed first, and why; None if none said so."""
+        with suppress(RuntimeError):
+            if self._ask(lambda store: store.check(["failed"])):
+                said = json.loads(self._ask(lambda store: store.get("failed")))
+                return int(said["rank"]), str(said["reason"])
+        return None
+
+    def why_lost(self) -> tuple[int | None, str]:
+        """Return which rank is gone, and why: it said so within seconds, or gives no sign of life any more."""
+        until = time.monotonic() + SOON
+        before = self._beats()
+        while time.monotonic() < until:
+            said = self.failure()
+            if said is not None:
+                return said
+            time.sleep(BEAT / 5)
+        now = self._beats()
+        silent = [
+            rank for rank in range(self.size) if before.get(rank) == now.get(rank) and rank != self.rank
+        ]
+        if not now:
+            return 0, STORE_GONE
+        if silent:
+            return silent[0], "it died without a word: it was killed, or its machine is gone"
+        return None, "a connection between two ranks broke"
+
+    def say_once(self, say: Callable[[], None], *, after_others: bool = False) -> None:
+        """Say something unless another rank has said why all of them end; wait until it has been said."""
+        try:
+            if after_others and self._becomes("saying"):
+                self._becomes("said")
+                return
+            if self._ask(lambda store: store.add("saying", 1)) == 1:
+                say()
+                self._ask(lambda store: store.add("said", 1))
+            else:
+                self._becomes("said")
+        except RuntimeError:  # no store any more: better twice than never
+            say()
+
+    def _becomes(self, name: str) -> bool:
+        until = time.monotonic() + SOON
+        while time.monotonic() < until:
+            if self._ask(lambda store: store.check([name])):
+                return True
+            time.sleep(BEAT / 10)
+        return False
+
+    def _beats(self) -> dict[int, int]:
+        found = {}
+        with suppress(RuntimeError):
+            for rank in range(self.size):
+                found[rank] = self._ask(partial(_beat, rank=rank))
+        return found
+
+    def _watch(self) -> None:
+        """Give signs of life; end this process where another is lost and it does not notice."""
+        neighbour = (self.rank + 1) % self.size
+        limit, looked = stalled_after(), time.monotonic()
+        signs: LifeSigns | None = None
+        seen, still, unanswered = [-1], 0.0, 0.0
+        while not self._over.wait(BEAT):
+            # Time in which this process was stopped itself is nobody's silence.
+            now = time.monotonic()
+            passed, looked = min(now - looked, SOON + 2 * BEAT), now
+            try:
+                self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
+                beat = self._ask(partial(_beat, rank=neighbour))
+                failed, unanswered = self.failure(), 0.0
+                signs = signs or self._signs(neighbour, lambda: seen[0])
+            except RuntimeError:
+                unanswered += passed
+                failed, beat = None, seen[0]
+                if self._line.broken is not None:
+                    failed = 0, STORE_GONE
+                elif unanswered > limit:
+                    failed = (
+                        0,
+                        f"the processes' store has not answered for {limit:g} s: who keeps it is stopped",
+                    )
+            still = 0.0 if beat != seen[0] or unanswered else still + passed
+            seen[0] = beat
+            if failed is None:
+                silent = signs.look(passed) if signs is not None and not unanswered else None
+                if silent is None and signs is None and still > ELSEWHERE * limit:
+                    silent = f"it has given no sign of life for {ELSEWHERE * limit:g} s"
+                if silent is not None:
+                    self.fail_for(neighbour, silent)
+                    failed = neighbour, silent
+            if failed is not None and not self._over.wait(END_GRACE):
+                self._end(*failed)
+
+    def _signs(self, rank: int, beats: Callable[[], int]) -> LifeSigns | None:
+        """Return the signs of life of a rank on this machine; None for one elsewhere."""
+        said = json.loads(self._ask(lambda store: store.get(f"here/{rank}")))
+        same = said["space"] and {**said, "process": 0} == {**whereabouts(), "process": 0}
+        return LifeSigns(said["process"], beats) if same else None
+
+    def fail_for(self, rank: int, reason: str) -> None:
+        """Say for another rank, which cannot, that it has failed."""
+        with suppress(RuntimeError):
+            self._ask(
+                lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
+            )
+
+    def _end(self, rank: int, reason: str) -> None:
+        if own_place.launcher_reports:
+            os._exit(EXIT_ALONE)
+        self.say_once(
+            lambda: print(cleaned(f"kapelle: Rank {rank} has failed: {reason}"), file=sys.stderr, flush=True),  # noqa: T201
+            after_others=True,
+        )
+        os._exit(EXIT_WRONG)
+
+
+def whereabouts() -> dict[str, Any]:
+    """Return where this process can be looked at: its machine and namespace, and its number there."""
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        space = ""
+    return {"host": socket.gethostname(), "space": space, "process": os.getpid()}
+
+
+def _beat(store: Any, rank: int) -> int:
+    return int(store.add(f"beat/{rank}", 0))
+
+
+_PAUSE = 0.02
+"""Seconds between two looks whether the others have come."""
+
+
+class StoreBarrier:
+    """Where a thread of this rank meets one of each other rank, by the store: collectives belong to the main threads."""
+
+    def __init__(self, store: Any, heartbeat: Heartbeat, seconds: float) -> None:
+        """Take a connection to the store that nothing else uses; a meeting waits for `seconds` at most."""
+        store.set_timeout(timedelta(seconds=SOON))
+        self.rank, self.size = heartbeat.rank, heartbeat.size
+        self._store, self._heartbeat, self._seconds = store, heartbeat, seconds
+        self._met = 0
+
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        """Do this rank's share and return all shares; EngineError when another rank ends, or stays away for too long."""
+        failure: Exception | None = None
+        own, said = b"", {}
+        try:
+            own = work()
+        except Exception as error:  # noqa: BLE001 - raised below, in every rank
+            failure, said = error, sent_error(error)
+        try:
+            every = self._exchanged(at, json.dumps(said).encode() + b"\n" + own)
+        except RuntimeError as error:
+            raise EngineError(f"Rank {self.rank} lost the others at '{at}'. Resume the run.") from error
+        for rank, (text, _, _) in enumerate(found := [each.partition(b"\n") for each in every]):
+            if heard := json.loads(text):
+                raise _raised_in_every_rank(rank, heard, failure if rank == self.rank else None)
+        return [share for _, _, share in found]
+
+    def _exchanged(self, at: str, own: bytes) -> list[bytes]:
+        number, until = self._met, time.monotonic() + self._seconds
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], own)
+        while not self._store.check(keys):
+            gone = self._heartbeat.failure()
+            if gone is not None:
+                raise EngineError(
+                    f"Rank {gone[0]} is gone: {gone[1]}. Resume the run from its last checkpoint."
+                )
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"After {self._seconds:g} s not all ranks have come to '{at}'. Resume the run."
+                )
+            time.sleep(_PAUSE)
+        every = [bytes(self._store.get(key)) for key in keys]
+        self._met += 1
+        if number:  # all have come here, and so have read what was said before
+            with suppress(RuntimeError):
+                self._store.delete_key(f"{number - 1}/{self.rank}")
+        return every
+
+
+def _raised_in_every_rank(rank: int, said: Mapping[str, Any], own: BaseException | None) -> BaseException:
+    """Return a rank's error as one that every rank raises; `own` is what this rank itself has caught."""
+    same = known_error(said["kind"], f"Rank {rank}: {said['message']}")
+    if same is not None:
+        same.__cause__ = own
+        return same
+    return own or foreign_error(f"Rank {rank}", said["kind"], said["message"], said["trace"])
+
 
 BUCKET = 1 << 23
 """Most numbers that are summed at once; small tensors share a call."""
@@ -40,14 +333,14 @@ _joined: list[RankGroup] = []
 class RankGroup:
     """This process among the others; see `ranks.Ranks`."""
 
-    def __init__(self, seat: Seat, seconds: float) -> None:
+    def __init__(self, seat: LaunchedRank, seconds: float) -> None:
         """Join the others; every wait, also this one, takes `seconds` at most. Raises EngineError naming who is missing."""
         self.rank, self.size = seat.rank, seat.size
         self._seconds = seconds
         doing("waiting for all ranks to start")
         store: Any = PrefixStore(_prefix(), _store(seat, seconds))
-        self.roll = RollCall(store.clone(), seat.rank, seat.size)
-        _wait_for_all(store, self.roll, seat, seconds)
+        self.heartbeat = Heartbeat(store.clone(), seat.rank, seat.size)
+        _wait_for_all(store, self.heartbeat, seat, seconds)
         if torch.cuda.is_available():
             torch.cuda.set_device(seat.local)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -65,16 +358,16 @@ class RankGroup:
                 "GLOO_SOCKET_IFNAME, and look whether a firewall is between the machines."
             ) from error
         self._store = store
-        self._aside: Aside | None = None
+        self._store_barrier: StoreBarrier | None = None
         self._agreement = Agreement()
         self.heard = False
         """Whether what ends this rank is the error of another one, which says it."""
         self.left_behind = False
         """Whether what ends this rank is that another one is gone."""
         agreements.append(self._agreement)
-        self.roll.begin()
+        self.heartbeat.begin()
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do this rank's share and return all shares; see `ranks.Ranks`."""
         own, failure = b"", None
         said: dict[str, Any] = {"at": at}
@@ -85,17 +378,19 @@ class RankGroup:
             raise
         except BaseException as error:  # noqa: BLE001 - raised below, in every rank
             failure = error
-            said |= told_of(error)
+            said |= sent_error(error)
         said["asked"] = asked_by()
         heard = [json.loads(each) for each in self._gathered(at, json.dumps(said).encode())]
         self._refuse(heard, failure)
         return self._gathered(at, own)
 
-    def aside(self) -> Aside:
+    def store_barrier(self) -> StoreBarrier:
         """Return where threads of all ranks meet while the main threads do other work."""
-        if self._aside is None:
-            self._aside = Aside(PrefixStore("aside", self._store.clone()), self.roll, self._seconds)
-        return self._aside
+        if self._store_barrier is None:
+            self._store_barrier = StoreBarrier(
+                PrefixStore("barrier", self._store.clone()), self.heartbeat, self._seconds
+            )
+        return self._store_barrier
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place."""
@@ -155,7 +450,7 @@ class RankGroup:
         for rank, said in enumerate(heard):
             if said.get("kind", stop) != stop:
                 self.heard = rank != self.rank
-                raise again(rank, said, failure if rank == self.rank else None)
+                raise _raised_in_every_rank(rank, said, failure if rank == self.rank else None)
         if any("kind" in said for said in heard):
             raise failure or StopRequested
         places = [said["at"] for said in heard]
@@ -174,23 +469,23 @@ class RankGroup:
 
     def end_behind(self, error: Exception) -> str | None:
         """Return which rank's end an error of torch comes from; None where all are there."""
-        rank, why = self.roll.why_lost() if isinstance(error, RuntimeError) else (None, "")
+        rank, why = self.heartbeat.why_lost() if isinstance(error, RuntimeError) else (None, "")
         if rank is None:
             return None
         self.left_behind = True
-        self.heard = self.roll.failure() is not None
-        self.roll.fail_for(rank, why)
+        self.heard = self.heartbeat.failure() is not None
+        self.heartbeat.fail_for(rank, why)
         return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
 
     def leave(self, failure: str | None = None) -> None:
         """Leave the group: after all have come so far, or with the reason of a failure."""
         if failure is not None:
-            self.roll.fail(failure)
+            self.heartbeat.fail(failure)
         else:
             doing(LAST)
             with suppress(EngineError):
-                self.together("end", bytes)
-            self.roll.end()
+                self.all_gather("end", bytes)
+            self.heartbeat.end()
         if self._agreement in agreements:
             agreements.remove(self._agreement)
         if self in _joined:
@@ -204,7 +499,7 @@ def ranks_here(seconds: float) -> Ranks:
     """Return the ranks that a launcher started this process with, joining them at the first call; `ALONE` without one."""
     if _joined:
         return _joined[0]
-    seat = seat_here()
+    seat = launched_rank()
     if seat is None:
         return ALONE
     _joined.append(RankGroup(seat, seconds))
@@ -219,7 +514,7 @@ def leave_ranks(failure: str | None = None) -> None:
 
 def say_for_all(reason: str) -> None:
     """Print why this process ends in error, if no other rank has printed it; tell the others."""
-    if here.told_of and _joined and _joined[0].left_behind:
+    if own_place.launcher_reports and _joined and _joined[0].left_behind:
         # It sees who is gone, and how, and says so.
         sys.stdout.flush()
         os._exit(EXIT_ALONE)
@@ -229,17 +524,17 @@ def say_for_all(reason: str) -> None:
 
     try:
         if _joined:
-            roll, after_others = _joined[0].roll, _joined[0].heard
+            heartbeat, after_others = _joined[0].heartbeat, _joined[0].heard
         else:
-            seat = seat_here()
+            seat = launched_rank()
             assert seat is not None, "alone, a process speaks for itself"
             store = PrefixStore(_prefix(), _store(seat, CONNECTING))
-            roll, after_others = RollCall(store, seat.rank, seat.size), False
+            heartbeat, after_others = Heartbeat(store, seat.rank, seat.size), False
     except (ConfigError, EngineError):
         say()
         return
-    roll.fail(reason)
-    roll.say_once(say, after_others=after_others)
+    heartbeat.fail(reason)
+    heartbeat.say_once(say, after_others=after_others)
 
 
 def say_defect(error: Exception) -> int:
@@ -254,7 +549,7 @@ def _prefix() -> str:
     return f"kapelle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def _store(seat: Seat, seconds: float) -> Any:
+def _store(seat: LaunchedRank, seconds: float) -> Any:
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     leads = seat.rank == 0 and not by_launcher
     try:
@@ -266,7 +561,7 @@ def _store(seat: Seat, seconds: float) -> Any:
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=here.listening if leads else None,
+            master_listen_fd=own_place.listening if leads else None,
         )
     except (RuntimeError, ValueError) as error:
         if leads:
@@ -280,13 +575,13 @@ def _store(seat: Seat, seconds: float) -> Any:
         ) from error
 
 
-def _wait_for_all(store: Any, roll: RollCall, seat: Seat, seconds: float) -> None:
+def _wait_for_all(store: Any, heartbeat: Heartbeat, seat: LaunchedRank, seconds: float) -> None:
     """Wait until every rank is there; EngineError names those that are not."""
     store.set(f"here/{seat.rank}", json.dumps(whereabouts()))
     keys = [f"here/{rank}" for rank in range(seat.size)]
     until = time.monotonic() + seconds
     while not store.check(keys):
-        said = roll.failure()
+        said = heartbeat.failure()
         if said is not None:
             raise EngineError(f"Rank {said[0]} failed before all had started: {said[1]}")
         if time.monotonic() > until:

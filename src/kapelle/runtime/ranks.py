@@ -1,7 +1,7 @@
 """Processes that run one program on the same data and share its work: *ranks*, as `torchrun` calls them.
 
 Heavy work is shared, decisions are made by every rank for itself, from the same data, so that they are the same. Ranks meet
-in `together`, and nowhere else: each does its share of something, then all hold every share. Whatever prevents one rank
+in `all_gather`, and nowhere else: each does its share of something, then all hold every share. Whatever prevents one rank
 from doing its share (an error, a request to stop) is raised in all of them at that moment, so that none waits for another
 that does not come. `rank_group.py` has the processes; a program alone is `ALONE`.
 """
@@ -21,7 +21,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells each process, as `torchrun` does."""
 
 
-class Meeting(Protocol):
+class Peers(Protocol):
     """This process among those that share a program's work, as a thread of it that meets those of the others."""
 
     @property
@@ -34,7 +34,7 @@ class Meeting(Protocol):
         """Number of processes."""
         ...
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do this rank's share of something and return all shares, by rank.
 
         `at` says what it is; ranks that meet at different places are a defect, and raise EngineError. An error of one rank
@@ -43,10 +43,10 @@ class Meeting(Protocol):
         ...
 
 
-class Ranks(Meeting, Protocol):
+class Ranks(Peers, Protocol):
     """This process among the others, whose main threads meet."""
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         """Return where threads of all ranks meet while the main threads do other work; one thread of each at a time."""
         ...
 
@@ -62,11 +62,11 @@ class Alone:
     rank: int = 0
     size: int = 1
 
-    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do the work."""
         return [work()]
 
-    def aside(self) -> Meeting:
+    def store_barrier(self) -> Peers:
         """Return where other threads meet: here too, alone."""
         return self
 
@@ -77,11 +77,11 @@ class Alone:
 ALONE = Alone()
 
 
-def told(ranks: Meeting, at: str, work: Callable[[], Any]) -> Any:
+def broadcast(ranks: Peers, at: str, work: Callable[[], Any]) -> Any:
     """Let rank 0 alone do something, and return in every rank what it returned: plain JSON."""
     if ranks.size == 1:
         return work()
-    return json.loads(ranks.together(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
+    return json.loads(ranks.all_gather(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
 
 
 def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
@@ -94,8 +94,8 @@ def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
         done.append(work())
         return b""
 
-    ranks.together(at, lambda: b"" if ranks.rank else share())
-    ranks.together(at, lambda: share() if ranks.rank else b"")
+    ranks.all_gather(at, lambda: b"" if ranks.rank else share())
+    ranks.all_gather(at, lambda: share() if ranks.rank else b"")
     return done[0]
 
 
@@ -103,7 +103,7 @@ def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
     """Raise ConfigError in every rank if some rank's values, by name, differ from those of rank 0."""
     if ranks.size == 1:
         return
-    every = [json.loads(each) for each in ranks.together(at, lambda: json.dumps(own).encode())]
+    every = [json.loads(each) for each in ranks.all_gather(at, lambda: json.dumps(own).encode())]
     for rank, found in enumerate(every):
         names = sorted(name for name in {*every[0], *found} if every[0].get(name) != found.get(name))
         if names:
@@ -119,7 +119,7 @@ def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class LaunchedRank:
     """The place of this process among those that a launcher has started."""
 
     rank: int
@@ -130,7 +130,7 @@ class Seat:
     """Number of this process on its machine."""
 
 
-def seat_here(environ: Mapping[str, str] = os.environ) -> Seat | None:
+def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
     """Return the place that the launcher gave this process; None without one, or where it is alone.
 
     Raises ConfigError for a place that makes no sense.
@@ -149,4 +149,4 @@ def seat_here(environ: Mapping[str, str] = os.environ) -> Seat | None:
             f"The launcher's variables make no sense: {said}. RANK counts from 0 to WORLD_SIZE - 1. Start the processes with "
             "`torchrun`, or unset these variables to run alone."
         )
-    return Seat(rank, size, given["MASTER_ADDR"], port, local) if size > 1 else None
+    return LaunchedRank(rank, size, given["MASTER_ADDR"], port, local) if size > 1 else None

@@ -15,11 +15,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from kapelle.errors import SandboxError, did_you_mean
-from kapelle.runtime.closing import Closing
-from kapelle.runtime.deadlines import stand_in_line
+from kapelle.runtime.deadlines import pause_deadline
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, run
 from kapelle.sandbox.docker import Docker
@@ -28,7 +28,7 @@ from kapelle.sandbox.unsafe_subprocess import UnsafeSubprocess
 T = TypeVar("T")
 
 
-class Pool(Closing):
+class Pool(AbstractContextManager["Pool"]):
     """A backend that keeps sandboxes of one backend ready, and an asyncio front for blocking work with them.
 
     `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` bounds the
@@ -94,7 +94,7 @@ class Pool(Closing):
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run blocking work with this pool in one of its threads; its sandboxes bound how long that takes."""
-        loop, turn = asyncio.get_running_loop(), stand_in_line()
+        loop, turn = asyncio.get_running_loop(), pause_deadline()
 
         def begin() -> T:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
@@ -107,6 +107,9 @@ class Pool(Closing):
         """Wait until all warm sandboxes stand ready; False when that did not happen in time."""
         with self._change:
             return self._change.wait_for(lambda: len(self._ready) >= self._wanted, timeout_s)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Wait for the runs under way and free the sandboxes that wait; may be called again."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kapelle.errors import SandboxError
-from kapelle.runtime.awake import AwakeClock
+from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.sandbox.contract import LimitName, Limits, Result
 from kapelle.sandbox.usage import Usage
 
@@ -270,7 +270,7 @@ class ProcessSession:
         self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
         self._granted_s = 0.0
         # Counts what passes while the program is waited for, and nothing while this process is stopped.
-        self._clock = AwakeClock()
+        self._clock = SuspendAwareClock()
         self._started = self._clock.now()
         self._looked = self._started
         self._next_watch = self._started + WATCH_EVERY_S
@@ -575,7 +575,7 @@ def _exit_of(process: subprocess.Popen[bytes], group: ProcessGroup) -> int | Non
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
     """Reap a child: its status, and the CPU time of it and of what it and its descendants reaped."""
-    clock = AwakeClock()
+    clock = SuspendAwareClock()
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)
         if pid:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.tokens import LEAST_TOKEN, TOKEN, is_loopback
+from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 
 __all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "token_here"]
 

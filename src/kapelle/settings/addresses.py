@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
-from kapelle.runtime.redaction import is_secret
+from kapelle.runtime.credentials import is_secret
 
 NO_URL = "it is no http(s) URL, such as http://localhost:8000/v1"
 

@@ -11,7 +11,7 @@ import pydantic
 
 from kapelle.algorithm import algorithm_class
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.runtime.redaction import without_secrets
+from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.base import Settings
 from kapelle.settings.overlays import PLUGGED
 

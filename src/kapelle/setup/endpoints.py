@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from kapelle.environments.reward_server import RewardServer
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.judge import JudgeEndpoint
-from kapelle.runtime.asking_again import said_in
+from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.http import Answer, exchange
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.http import Answer, error_message, exchange
 from kapelle.team import Team
 
 SECONDS = 5.0
@@ -103,7 +102,5 @@ def _refused(answer: Answer, key_env: str, *, given: bool) -> str | None:
         held = f"in ${key_env}" if given else f"(${key_env} is empty)"
         return f"refuses the key {held}: HTTP {answer.status}. Put its key into that variable."
     if answer.status >= 500:
-        return (
-            f"answers HTTP {answer.status}{said_in(answer.body)}. Wait until it is ready, or start it again."
-        )
+        return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or start it again."
     return None

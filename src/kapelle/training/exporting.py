@@ -24,7 +24,7 @@ from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.best import named_checkpoint
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.saved_weights import policy_folder
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import step_of
 from kapelle.setup.preparation import Prepared, prepare
 from kapelle.team import Policy
 from kapelle.training.observer import Observer

@@ -16,8 +16,7 @@ from kapelle.metrics.statistics import area_interval, area_under_curve, mean_int
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.rows import label_of, turns_of
 from kapelle.runtime.interrupts import StopRequested
-from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER

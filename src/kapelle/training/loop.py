@@ -44,10 +44,9 @@ from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, gathered, turns_of
 from kapelle.runs.traces import Trace
-from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import unbroken
-from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.process_tree import doing
+from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.trees import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores

@@ -26,11 +26,11 @@ from kapelle.runs.checkpoint_contents import (
 )
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
-from kapelle.runtime.family import doing
+from kapelle.runtime.event_loop import AbandonableThreads
+from kapelle.runtime.files import step_of
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
-from kapelle.runtime.loose_threads import LooseThreads
-from kapelle.runtime.manifest import step_of
-from kapelle.runtime.ranks import ALONE, Meeting, Ranks, told
+from kapelle.runtime.process_tree import doing
+from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
@@ -45,13 +45,13 @@ class Saving:
     def __init__(self, ranks: Ranks) -> None:
         """Save with these ranks."""
         self._ranks = ranks
-        self._threads = LooseThreads(1)
+        self._threads = AbandonableThreads(1)
         self._pending: tuple[int, Future[Path]] | None = None
 
-    def begin(self, step: int, save: Callable[[Meeting], Path]) -> None:
+    def begin(self, step: int, save: Callable[[Peers], Path]) -> None:
         """Begin to save `step` in a thread; none is under way."""
         assert self._pending is None, "one checkpoint is written at a time"
-        self._pending = step, self._threads.submit(save, self._ranks.aside())
+        self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
     def settled(self, *, wait: bool) -> int | None:
         """Return the step of a save that has ended since the last call, in all ranks; None if there is none.
@@ -70,7 +70,7 @@ class Saving:
             return b"ended" if future.done() else b""
 
         try:
-            ended = all(self._ranks.together("save", look))
+            ended = all(self._ranks.all_gather("save", look))
         except BaseException:
             self._pending = None
             raise
@@ -117,7 +117,7 @@ class Progress:
         self._warned = False
         """Whether it was said that no checkpoint has the metric of the best one."""
         self._ranks = ranks
-        place = told(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
+        place = broadcast(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
         """Where all ranks save; None without a run directory."""
         self._saving = Saving(ranks)
@@ -198,7 +198,7 @@ class Progress:
         """Return whether the present step has a better value of `checkpoint.best` than every checkpoint, and is not saved."""
         if self._config.checkpoint.best is None or not self.kept or self._saved == self.done:
             return False
-        return bool(told(self._ranks, "best", self._is_best))
+        return bool(broadcast(self._ranks, "best", self._is_best))
 
     def _is_best(self) -> bool:
         kept = self._config.checkpoint
@@ -227,7 +227,7 @@ class Progress:
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
 
-        def save(meeting: Meeting) -> Path:
+        def save(meeting: Peers) -> Path:
             folder = write(meeting)
             if run is not None:
                 self._tidy(run, folder, done)
@@ -251,7 +251,7 @@ class Progress:
         self._saved = self.done
         return folder
 
-    def _prepared(self, *, copied: bool) -> Callable[[Meeting], Path]:
+    def _prepared(self, *, copied: bool) -> Callable[[Peers], Path]:
         """Return what saves the present state; `copied`, it may be called while the next steps are taken."""
         made = self._pieces
         assert self._checkpoints is not None, "only what is kept is written"
@@ -279,7 +279,9 @@ class Progress:
         """Load a checkpoint, or the newest whole one of a folder, and return its loop part."""
         self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
-        found = told(self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute()))
+        found = broadcast(
+            self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute())
+        )
         place = folder if step_of(folder) is None else folder.parent
         whole = Path(found) if self._ranks.rank else place / Path(found).name
         loop = read_checkpoint(whole, made.engine, made.team, made.base_hashes, take)
@@ -291,10 +293,10 @@ class Progress:
     def go_back(self) -> None:
         """Return the run to its newest checkpoint, with its rows and episodes."""
         assert self._checkpoints is not None, "a trainer without a run directory has nothing to go back to"
-        if not told(self._ranks, "checkpoints", self._any):
+        if not broadcast(self._ranks, "checkpoints", self._any):
             return
         loop = self.load(self._checkpoints)
-        self.owed = told(self._ranks, "rewind", lambda: self._rewound(loop))
+        self.owed = broadcast(self._ranks, "rewind", lambda: self._rewound(loop))
         self._saved = self.done
 
     def _any(self) -> bool:

@@ -31,9 +31,9 @@ from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import listed_files
 from kapelle.runs.lock import now
 from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
-from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.runtime.files import content_or_fault, folder_content
+from kapelle.runtime.machine import versions_of
 from kapelle.runtime.trees import leaves
-from kapelle.runtime.versions import versions_of
 from kapelle.settings.base import FREE, MayChange, Settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig

@@ -19,7 +19,7 @@ from kapelle.rollout.play import Enough, Play, begun, play_groups, shared_rollou
 from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig, TrainingConfig
 from kapelle.types import Group, Task
 

@@ -29,16 +29,15 @@ from kapelle.models.weights import copy_weights
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
 from kapelle.rollout.replica import error_again, moves
 from kapelle.runs.episode_json import load_groups
-from kapelle.runtime.family import Signs, how_it_ended
 from kapelle.runtime.interrupts import stop_if_asked
-from kapelle.runtime.pulse import Pulse
+from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended
 from kapelle.runtime.randomness import (
     capture_random,
     random_as_lists,
     random_from_lists,
     restore_random,
 )
-from kapelle.runtime.shared_tensors import SharedTensors, layout_of
+from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.rollouts import PlayedStep
@@ -87,7 +86,7 @@ class SamplingProcess:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
-        self._pulse: Pulse | None = None
+        self._pulse: SharedStatus | None = None
         self._still: str | None = None
         """How long it has stood still, once that was too long."""
         self._busy = False
@@ -126,7 +125,7 @@ class SamplingProcess:
         assert self._process is not None
         assert self._pulse is not None
         pulse, looked = self._pulse, time.monotonic()
-        signs = Signs(self._process.pid, lambda: pulse.beats)
+        signs = LifeSigns(self._process.pid, lambda: pulse.beats)
         try:
             while not self._pipe.poll(LOOK):
                 stop_if_asked()
@@ -167,7 +166,7 @@ class SamplingProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._pulse, self._still = Pulse(), None
+        self._pulse, self._still = SharedStatus(), None
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [

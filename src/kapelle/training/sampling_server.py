@@ -18,16 +18,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from kapelle.runtime.family import live
 from kapelle.runtime.interrupts import SIGNALS
-from kapelle.runtime.pulse import Pulse
+from kapelle.runtime.process_tree import SharedStatus, live
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
     """Serve until the other side closes the socket; give signs of life, and end when process `parent` does."""
     for number in SIGNALS:  # they ask the other process, which then closes the socket
         signal.signal(number, signal.SIG_IGN)
-    live(Pulse(pulse), parent)
+    live(SharedStatus(pulse), parent)
     pipe = Connection(descriptor)
     questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
@@ -64,7 +63,7 @@ class _Player:
         """Build the team and its engine from settings; see `SamplingProcess`."""
         from kapelle.rollout.replica import Elsewhere
         from kapelle.runtime import interrupts
-        from kapelle.runtime.shared_tensors import SharedTensors
+        from kapelle.runtime.tensors import SharedTensors
 
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
         self._team = Elsewhere(start_with["config"], start_with["bases"], start_with["threads"])

@@ -21,8 +21,8 @@ from kapelle.runs.best import named_checkpoint
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runs.checkpoint_folder import newest_valid
 from kapelle.runs.saved_weights import policy_folder
-from kapelle.runtime.manifest import sha256, step_of
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.files import sha256, step_of
+from kapelle.runtime.randomness import derive_seed
 from kapelle.services.reward.scores import Answered, Score, score_each
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine

@@ -31,8 +31,7 @@ from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.reader import is_run, read_latest, read_status
 from kapelle.runs.saved_weights import check_start, check_verifier, weights_of
-from kapelle.runtime.atomic_files import PARTIAL, replace_file, writing
-from kapelle.runtime.manifest import step_of
+from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
 from kapelle.settings.keeping import EVERYONE
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import Prepared

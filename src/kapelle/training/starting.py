@@ -24,7 +24,7 @@ from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
-from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, seat_here, told
+from kapelle.runtime.ranks import ALONE, Ranks, broadcast, check_same, first_then_others, launched_rank
 from kapelle.runtime.trees import leaves
 from kapelle.sandbox.pool import modes_required
 from kapelle.services.policy.outside import serve_outside
@@ -194,7 +194,7 @@ WAITING = 1800.0
 
 def join_ranks(config: RunConfig) -> Ranks:
     """Return the processes that a launcher has started with this one, joined; `ALONE` without a launcher."""
-    if seat_here() is None:
+    if launched_rank() is None:
         return ALONE
     from kapelle.runtime.rank_group import ranks_here
 
@@ -246,5 +246,5 @@ def _refuse_what_one_process_does(ranks: Ranks, config: RunConfig) -> None:
 def of_the_first(ranks: Ranks, opened: Callable[[], Records]) -> Records:
     """Return the records of a run; those of all ranks but the first record nothing."""
     held: list[Records] = []
-    told(ranks, "records", lambda: held.append(opened()))
+    broadcast(ranks, "records", lambda: held.append(opened()))
     return held[0] if held else Records(None, Silent())

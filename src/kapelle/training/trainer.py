@@ -24,9 +24,9 @@ from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.best import named_checkpoint, split_run
 from kapelle.runs.summary import in_words, telling
-from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
-from kapelle.runtime.ranks import told
+from kapelle.runtime.process_tree import doing
+from kapelle.runtime.ranks import broadcast
 from kapelle.settings.base import Settings
 from kapelle.settings.cluster import RayConfig
 from kapelle.settings.dictionaries import (
@@ -303,7 +303,7 @@ class Trainer:
             if starts:
                 begin_with(starts, made, self.algorithm)
             self._records.track(self.config)
-            if told(ranks, "resume", lambda: run is not None and run.resumed):
+            if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
                 self._progress.go_back()
             if run is not None:
                 note_start(run, self.config, self.team, self.done, starts, self.observer)

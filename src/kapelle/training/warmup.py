@@ -28,7 +28,7 @@ from kapelle.models.peft_folders import shapes_of
 from kapelle.models.weights import copy_weights, save_model
 from kapelle.rollout.play import Play, make_play, rollout
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_train_engine, load_models, teacher
 from kapelle.team import Team

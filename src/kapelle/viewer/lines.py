@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kapelle.runtime.file_contents import check_plain
+from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
 """Bytes of the longest line that is read; a longer one counts as damaged."""

@@ -28,10 +28,9 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
 from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
-from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.deadlines import GaveUp, Patience
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.family import is_stopped
-from kapelle.runtime.watchdog import GaveUp
+from kapelle.runtime.process_tree import is_stopped
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
 

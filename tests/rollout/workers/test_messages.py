@@ -10,8 +10,8 @@ import pytest
 from kapelle.environments.elsewhere import error_from
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.workers.session import Frames, error_form, pack
-from kapelle.runtime.pulse import Pulse
-from kapelle.runtime.watchdog import GaveUp
+from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.process_tree import SharedStatus
 
 SAID: list[dict[str, Any]] = [
     {"text": "é\x00\ud800", "empty": "", "list": [1, (2.5, None)], "keys": {1: True, "$tag": -0.0}},
@@ -55,8 +55,8 @@ def test_other_errors_keep_name_and_message() -> None:
 
 
 def test_a_pulse_is_seen_on_the_other_side() -> None:
-    ours = Pulse()
-    theirs = Pulse(ours.descriptor)
+    ours = SharedStatus()
+    theirs = SharedStatus(ours.descriptor)
     theirs.beat()
     theirs.enter(7)
     assert (ours.beats, ours.session) == (1, 7)

@@ -16,7 +16,7 @@ from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Group

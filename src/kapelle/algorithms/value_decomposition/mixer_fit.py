@@ -28,7 +28,7 @@ from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.models.finite import learned, poisoned
 from kapelle.runtime.interrupts import stop_if_asked
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 
 GRADIENT_NORM = 10.0
 """Norm to which the gradient of a fit is clipped, as in QMIX's code."""

@@ -14,7 +14,7 @@ from kapelle.algorithms.shared.monte_carlo import MonteCarlo
 from kapelle.algorithms.shared.rewards import need_team_return
 from kapelle.errors import ConfigError
 from kapelle.models import devices
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.signals.embeddings import SENTENCES, Embeddings
 from kapelle.team import Team

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
-from kapelle.runtime.asking_again import Unanswered, post_again
-from kapelle.runtime.characters import whole
-from kapelle.runtime.redaction import without_secrets
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.characters import replace_surrogates
+from kapelle.runtime.credentials import bearer, without_secrets
+from kapelle.runtime.http import NoAnswer, post_with_retries
 from kapelle.settings.addresses import open_address
 from kapelle.team import Endpoint
 from kapelle.types import conversation
@@ -80,8 +79,10 @@ class EndpointEngine:
         headers = bearer(endpoint.api_key_env, endpoint.url)
         url = f"{endpoint.url.rstrip('/')}/chat/completions"
         try:
-            answer = await post_again(url, body, headers, self._timeout, self._retries, self._transport)
-        except Unanswered as error:
+            answer = await post_with_retries(
+                url, body, headers, self._timeout, self._retries, self._transport
+            )
+        except NoAnswer as error:
             reason = str(error).rstrip(".")
             raise EpisodeError(
                 f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
@@ -108,7 +109,7 @@ _WITHHELD = ("content_filter", "error")
 def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
     try:
         choice = json.loads(answer)["choices"][0]
-        text = whole(choice["message"]["content"] or "")
+        text = replace_surrogates(choice["message"]["content"] or "")
         ids = tuple(text.encode())
         ended = choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
 from kapelle.grading.judge import Ask
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Sampling, Task
 
 GREEDY = Sampling(max_tokens=512, temperature=0.0)

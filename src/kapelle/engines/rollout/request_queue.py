@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 from kapelle.engines.rollout.protocol import Completion, OnTokens, Request
 from kapelle.errors import EngineError
-from kapelle.runtime.attendance import Part, Room, current
-from kapelle.runtime.deadlines import stand_in_line
+from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_participant
+from kapelle.runtime.deadlines import pause_deadline
 
 QUIET_TICKS = 8
 """Turns of the event loop without a new request after which all coroutines are taken to be waiting;
@@ -32,7 +32,7 @@ class PendingRequest(Generic[Output]):
 
     request: Request
     future: asyncio.Future[Completion]
-    part: Part | None
+    part: Participant | None
     """The part of the rollout that sent the request; None outside a rollout."""
     start_clock: Callable[[], None]
     """Called when its row joins: its deadline counts from then on."""
@@ -51,7 +51,7 @@ class PendingRequest(Generic[Output]):
     def notify(self) -> None:
         """Tell the part that its answer has arrived, or never will."""
         if self.part is not None and not self.notified:
-            self.part.hear()
+            self.part.ended_request()
         self.notified = True
 
     def answer(self, completion: Completion) -> None:
@@ -82,9 +82,11 @@ class RequestQueue(Generic[Output]):
     async def answer_to(self, request: Request, on_tokens: OnTokens | None = None) -> Completion:
         """Let a request arrive, as part of the rollout inside which this runs, and wait for its answer."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        pending = PendingRequest[Output](request, future, current(), stand_in_line(), on_tokens=on_tokens)
+        pending = PendingRequest[Output](
+            request, future, current_participant(), pause_deadline(), on_tokens=on_tokens
+        )
         if pending.part is not None:
-            pending.part.ask()
+            pending.part.began_request()
         self.arrived.append(pending)
         try:
             return await pending.future
@@ -102,18 +104,18 @@ class RequestQueue(Generic[Output]):
         self.waiting = [pending for pending in self.waiting if not pending.future.done()]
 
 
-async def wait_for_requests(here: Room, arrived: Callable[[], int], patience: float) -> None:
+async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:
     """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended.
 
     `arrived` counts the requests so far; `patience` is how many seconds to wait for busy worlds while nothing happens.
     """
     await _wait_until_quiet(here, arrived)
-    while patience and here.out:
-        await here.gathered(patience)
+    while patience and here.busy:
+        await here.all_waiting(patience)
         await _wait_until_quiet(here, arrived)
 
 
-async def _wait_until_quiet(here: Room, arrived: Callable[[], int]) -> None:
+async def _wait_until_quiet(here: BatchBarrier, arrived: Callable[[], int]) -> None:
     """Wait until no request arrives for some turns of the event loop: all coroutines wait for an answer."""
     quiet, before = 0, (-1, -1)
     while quiet < QUIET_TICKS:

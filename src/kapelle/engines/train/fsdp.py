@@ -80,7 +80,7 @@ class FsdpTrainEngine:
     ) -> list[tuple[list[int], Batch]]:
         """Return the passes over each base, by the name of one who stands on it; as many in every rank."""
         said = json.dumps({name: len(own) for name, own in passes.items()}).encode()
-        counts = [json.loads(each) for each in self._ranks.together("passes", lambda: said)]
+        counts = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: said)]
         equalised: list[tuple[list[int], Batch]] = []
         for name, own in passes.items():
             missing = max(count[name] for count in counts) - len(own)

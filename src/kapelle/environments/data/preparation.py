@@ -41,7 +41,7 @@ from kapelle.environments.data.source import (
 from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError, RunDirectoryError, did_you_mean
-from kapelle.runtime.atomic_files import writing
+from kapelle.runtime.files import writing
 from kapelle.types import Json, Split
 
 Form = Literal["jsonl", "parquet"]

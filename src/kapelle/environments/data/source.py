@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Generic, TypeVar, cast
 
 from kapelle.errors import DataError, did_you_mean
-from kapelle.runtime.file_contents import hashed, unpacked
-from kapelle.runtime.hub import hub_fault, without_hub
+from kapelle.runtime.files import decompressed, hashed
+from kapelle.runtime.hub import hub_fault, offline_hub
 from kapelle.types import Json, Split
 
 # -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
@@ -328,7 +328,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
         with hashed(file, contents) as opened:
             stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
             if file.name.endswith(".zst"):
-                stream = unpacked(opened)
+                stream = decompressed(opened)
             if not lines:
                 return _array(file, stream)
             rows = []
@@ -407,7 +407,7 @@ def hub_rows(
         ) from error
     fault = hub_fault(path, "datasets", ".gitattributes")
     try:
-        with without_hub() if fault else nullcontext():
+        with offline_hub() if fault else nullcontext():
             rows = load_dataset(path, config, split=split)
     except Exception as error:
         # The boundary to the hub: its client raises whatever its own libraries do.

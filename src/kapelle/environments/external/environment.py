@@ -20,9 +20,9 @@ from pydantic import Field, FiniteFloat
 from kapelle.environment import Outcome
 from kapelle.environments.external.switchboard import News, OutsideCall, Program, Seat, Switchboard, board_of
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.runtime.attendance import current
-from kapelle.runtime.deadlines import not_begun, stand_in_line
-from kapelle.runtime.tokens import LEAST_TOKEN, TOKEN, is_loopback
+from kapelle.runtime.batch_barrier import current_participant
+from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
+from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Split, Task
 
@@ -92,7 +92,7 @@ class ExternalWorld:
                     self._seat.answered(call, said)
             self._seat.wake()
             return {}
-        part = current()
+        part = current_participant()
         if part is not None:
             part.give_up()  # nobody waits for a program that takes its time
         self._new, self._gone = [], []
@@ -100,7 +100,7 @@ class ExternalWorld:
             await self._begin()
         while not (self._new or self._gone or self._outcome):
             # A program that waits for our answers is not late.
-            go_on = stand_in_line() if self._open else None
+            go_on = pause_deadline() if self._open else None
             self._sort(await self._next())
             if go_on is not None:
                 go_on()
@@ -127,7 +127,7 @@ class ExternalWorld:
 
     async def _begin(self) -> None:
         self._begun = True
-        begins = not_begun()
+        begins = pause_all_deadlines()
         if not self._command:
             self._board.offer(self._seat)
             while not self._seat.taken.is_set():

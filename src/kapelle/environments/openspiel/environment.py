@@ -13,7 +13,7 @@ from kapelle.environments.openspiel.games import Value, full_rules, load_game, s
 from kapelle.environments.openspiel.text import View, Wording, read_listed
 from kapelle.environments.openspiel.world import GameWorld, Opponent, Players, Rules
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 

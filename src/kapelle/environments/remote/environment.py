@@ -14,9 +14,9 @@ from pydantic import Field, PrivateAttr, field_validator
 from kapelle.environment import World
 from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ConfigError
+from kapelle.runtime.credentials import is_loopback
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.tokens import is_loopback
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, Split, Task
 

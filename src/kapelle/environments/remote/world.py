@@ -9,8 +9,7 @@ from typing import Any
 from kapelle.environment import Outcome
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
 from kapelle.environments.remote.server import Busy, Line, Server
-from kapelle.runtime.deadlines import Patience, within
-from kapelle.runtime.watchdog import UNBREAKABLE
+from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire.values import from_map
 

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import DataError
-from kapelle.runtime.file_contents import folder_content
+from kapelle.runtime.files import folder_content
 from kapelle.settings.base import Settings
 from kapelle.types import Json
 

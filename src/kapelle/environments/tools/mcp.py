@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environments.tools.contract import Lost, Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
-from kapelle.runtime.tokens import bearer, need_private
+from kapelle.runtime.credentials import bearer, check_private
 from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json
@@ -107,7 +107,7 @@ class Mcp(Settings):
                 raise ConfigError(
                     f"The environment variable {variable} of the tool `mcp` is no header's value: visible ASCII in one line."
                 )
-            need_private(variable, self.url or "")
+            check_private(variable, self.url or "")
         own = {name: os.environ[variable] for name, variable in self.headers_env.items()}
         return {**bearer(self.key_env, self.url or ""), **own}
 

@@ -25,8 +25,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kapelle.environments.tools.contract import Lost, ToolFault, ToolSchema
 from kapelle.environments.tools.mcp_wires import ENDED, MAX_MESSAGE, Program, client, transport
-from kapelle.runtime.awake import awake_timeout
 from kapelle.runtime.characters import cleaned
+from kapelle.runtime.clock import suspend_aware_timeout
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -210,7 +210,7 @@ class Connection:
         answer = asyncio.ensure_future(asked)
         answer.add_done_callback(_looked_at)
         try:
-            async with awake_timeout(self._limit_s):
+            async with suspend_aware_timeout(self._limit_s):
                 return await asyncio.shield(answer)
         except TimeoutError:
             self._wire.cut()  # or the package would wait for seconds to tell a server that may read nothing

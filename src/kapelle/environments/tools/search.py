@@ -20,8 +20,8 @@ from kapelle.environments.data.source import SUFFIXES, read_rows
 from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
-from kapelle.runtime.file_contents import content_or_fault, folder_content
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.credentials import bearer
+from kapelle.runtime.files import content_or_fault, folder_content
 from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json

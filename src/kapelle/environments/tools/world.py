@@ -13,7 +13,7 @@ from kapelle.environments.tools.contract import Box, Tool, ToolFault, fit_argume
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
-from kapelle.runtime.awake import awake_timeout
+from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.types import Json
 
 
@@ -163,7 +163,7 @@ class ToolsWorld:
         if tool is None:
             raise ToolFault(f"There is no tool '{call.name[:80]}'.{did_you_mean(call.name, tools)}")
         arguments = fit_arguments(call.arguments, tool.schema.parameters)
-        async with awake_timeout(self._rules.call_s):
+        async with suspend_aware_timeout(self._rules.call_s):
             return await asyncio.to_thread(tool.call, arguments)
 
     def outcome(self) -> Outcome:

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -26,11 +26,8 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost, error_from
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.session import VERSION, Frames, engine_error, pack, task_form
-from kapelle.runtime.closing import Closing
-from kapelle.runtime.deadlines import Patience, within
-from kapelle.runtime.family import Signs
-from kapelle.runtime.pulse import Pulse
-from kapelle.runtime.watchdog import UNBREAKABLE, GaveUp
+from kapelle.runtime.deadlines import UNBREAKABLE, GaveUp, Patience, within
+from kapelle.runtime.process_tree import LifeSigns, SharedStatus
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 
@@ -98,7 +95,7 @@ class HeldHere:
     def __init__(self, _place: int = 0) -> None:
         """Start the process."""
         ours, theirs = socket.socketpair()
-        self._pulse = Pulse()
+        self._pulse = SharedStatus()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [
@@ -117,7 +114,7 @@ class HeldHere:
                 process_group=0,  # a Ctrl-C in the terminal is this process's to act on
             )
         self.connection = ours
-        self._signs = Signs(self.process.pid, lambda: self.beats)
+        self._signs = LifeSigns(self.process.pid, lambda: self.beats)
 
     @property
     def where(self) -> str:
@@ -396,7 +393,7 @@ DEATHS = 20
 """Workers in a row that may die before they have answered anything; then the run stops."""
 
 
-class EnvironmentWorkers(Closing):
+class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     """Opens worlds in worker processes, each in the one with the fewest; any event loop may ask.
 
     Processes start when first needed, and one that has died is started anew when the next world is opened. They end when
@@ -431,6 +428,9 @@ class EnvironmentWorkers(Closing):
     def running(self) -> list[Worker]:
         """The processes that have been started and not ended."""
         return [worker for worker in self._workers if worker is not None and worker.lost is None]
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End all processes; a world that is opened later starts new ones."""

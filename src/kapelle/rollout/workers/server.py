@@ -22,11 +22,9 @@ from kapelle.errors import EpisodeError
 from kapelle.rollout.workers.session import VERSION, Frames, Session, error_form, pack
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience, patience_here
-from kapelle.runtime.descriptors import raise_limit
-from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.family import end_with_parent
-from kapelle.runtime.pulse import Pulse
-from kapelle.runtime.stepped import Stepped
+from kapelle.runtime.event_loop import HookedAwaitable, run_async
+from kapelle.runtime.machine import raise_descriptor_limit
+from kapelle.runtime.process_tree import SharedStatus, end_with_parent
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Task
 
@@ -42,9 +40,9 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     """Serve worlds over a socket until its other side is closed, or process `parent` has ended."""
     for number in interrupts.SIGNALS:  # they ask the other process, which then closes the socket
         signal.signal(number, signal.SIG_IGN)
-    server = _Server(socket.socket(fileno=descriptor), Pulse(pulse))
+    server = _Server(socket.socket(fileno=descriptor), SharedStatus(pulse))
     interrupts.commands.append(server)  # the watchdog may end this process where a world cannot be broken off
-    raise_limit()
+    raise_descriptor_limit()
     end_with_parent(parent, server.leave)
     threading.Thread(target=server.live, name="kapelle-pulse", daemon=True).start()
     run_async(server.serve)
@@ -53,7 +51,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
 class _Server:
     """Worlds by the number of their session."""
 
-    def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
+    def __init__(self, connection: socket.socket, pulse: SharedStatus) -> None:
         self._connection, self._pulse = connection, pulse
         self._sessions: dict[int, Session] = {}
         self._environment: Environment | None = None
@@ -95,7 +93,9 @@ class _Server:
         try:
             work = self._work(question)
             number = question.get("session", 0)
-            answer["value"] = await Stepped(work, partial(self._pulse.enter, number), self._pulse.leave)
+            answer["value"] = await HookedAwaitable(
+                work, partial(self._pulse.enter, number), self._pulse.leave
+            )
         except BaseException as error:  # noqa: BLE001 - whatever goes wrong is raised where somebody waits for it
             answer["error"] = error_form(error)
         try:

@@ -19,7 +19,7 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.services.http.refusals import Refusal, wrong
 from kapelle.services.log import LOG
 from kapelle.services.policy.chat_form import ChatRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, stream_or_generate
 from kapelle.rollout.play import play_episode
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.services.http.refusals import Refusal, wrong
 from kapelle.services.log import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Tell, told, too_long

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kapelle.errors import ContextError
 from kapelle.models.reward_model import RewardModel, load_reward_model
-from kapelle.runtime.file_contents import folder_content
+from kapelle.runtime.files import folder_content
 from kapelle.services.reward.scores import Answered, Score, score_each
 from kapelle.types import Json, Message
 

@@ -29,7 +29,7 @@ from kapelle.engines.train.torch.learner import distributed_like, gathered
 from kapelle.errors import ConfigError
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
-from kapelle.runtime.ranks import Seat
+from kapelle.runtime.ranks import LaunchedRank
 from kapelle.runtime.trees import leaves
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
@@ -40,7 +40,7 @@ ROUNDING = 1e-6
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup]:
-    made = RankGroup(Seat(0, 1, "127.0.0.1", free_port(), 0), 30.0)
+    made = RankGroup(LaunchedRank(0, 1, "127.0.0.1", free_port(), 0), 30.0)
     yield made
     made.leave()
 

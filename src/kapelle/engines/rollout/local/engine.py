@@ -3,7 +3,7 @@
 Coroutines submit requests and wait. When none of them can continue without an answer, all submitted requests join
 the rows in flight, each row with its own adapter. Finished rows leave and are answered while the others
 continue, so that the next turns of their agents join too. The engine waits for episodes whose worlds are busy
-(`runtime/attendance.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
+(`runtime/batch_barrier.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import copy_weights, weights_hash
-from kapelle.runtime.attendance import Room, room
+from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
 
 _Pending = PendingRequest[RowOutput]
@@ -178,7 +178,7 @@ class LocalEngine:
                 # Requests that an interrupted run left here are cancelled: nothing waits for them.
                 left.clear()
                 left.drop_cancelled()
-            self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
+            self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return self._pump
 
     async def interrupt(self) -> Sequence[Interrupted]:
@@ -240,7 +240,7 @@ class LocalEngine:
         """Forget the models; their memory is freed when nothing else holds them."""
         self._loaded.clear()
 
-    async def _drain(self, here: Room) -> None:
+    async def _drain(self, here: BatchBarrier) -> None:
         while self._breaking is not None or any(queue.busy for queue in self._queues):
             try:
                 await wait_for_requests(

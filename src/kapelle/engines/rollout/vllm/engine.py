@@ -31,7 +31,7 @@ from kapelle.models.lora_bank import layers_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter, weights_hash
-from kapelle.runtime.attendance import Room, room
+from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
 
 _Waiting = PendingRequest[Row]
@@ -123,7 +123,7 @@ class VllmEngine:
         queue = self._queue(request.policy)
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
-            self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
+            self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
@@ -191,7 +191,7 @@ class VllmEngine:
             queue.arrived = [pending for pending in queue.arrived if not pending.future.done()]
             queue.waiting = [pending for pending in queue.waiting if not pending.future.done()]
 
-    async def _drain(self, here: Room) -> None:
+    async def _drain(self, here: BatchBarrier) -> None:
         queues = list(self._queues.values())
         while any(queue.busy for queue in queues):
             try:

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler, arguments
 from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
+from kapelle.runtime.credentials import bearer
 from kapelle.runtime.guard import end, guarded
 from kapelle.runtime.http import exchange, post
-from kapelle.runtime.tokens import bearer
 from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.tokens import bearer
+from kapelle.runtime.credentials import bearer
 from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy

@@ -28,7 +28,7 @@ from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Column, Sample
 from kapelle.runtime.interrupts import stop_if_asked
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
 """Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""

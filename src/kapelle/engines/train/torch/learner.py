@@ -23,7 +23,7 @@ from kapelle.errors import CheckpointError, ModelError, NumericsError
 from kapelle.models.finite import poisoned
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
-from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Lora, Policy, embedder_name, reference_name
 

@@ -18,7 +18,7 @@ from kapelle.engines.train.sums import UpdateSums
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.rows import Sample
 from kapelle.runtime.ranks import Ranks
-from kapelle.runtime.tensor_files import packed, unpacked
+from kapelle.runtime.tensors import packed, unpacked
 
 Accumulate = Callable[[Sequence[Sample]], UpdateSums]
 """Adds samples' gradients to those of the learners; returns the sums."""
@@ -74,9 +74,9 @@ class AmongRanks:
 
     def _meet(self, at: str, share: Callable[[], bytes]) -> list[bytes]:
         if not self._in_lockstep:
-            return self._ranks.together(at, share)
+            return self._ranks.all_gather(at, share)
         done = share()
-        return self._ranks.together(at, lambda: done)
+        return self._ranks.all_gather(at, lambda: done)
 
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
@@ -116,7 +116,7 @@ class AmongRanks:
         """Return what is wrong in some rank, where ranks hold parts of the weights; else all see the same."""
         if not self._in_lockstep:
             return wrong
-        said = self._ranks.together("step", (wrong or "").encode)
+        said = self._ranks.all_gather("step", (wrong or "").encode)
         return next((each.decode() for each in said if each), None)
 
 

@@ -16,7 +16,7 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.runtime.attendance import Part, over
+from kapelle.runtime.batch_barrier import Participant, ends_requests
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Sampling
 
@@ -60,12 +60,12 @@ class TestWhoIsWaitedFor:
         sampler, back = engine(), asyncio.Event()
 
         async def quick() -> None:
-            with Part():
+            with Participant():
                 await ask(sampler, 1)
 
         async def slow() -> None:
-            with Part():
-                with Part():
+            with Participant():
+                with Participant():
                     await back.wait()
                 await ask(sampler, 2)
 
@@ -81,11 +81,11 @@ class TestWhoIsWaitedFor:
         sampler, back = engine(), asyncio.Event()
 
         async def quick() -> None:
-            with Part():
+            with Participant():
                 await ask(sampler, 1)
 
         async def ending() -> None:
-            with Part(), Part():
+            with Participant(), Participant():
                 await back.wait()
                 if end == "raises":
                     raise ValueError
@@ -102,20 +102,20 @@ class TestWhoIsWaitedFor:
 
     async def test_a_question_within_a_step_is_an_answer_that_the_step_waits_for(self) -> None:
         sampler = engine()
-        with Part(), Part():
+        with Participant(), Participant():
             assert (await ask(sampler, 1)).ids
 
     async def test_what_an_episode_leaves_running_is_not_waited_for(self, joined: list[list[int]]) -> None:
         sampler, hanging = engine(), asyncio.Event()
 
         async def step() -> None:
-            with Part():
+            with Participant():
                 await hanging.wait()
 
-        with Part():
+        with Participant():
             given_up = asyncio.ensure_future(step())
             await settled()
-        with Part():
+        with Participant():
             asked = ask(sampler, 1)
             await settled()
             assert joined == [[1]]
@@ -126,19 +126,19 @@ class TestWhoIsWaitedFor:
     async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
         sampler, tidy = engine(), asyncio.Event()
 
-        async def ending(part: Part) -> None:
+        async def ending(part: Participant) -> None:
             with part:
-                over()
+                ends_requests()
                 await tidy.wait()
 
-        first = asyncio.ensure_future(ending(Part(0)))
-        with Part(1):
+        first = asyncio.ensure_future(ending(Participant(0)))
+        with Participant(1):
             asked = ask(sampler, 1)
             await settled()
             assert joined == [[1]]
             await asked
-        second = asyncio.ensure_future(ending(Part(2, followed=True)))
-        with Part(3):
+        second = asyncio.ensure_future(ending(Participant(2, followed=True)))
+        with Participant(3):
             asked = ask(sampler, 2)
             await settled()
             assert joined == [[1]], "another episode begins when this one has ended"
@@ -154,12 +154,12 @@ class TestPatience:
         sampler, back, again = engine(patience=0.05), asyncio.Event(), asyncio.Event()
 
         async def quick() -> None:
-            with Part():
+            with Participant():
                 for seed in (1, 2, 3):
                     await ask(sampler, seed)
 
         async def hanging() -> None:
-            with Part():
+            with Participant():
                 await back.wait()
                 await ask(sampler, 9)
                 await again.wait()
@@ -171,7 +171,7 @@ class TestPatience:
         back.set()
         await settled()
         sampler._patience = AGES
-        with Part():
+        with Participant():
             asked = ask(sampler, 4)
             await settled()
             assert joined[-1] == [9], "who asked is waited for again"
@@ -183,13 +183,13 @@ class TestPatience:
         sampler, back = engine(patience=0), asyncio.Event()
 
         async def slow() -> None:
-            with Part():
+            with Participant():
                 await back.wait()
 
         late = asyncio.ensure_future(slow())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with Part():
+            with Participant():
                 await ask(sampler, 1)
         assert joined == [[1]]
         back.set()
@@ -204,7 +204,7 @@ class TestOrder:
         sampler, gates = engine(rows=2), [asyncio.Event() for _ in arrival]
 
         async def episode(place: int) -> None:
-            with Part(place):
+            with Participant(place):
                 await gates[place].wait()
                 await ask(sampler, place)
 
@@ -216,14 +216,14 @@ class TestOrder:
         assert joined == [[0, 1], [2, 3]]
 
     async def test_who_was_answered_before_joins_before(self) -> None:
-        first, second, within = Part(0), Part(1), None
+        first, second, within = Participant(0), Participant(1), None
         assert first.order < second.order
         for part in (second, first):
-            part.ask()
-            part.hear()
+            part.began_request()
+            part.ended_request()
         assert second.order < first.order
         with second:
-            within = Part()
+            within = Participant()
         assert second.order < within.order < first.order, "a step asks where its episode does"
 
 
@@ -232,7 +232,7 @@ def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
     sampler = engine()
 
     async def episode(wait_s: float) -> None:
-        with Part():
+        with Participant():
             await asyncio.sleep(wait_s)
             await ask(sampler, 1)
 
@@ -250,9 +250,9 @@ async def test_what_begins_behind_the_back_of_an_ended_part_is_not_waited_for(
     joined: list[list[int]],
 ) -> None:
     sampler = engine()
-    with Part() as given_up:
+    with Participant() as given_up:
         given_up.end()
-        with Part():  # a step that its task takes although nobody wants it any more
+        with Participant():  # a step that its task takes although nobody wants it any more
             asked = ask(sampler, 1)
             await asyncio.wait_for(asked, 60)
     assert joined == [[1]]

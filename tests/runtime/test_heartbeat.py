@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
-from kapelle.runtime import roll_call
-from kapelle.runtime.roll_call import RollCall
+from kapelle.runtime import rank_group
+from kapelle.runtime.rank_group import Heartbeat
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[RollCall]:
-    monkeypatch.setattr(roll_call, "SOON", 0.3)
-    monkeypatch.setattr(roll_call, "BEAT", 0.05)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
+    monkeypatch.setattr(rank_group, "SOON", 0.3)
+    monkeypatch.setattr(rank_group, "BEAT", 0.05)
     store = HashStore()
-    return [RollCall(store, rank, 3) for rank in range(3)]
+    return [Heartbeat(store, rank, 3) for rank in range(3)]
 
 
-def test_the_first_reason_stays(calls: list[RollCall]) -> None:
+def test_the_first_reason_stays(calls: list[Heartbeat]) -> None:
     assert calls[0].failure() is None
     calls[1].fail("no memory")
     calls[2].fail("lost the others")
@@ -28,7 +28,7 @@ def test_the_first_reason_stays(calls: list[RollCall]) -> None:
     assert calls[0].why_lost() == (1, "no memory")
 
 
-def test_one_that_gives_no_sign_is_lost(calls: list[RollCall]) -> None:
+def test_one_that_gives_no_sign_is_lost(calls: list[Heartbeat]) -> None:
     calls[0].begin()
     calls[2].begin()
     rank, why = calls[0].why_lost()
@@ -38,7 +38,7 @@ def test_one_that_gives_no_sign_is_lost(calls: list[RollCall]) -> None:
     assert why.startswith("it died without a word")
 
 
-def test_of_all_one_speaks(calls: list[RollCall]) -> None:
+def test_of_all_one_speaks(calls: list[Heartbeat]) -> None:
     said: list[int] = []
     calls[1].say_once(lambda: said.append(1))
     calls[0].say_once(lambda: said.append(0))
@@ -46,7 +46,7 @@ def test_of_all_one_speaks(calls: list[RollCall]) -> None:
     assert said == [1]
 
 
-def test_who_only_heard_of_it_speaks_where_nobody_else_does(calls: list[RollCall]) -> None:
+def test_who_only_heard_of_it_speaks_where_nobody_else_does(calls: list[Heartbeat]) -> None:
     said: list[int] = []
     calls[2].say_once(lambda: said.append(2), after_others=True)
     assert said == [2]
@@ -80,9 +80,9 @@ class Broken(Stopped):
     check = get = compare_set = add
 
 
-def test_a_store_that_is_stopped_holds_nobody(calls: list[RollCall]) -> None:
+def test_a_store_that_is_stopped_holds_nobody(calls: list[Heartbeat]) -> None:
     store = Stopped()
-    call = RollCall(store, 1, 2)
+    call = Heartbeat(store, 1, 2)
     call.fail("no memory")
     said: list[int] = []
     call.say_once(lambda: said.append(1))
@@ -90,31 +90,31 @@ def test_a_store_that_is_stopped_holds_nobody(calls: list[RollCall]) -> None:
     assert said == [1]
 
 
-def test_a_store_that_is_gone_is_asked_once(calls: list[RollCall]) -> None:
+def test_a_store_that_is_gone_is_asked_once(calls: list[Heartbeat]) -> None:
     store = Broken()
-    call = RollCall(store, 1, 2)
-    assert call.why_lost() == (0, roll_call.STORE_GONE)
+    call = Heartbeat(store, 1, 2)
+    assert call.why_lost() == (0, rank_group.STORE_GONE)
     call.fail("lost the others")
     assert store.asked == 1  # torch prints a page for every other time
 
 
 @pytest.mark.parametrize(
-    ("store", "reason"), [(Stopped, "has not answered for 0.3 s"), (Broken, roll_call.STORE_GONE)]
+    ("store", "reason"), [(Stopped, "has not answered for 0.3 s"), (Broken, rank_group.STORE_GONE)]
 )
 def test_a_rank_that_has_lost_the_store_ends(
-    store: Any, reason: str, calls: list[RollCall], monkeypatch: pytest.MonkeyPatch
+    store: Any, reason: str, calls: list[Heartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll_call, "GRACE", 0.1)
+    monkeypatch.setattr(rank_group, "END_GRACE", 0.1)
     monkeypatch.setenv("KAPELLE_STALLED_AFTER", "0.3")
     ends: list[str] = []
     over = threading.Event()
 
-    def end(self: RollCall, _rank: int, why: str) -> None:
+    def end(self: Heartbeat, _rank: int, why: str) -> None:
         ends.append(why)
         self.end()
         over.set()
 
-    monkeypatch.setattr(RollCall, "_end", end)
-    RollCall(store(), 1, 2).begin()
+    monkeypatch.setattr(Heartbeat, "_end", end)
+    Heartbeat(store(), 1, 2).begin()
     assert over.wait(60)
     assert reason in ends[0]

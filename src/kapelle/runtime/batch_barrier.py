@@ -1,7 +1,7 @@
 """Which episodes may still send requests to the sampler but are busy elsewhere: a world, a tool, a grader, an endpoint.
 
 The result of a row depends, in its last bits, on the rows in the same batch. So a run repeats only if the same rows
-meet every time, however long a world took. Whatever can send requests is a `Part`: an episode or a step of its world.
+meet every time, however long a world took. Whatever can send requests is a `Participant`: an episode or a step of its world.
 A sampler continues only when every part of its event loop waits for an answer.
 
 A part is *out* when it neither waits for an answer nor for a part within it. That is a tree: an episode holds the step
@@ -25,7 +25,7 @@ Order = tuple[int, tuple[int, ...]]
 """Order of a part's requests among those that join at the same time: when it was last answered, and its place."""
 
 
-class Room:
+class BatchBarrier:
     """The parts of one event loop."""
 
     def __init__(self) -> None:
@@ -33,24 +33,24 @@ class Room:
         """Times that a part began, ended, asked or was answered."""
         self.answers = 0
         """Requests that were answered."""
-        self._out: set[Part] = set()
+        self._out: set[Participant] = set()
         self._begun = 0
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
-    def out(self) -> int:
+    def busy(self) -> int:
         """Number of parts that are busy elsewhere and waited for."""
         return len(self._out)
 
-    def admit(self, part: Part, place: int | None) -> Order:
+    def admit(self, part: Participant, place: int | None) -> Order:
         """Let an outermost part begin and return the order of its requests, by default after all others."""
         self._begun += 1
         return self.answers, (self._begun - 1 if place is None else place,)
 
-    def release(self, part: Part) -> None:
+    def release(self, part: Participant) -> None:
         """Let an outermost part end."""
 
-    def note(self, part: Part, out: bool) -> None:
+    def note(self, part: Participant, out: bool) -> None:
         """Record whether a part is out."""
         self.changes += 1
         (self._out.add if out else self._out.discard)(part)
@@ -59,7 +59,7 @@ class Room:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def gathered(self, patience: float) -> None:
+    async def all_waiting(self, patience: float) -> None:
         """Wait until no part is out; when nothing has happened for `patience` s, give up those that are, with a warning."""
         idle = 0
         while self._out and idle < SLICES:
@@ -87,29 +87,29 @@ class Room:
             self._waiters.discard(waiter)
 
 
-_rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = weakref.WeakKeyDictionary()
-_current: ContextVar[Part | None] = ContextVar("part", default=None)
+_rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, BatchBarrier] = weakref.WeakKeyDictionary()
+_current: ContextVar[Participant | None] = ContextVar("part", default=None)
 
 
-def room() -> Room:
+def batch_barrier() -> BatchBarrier:
     """Return the room of the running event loop."""
-    return _rooms.setdefault(asyncio.get_running_loop(), Room())
+    return _rooms.setdefault(asyncio.get_running_loop(), BatchBarrier())
 
 
-def current() -> Part | None:
+def current_participant() -> Participant | None:
     """Return the innermost part that this code belongs to; None outside every one."""
     part = _current.get()
-    return part if part is not None and part.room is room() else None
+    return part if part is not None and part.room is batch_barrier() else None
 
 
-def over() -> None:
+def ends_requests() -> None:
     """Declare that the current part sends no more requests, so that nothing waits while it cleans up."""
-    part = current()
+    part = current_participant()
     if part is not None and not part.followed:
         part.end()
 
 
-class Part:
+class Participant:
     """Something that may send requests, within another part or by itself; a context manager begins and ends it."""
 
     def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
@@ -117,16 +117,16 @@ class Part:
 
         `followed`: another part begins once this one has ended, so that its end is waited for.
         """
-        self.room = room()
+        self.room = batch_barrier()
         self.followed = followed
-        self._holder: Part | Room = current() or self.room
+        self._holder: Participant | BatchBarrier = current_participant() or self.room
         self._begun = 0
         self._asking = 0
-        self._within: set[Part] = set()
+        self._within: set[Participant] = set()
         self._late = False
         # What begins within a part that has ended is not waited for either.
-        self._over: bool = isinstance(self._holder, Part) and self._holder.ended
-        self._token: Token[Part | None] | None = None
+        self._over: bool = isinstance(self._holder, Participant) and self._holder.ended
+        self._token: Token[Participant | None] | None = None
         self.order = self._holder.admit(self, place)
         self._note()
 
@@ -148,13 +148,13 @@ class Part:
         """Whether nobody waits for it any more."""
         return self._over
 
-    def ask(self) -> None:
+    def began_request(self) -> None:
         """Wait for one more answer."""
         self._asking += 1
         self._late = False
         self._note()
 
-    def hear(self) -> None:
+    def ended_request(self) -> None:
         """Wait for one answer fewer."""
         self.room.answers += 1
         self._asking -= 1
@@ -176,7 +176,7 @@ class Part:
         self._holder.release(self)
         self._note()
 
-    def admit(self, part: Part, place: int | None) -> Order:
+    def admit(self, part: Participant, place: int | None) -> Order:
         """Let a part begin within this one and return the order of its requests."""
         self._begun += 1
         self._within.add(part)
@@ -184,7 +184,7 @@ class Part:
         answered, path = self.order
         return answered, (*path, self._begun - 1 if place is None else place)
 
-    def release(self, part: Part) -> None:
+    def release(self, part: Participant) -> None:
         """Let a part within this one end."""
         self._within.discard(part)
         self._note()

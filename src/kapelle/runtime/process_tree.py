@@ -5,7 +5,7 @@ polls nothing, so the kernel is asked to continue it when its parent ends. Until
 in a process group of its own in its parent's session (`process_group=0`), which is orphaned when the parent is killed; the kernel
 sends SIGHUP and SIGCONT to an orphaned group in which somebody is stopped.
 
-A parent looks at two signs of each child (`Signs`): beats, which a thread of the child gives, and its time on the processor.
+A parent looks at two signs of each child (`LifeSigns`): beats, which a thread of the child gives, and its time on the processor.
 Code that holds Python's lock for long gives no beats but computes, so it is slow; a process that the kernel says is stopped
 gives neither, and has `stalled_after()` seconds. What gives neither and is not stopped may wait for a disk or a driver, and has
 ten times as long.
@@ -14,9 +14,12 @@ ten times as long.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
+import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +29,69 @@ from pathlib import Path
 from typing import NoReturn
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.pulse import Pulse
+
+_FORM = struct.Struct("=QQB")
+_MOST = 160
+"""Most bytes of what it says that it does."""
+
+
+class SharedStatus:
+    """A few bytes that a process shares with the one that started it: that it runs, and what it does at this moment.
+
+    The other one reads them when the process is gone or does not answer, when nothing else can be asked any more. They lie in
+    a file without a name; sessions are numbered from 1.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Make one, or open that of the other process by its descriptor."""
+        size = _FORM.size + _MOST
+        if descriptor is None:
+            file, path = tempfile.mkstemp(prefix="kapelle-pulse-")
+            os.unlink(path)  # noqa: PTH108 - the same, and at once
+            os.ftruncate(file, size)
+            descriptor = file
+        self.descriptor = descriptor
+        self._shared = mmap.mmap(descriptor, size)
+
+    @property
+    def beats(self) -> int:
+        """How often the process has said that it runs."""
+        return int(_FORM.unpack_from(self._shared)[0])
+
+    @property
+    def session(self) -> int:
+        """The session that computes; 0 for none."""
+        return int(_FORM.unpack_from(self._shared)[1])
+
+    @property
+    def doing(self) -> str:
+        """What the process said last that it does; empty before it has said anything."""
+        length = int(_FORM.unpack_from(self._shared)[2])
+        return self._shared[_FORM.size : _FORM.size + length].decode("utf-8", "replace")
+
+    def beat(self) -> None:
+        """Say that this process runs."""
+        struct.pack_into("=Q", self._shared, 0, self.beats + 1)
+
+    def enter(self, session: int) -> None:
+        """Say which session computes from now on."""
+        struct.pack_into("=Q", self._shared, 8, session)
+
+    def leave(self) -> None:
+        """Say that none computes."""
+        self.enter(0)
+
+    def say(self, doing: str) -> None:
+        """Say what this process does from now on."""
+        text = doing.encode("utf-8", "replace")[:_MOST]
+        self._shared[_FORM.size : _FORM.size + len(text)] = text
+        struct.pack_into("=B", self._shared, 16, len(text))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._shared.close()
+        os.close(self.descriptor)
+
 
 LIMIT = "KAPELLE_STALLED_AFTER"
 """The variable that sets `stalled_after`."""
@@ -94,7 +159,7 @@ def end_with_parent(
     threading.Thread(target=watch, name="kapelle-parent", daemon=True).start()
 
 
-class Signs:
+class LifeSigns:
     """Signs of life of a process on this machine; `look` again and again."""
 
     def __init__(self, pid: int, beats: Callable[[], int] = lambda: 0) -> None:
@@ -160,7 +225,7 @@ def memory_hint(code: int) -> str:
     return " If nobody sent the signal, memory ran out: `dmesg` says so, and `kapelle plan` what a run needs."
 
 
-def wake_and_kill(group: int) -> None:
+def kill_group(group: int) -> None:
     """End a group of processes at once, stopped ones too."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
@@ -172,26 +237,26 @@ class _Place:
 
     launcher: int | None = None
     """The process of `kapelle train --launch torchrun`, which says of every rank how it ended."""
-    pulse: Pulse | None = None
+    pulse: SharedStatus | None = None
     listening: int | None = None
     """Descriptor of the socket at which rank 0 keeps the store."""
 
     @property
-    def told_of(self) -> bool:
+    def launcher_reports(self) -> bool:
         """Whether a launcher says how this rank and the others ended; one that is stopped does not."""
         return self.launcher is not None and not is_stopped(self.launcher)
 
 
-here = _Place()
+own_place = _Place()
 
 
-def live(pulse: Pulse, parent: int) -> None:
+def live(pulse: SharedStatus, parent: int) -> None:
     """Give signs of life from now on, and end with the parent."""
     end_with_parent(parent)
     threading.Thread(target=_beat, args=(pulse,), name="kapelle-pulse", daemon=True).start()
 
 
-def take_place() -> None:
+def join_launcher() -> None:
     """Take the place that a launcher has given this process: end with it, and give it signs of life.
 
     `kapelle train --launch torchrun` says all of it in a variable. Under `torchrun` itself the parent is its agent.
@@ -203,22 +268,22 @@ def take_place() -> None:
             end_with_parent(parent, lambda: _end_alone(parent), lambda: _stop_alone(parent))
         return
     launcher, pulse, listening = said.split(",")
-    here.launcher, here.pulse = int(launcher), Pulse(int(pulse))
-    here.listening = int(listening) if listening else None
-    for descriptor in (here.pulse.descriptor, here.listening):
+    own_place.launcher, own_place.pulse = int(launcher), SharedStatus(int(pulse))
+    own_place.listening = int(listening) if listening else None
+    for descriptor in (own_place.pulse.descriptor, own_place.listening):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
-    end_with_parent(here.launcher, lambda: _end_alone(int(launcher)), lambda: _stop_alone(int(launcher)))
-    threading.Thread(target=_beat, args=(here.pulse,), name="kapelle-pulse", daemon=True).start()
+    end_with_parent(own_place.launcher, lambda: _end_alone(int(launcher)), lambda: _stop_alone(int(launcher)))
+    threading.Thread(target=_beat, args=(own_place.pulse,), name="kapelle-pulse", daemon=True).start()
 
 
 def doing(what: str) -> None:
     """Note what this process does from now on, for the one that watches it."""
-    if here.pulse is not None:
-        here.pulse.say(what)
+    if own_place.pulse is not None:
+        own_place.pulse.say(what)
 
 
-def _beat(pulse: Pulse) -> None:
+def _beat(pulse: SharedStatus) -> None:
     while True:
         pulse.beat()
         time.sleep(LOOK)
@@ -227,7 +292,9 @@ def _beat(pulse: Pulse) -> None:
 def _end_alone(launcher: int) -> NoReturn:
     """End a rank whose launcher is gone; the first that it has started says so."""
     if _is_first():
-        at = f" (at: {here.pulse.doing})" if here.pulse is not None and here.pulse.doing else ""
+        at = (
+            f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
+        )
         _say(
             f"The launcher (process {launcher}) is gone, and the run ends with it{at}. Resume the run: nothing is lost but the "
             "steps since its last checkpoint."

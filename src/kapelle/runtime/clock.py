@@ -22,7 +22,7 @@ _STOPPED = 5
 """How many times as long between two looks only a process is that was stopped."""
 
 
-class AwakeClock:
+class SuspendAwareClock:
     """Seconds since it was made, without those in which this process did not run.
 
     Waiting code must call `now` every `look_every_s` seconds.
@@ -42,7 +42,7 @@ class AwakeClock:
         return self._seconds
 
 
-def wait_readable(source: int | IO[bytes], clock: AwakeClock, until: float) -> bool:
+def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: float) -> bool:
     """Wait until there is something to read, or the end, or the clock reaches `until`; return whether there is."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
@@ -56,9 +56,9 @@ def wait_readable(source: int | IO[bytes], clock: AwakeClock, until: float) -> b
 
 
 @asynccontextmanager
-async def awake_timeout(seconds: float) -> AsyncIterator[None]:
+async def suspend_aware_timeout(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError inside the block after so many seconds in which the event loop of this process ran."""
-    clock = AwakeClock(LOOK_EVERY_TURN_S)
+    clock = SuspendAwareClock(LOOK_EVERY_TURN_S)
     loop = asyncio.get_running_loop()
     next_look: asyncio.TimerHandle | None = None
     async with asyncio.timeout(None) as bound:

@@ -1,13 +1,53 @@
-"""Tokens for servers: held in environment variables, and sent only where nobody else can read them on their way."""
+"""Secrets: taken out of the URLs that messages show, and sent only where nobody else can read them on their way."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from urllib.parse import urlsplit
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.redaction import without_secrets
+
+_SECRETS = frozenset(
+    [
+        "apikey",
+        "auth",
+        "authorization",
+        "bearer",
+        "credential",
+        "credentials",
+        "jwt",
+        "key",
+        "passwd",
+        "password",
+        "pwd",
+        "sas",
+        "secret",
+        "sig",
+        "signature",
+        "token",
+    ]
+)
+"""Words in the names of parameters that hold what nobody else may know."""
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_USER = re.compile(r"(?<=://)[^/?#\s'\"]*@")
+_PARAMETER = re.compile(r"(?<=[?&#;])([^=?&#;\s'\"]{1,100})=[^&#;\s'\"]*")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a parameter holds a secret by its name: `api_key`, `X-Amz-Signature`, `accessToken`; not `keyword`."""
+    return any(word.lower() in _SECRETS for word in _WORDS.findall(name))
+
+
+def without_secrets(text: str) -> str:
+    """Return a text in which the users, passwords and keys of its URLs are an ellipsis."""
+    return _PARAMETER.sub(
+        lambda found: f"{found[1]}=…" if is_secret(found[1]) else found[0], _USER.sub("…@", text)
+    )
+
+
+# -------- Tokens: held in environment variables, and sent only where nobody else can read them on their way.
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that every call of a server of ours has to carry; a command line would show it to others."""
@@ -37,16 +77,16 @@ def bearer(variable: str | None, address: str) -> dict[str, str]:
     Raises ConfigError where the token could be read on its way to the address.
     """
     token = os.environ.get(variable, "") if variable else ""
-    return carrying(token, variable, address) if variable and token else {}
+    return authorization(token, variable, address) if variable and token else {}
 
 
-def carrying(token: str, held: str, address: str) -> dict[str, str]:
+def authorization(token: str, held: str, address: str) -> dict[str, str]:
     """Return the header with a token that is held in a variable (or elsewhere); ConfigError as in `bearer`."""
-    need_private(held, address)
+    check_private(held, address)
     return {"Authorization": f"Bearer {token}"}
 
 
-def need_private(held: str, address: str) -> None:
+def check_private(held: str, address: str) -> None:
     """Raise ConfigError where what a variable holds could be read on its way to an address."""
     if sends_in_the_clear(address):
         raise ConfigError(

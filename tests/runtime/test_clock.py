@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.stopped_graders import LIMIT_S, WORK, WORKS_S
 
-from kapelle.runtime.awake import AwakeClock, awake_timeout
+from kapelle.runtime.clock import SuspendAwareClock, suspend_aware_timeout
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
 
@@ -71,14 +71,14 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 def test_the_clock_counts_what_is_waited_and_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([100.0, 100.1, 100.2, 4100.2, 4100.3])
-    monkeypatch.setattr("kapelle.runtime.awake.time.monotonic", lambda: next(moments))
-    clock = AwakeClock(0.05)
+    monkeypatch.setattr("kapelle.runtime.clock.time.monotonic", lambda: next(moments))
+    clock = SuspendAwareClock(0.05)
     assert [round(clock.now(), 9) for _ in range(4)] == [0.1, 0.2, 0.25, 0.35]
 
 
 async def test_a_wait_in_the_event_loop_ends_and_one_in_time_does_not() -> None:
     with pytest.raises(TimeoutError):
-        async with awake_timeout(0.05):
+        async with suspend_aware_timeout(0.05):
             await asyncio.sleep(60)
-    async with awake_timeout(60):
+    async with suspend_aware_timeout(60):
         await asyncio.sleep(0.001)

@@ -13,9 +13,8 @@ from email.utils import format_datetime
 import httpx
 import pytest
 
-from kapelle.runtime.asking_again import MOST_WAITING, Unanswered, post_again, said_in
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.http import exchange, post
+from kapelle.runtime.http import MOST_WAITING, NoAnswer, error_message, exchange, post, post_with_retries
 
 HEADERS = {"Authorization": "Bearer my-secret-key"}
 
@@ -23,7 +22,7 @@ HEADERS = {"Authorization": "Bearer my-secret-key"}
 def asked(*answers: httpx.Response, retries: int = 6) -> Awaitable[bytes]:
     left = list(answers)
     transport = httpx.MockTransport(lambda _: left.pop(0) if len(left) > 1 else left[0])
-    return post_again("http://x/y", {}, HEADERS, 60.0, retries, transport)
+    return post_with_retries("http://x/y", {}, HEADERS, 60.0, retries, transport)
 
 
 def busy(after: str | None = None, status: int = 429) -> httpx.Response:
@@ -60,13 +59,13 @@ async def test_what_is_no_time_counts_as_none(odd: str, pauses: list[float]) -> 
 async def test_a_server_that_asks_for_too_long_has_not_answered(long: str, pauses: list[float]) -> None:
     if long == "date":
         long = format_datetime(datetime.now(UTC) + timedelta(days=900), usegmt=True)
-    with pytest.raises(Unanswered, match=r"HTTP 429, to be asked again in .* s"):
+    with pytest.raises(NoAnswer, match=r"HTTP 429, to be asked again in .* s"):
         await asked(busy(long))
     assert pauses == []
 
 
 async def test_all_pauses_together_are_bounded(pauses: list[float]) -> None:
-    with pytest.raises(Unanswered, match="HTTP 503"):
+    with pytest.raises(NoAnswer, match="HTTP 503"):
         await asked(busy("20", 503), retries=1000)
     assert sum(pauses) <= MOST_WAITING
     assert len(pauses) == 2
@@ -75,7 +74,7 @@ async def test_all_pauses_together_are_bounded(pauses: list[float]) -> None:
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 422])
 async def test_a_refusal_is_not_repeated(status: int, pauses: list[float]) -> None:
     refusal = httpx.Response(status, json={"error": {"message": "Key my-secret-key\nis wrong. " + "x" * 900}})
-    with pytest.raises(Unanswered, match=f"HTTP {status}: Key … is wrong") as caught:
+    with pytest.raises(NoAnswer, match=f"HTTP {status}: Key … is wrong") as caught:
         await asked(refusal, good())
     assert len(str(caught.value)) < 330
     assert pauses == []
@@ -185,7 +184,7 @@ async def test_all_attempts_carry_one_key_and_two_requests_two(pauses: list[floa
 
     transport = httpx.MockTransport(answer)
     for _ in range(2):
-        assert await post_again("http://x/y", {}, HEADERS, 60.0, 5, transport) == b'"ok"'
+        assert await post_with_retries("http://x/y", {}, HEADERS, 60.0, 5, transport) == b'"ok"'
     assert keys[0]
     assert keys[0] == keys[1] == keys[2] != keys[3]
     assert len(pauses) == 2
@@ -193,4 +192,4 @@ async def test_all_attempts_carry_one_key_and_two_requests_two(pauses: list[floa
 
 def test_no_part_of_a_key_is_repeated() -> None:
     body = json.dumps({"error": {"message": f"{'x' * 280} key sk-0123456789"}}).encode()
-    assert said_in(body, "sk-0123456789").endswith(" key …")
+    assert error_message(body, "sk-0123456789").endswith(" key …")

@@ -12,13 +12,21 @@ import pytest
 from tests.runtime.test_guard import gone, until
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.family import WAITING, Signs, _state, doing, here, how_it_ended, stalled_after
-from kapelle.runtime.pulse import Pulse
+from kapelle.runtime.process_tree import (
+    WAITING,
+    LifeSigns,
+    SharedStatus,
+    _state,
+    doing,
+    how_it_ended,
+    own_place,
+    stalled_after,
+)
 
 PARENT = """
 import os, subprocess, sys, time
 sys.path[:] = {path!r}
-child = "import sys, time; sys.path[:] = {{!r}}; from kapelle.runtime.family import end_with_parent; end_with_parent({{}}); print('up', flush=True); time.sleep(600)"
+child = "import sys, time; sys.path[:] = {{!r}}; from kapelle.runtime.process_tree import end_with_parent; end_with_parent({{}}); print('up', flush=True); time.sleep(600)"
 held = subprocess.Popen([sys.executable, "-c", child.format(sys.path, os.getpid())], stdout=subprocess.PIPE, start_new_session=True)
 held.stdout.readline()
 print(held.pid, flush=True)
@@ -60,7 +68,7 @@ SLEEPS = "time.sleep(600)"
 
 @pytest.mark.parametrize("running", [HOLDS_THE_LOCK], indirect=True)
 def test_one_that_computes_is_slow_and_not_lost(running: subprocess.Popen[bytes]) -> None:
-    signs = Signs(running.pid)
+    signs = LifeSigns(running.pid)
     for _ in range(3):
         ticks = _state(running.pid)[1]
         until(lambda ticks=ticks: _state(running.pid)[1] > ticks)
@@ -71,12 +79,12 @@ def test_one_that_computes_is_slow_and_not_lost(running: subprocess.Popen[bytes]
 def test_one_that_is_stopped_has_less_time_than_one_that_waits(running: subprocess.Popen[bytes]) -> None:
     limit = stalled_after()
     until(lambda: _state(running.pid)[0] == "S")
-    signs = Signs(running.pid)
+    signs = LifeSigns(running.pid)
     signs.look(0.0)
     assert signs.look(WAITING * limit - 1) is None
     assert "no sign of life for 600 s" in str(signs.look(2))
     beats = iter(range(100))
-    alive = Signs(running.pid, lambda: next(beats))
+    alive = LifeSigns(running.pid, lambda: next(beats))
     assert [alive.look(WAITING * limit) for _ in range(5)] == [None] * 5
     os.kill(running.pid, signal.SIGSTOP)
     until(lambda: _state(running.pid)[0] == "T")
@@ -97,10 +105,10 @@ def test_the_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_who_watches_reads_what_a_process_did_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = Pulse()
-    theirs = Pulse(os.dup(ours.descriptor))
+    ours = SharedStatus()
+    theirs = SharedStatus(os.dup(ours.descriptor))
     doing("nothing that anybody reads")
-    monkeypatch.setattr(here, "pulse", theirs)
+    monkeypatch.setattr(own_place, "pulse", theirs)
     assert ours.doing == ""
     doing("step 12, update")
     assert ours.doing == "step 12, update"

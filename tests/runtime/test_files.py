@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.runtime.atomic_files import explain, replace_file, write_all, write_new
+from kapelle.runtime.files import explain, replace_file, write_all, write_new
 
 
 def test_write_all_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stub names it
 
 from kapelle.errors import CheckpointError, EngineError
-from kapelle.runtime.aside import Aside
-from kapelle.runtime.roll_call import RollCall
+from kapelle.runtime.rank_group import Heartbeat, StoreBarrier
 
 
 @dataclass
@@ -25,14 +24,14 @@ class Roll:
         return self.failed
 
 
-def asides(store: Any, seconds: float = 60.0, **over: Any) -> list[Aside]:
-    return [Aside(store, cast("RollCall", Roll(rank, **over)), seconds) for rank in range(3)]
+def barriers(store: Any, seconds: float = 60.0, **over: Any) -> list[StoreBarrier]:
+    return [StoreBarrier(store, cast("Heartbeat", Roll(rank, **over)), seconds) for rank in range(3)]
 
 
-def meet(every: list[Aside], at: str, work: Callable[[int], bytes]) -> list[Any]:
-    def one(aside: Aside) -> Any:
+def meet(every: list[StoreBarrier], at: str, work: Callable[[int], bytes]) -> list[Any]:
+    def one(barrier: StoreBarrier) -> Any:
         try:
-            return aside.together(at, lambda: work(aside.rank))
+            return barrier.all_gather(at, lambda: work(barrier.rank))
         except (CheckpointError, EngineError) as error:
             return error
 
@@ -48,7 +47,7 @@ def fails_in_the_second(rank: int) -> bytes:
 
 def test_all_hold_all_shares_again_and_again_and_leave_nothing_behind() -> None:
     store = HashStore()
-    every = asides(store)
+    every = barriers(store)
     for turn in range(4):
         shares = [bytes([turn, rank]) * (rank * 1000) + b"\n{}\n" for rank in range(3)]
         assert meet(every, "parts", lambda rank: shares[rank]) == [shares] * 3  # noqa: B023 - called at once
@@ -56,7 +55,7 @@ def test_all_hold_all_shares_again_and_again_and_leave_nothing_behind() -> None:
 
 
 def test_an_error_of_one_is_raised_in_all_and_they_can_meet_again() -> None:
-    every = asides(HashStore())
+    every = barriers(HashStore())
     for error in meet(every, "parts", fails_in_the_second):
         assert isinstance(error, CheckpointError)
         assert str(error) == "Rank 1: the disk is full"
@@ -64,11 +63,11 @@ def test_an_error_of_one_is_raised_in_all_and_they_can_meet_again() -> None:
 
 
 def test_who_waits_for_a_rank_that_has_ended_hears_why() -> None:
-    alone = asides(HashStore(), failed=(2, "it was killed"))[0]
+    alone = barriers(HashStore(), failed=(2, "it was killed"))[0]
     with pytest.raises(EngineError, match=r"Rank 2 is gone: it was killed\. Resume the run"):
-        alone.together("parts", bytes)
+        alone.all_gather("parts", bytes)
 
 
 def test_nobody_waits_for_ever() -> None:
     with pytest.raises(EngineError, match="not all ranks have come to 'parts'"):
-        asides(HashStore(), 0.05)[0].together("parts", bytes)
+        barriers(HashStore(), 0.05)[0].all_gather("parts", bytes)

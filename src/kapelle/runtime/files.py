@@ -1,0 +1,249 @@
+"""Files that survive a crash: written to a temporary file, flushed to the disk, then renamed; read with their hash.
+
+A reader sees the old file or the new one, never half of either. No function that writes catches OSError: the caller
+knows what was being saved and turns it into an error of ours with `writing`, or with `explain` into another.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from kapelle.errors import RunDirectoryError
+
+PARTIAL = ".partial"
+"""Suffix of files being written; any that remain are leftovers of a crash and may be deleted."""
+
+_FULL = "Free some space; what was saved before is intact, continue from it with --resume."
+_REASONS = {
+    errno.ENOSPC: f"the disk is full. {_FULL}",
+    errno.EDQUOT: f"the disk quota is used up. {_FULL}",
+    errno.EFBIG: f"the file would exceed the size limit of this process or disk. {_FULL}",
+    errno.EROFS: "the file system is read-only. Choose a --run-dir on a disk that can be written.",
+    errno.EACCES: "permission denied. Choose a --run-dir that this user may write.",
+    errno.EPERM: "permission denied. Choose a --run-dir that this user may write.",
+    errno.EIO: "the disk reports a fault (EIO). Check the disk, then continue elsewhere from a copy.",
+    errno.EEXIST: "a file stands where a folder should be. Choose another --run-dir.",
+    errno.ENOTDIR: "a part of the path is a file, not a folder. Choose another --run-dir.",
+}
+
+
+def explain(error: OSError) -> str:
+    """Return the reason of a failed write in words, with what to do about it."""
+    known = _REASONS.get(error.errno or 0)
+    return known or f"{error.strerror or error}. Check the disk and the path."
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses inside the block into a RunDirectoryError; `path` where the fault names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"Cannot write {error.filename or path}: {explain(error)}") from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte, also where the system takes them in several pieces."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that did not exist and flush it to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Put `data` in the place of a file in one step; `sync=False` leaves flushing to the caller.
+
+    Without flushing the change still survives the death of the process, but not of the machine.
+    """
+    beside = path.with_name(f".{path.name}{PARTIAL}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    beside.replace(path)
+    if sync:
+        flush(path.parent)
+
+
+def own_file(path: Path) -> None:
+    """Create a missing file, and give one that is shared by hard links (`cp -al`) a copy of its own."""
+    with path.open("ab") as file:
+        shared = os.fstat(file.fileno()).st_nlink > 1
+    if shared:
+        replace_file(path, path.read_bytes())
+
+
+def flush(path: Path) -> None:
+    """Flush a file or the entries of a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -------- Reading: plain files alone, hashed while they are read, so that the hash is that of what was read.
+
+BUFFER = 1 << 20
+HASHED_WHOLE = 256 << 20
+"""Bytes of a folder up to which every file is hashed; of a larger one, names, sizes and times of change."""
+
+
+def check_plain(file: Path, mode: int) -> None:
+    """Raise OSError unless this mode, as `stat` has it, is a plain file's: a pipe or device could wait or go on for ever."""
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(file))
+
+
+def plain_bytes(file: Path) -> bytes:
+    """Return what a plain file holds; OSError for anything else."""
+    check_plain(file, file.stat().st_mode)
+    return file.read_bytes()
+
+
+@contextmanager
+def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[BinaryIO]:
+    """Open a file to read it, and put its hash into `contents` once it was read without an error; lets OSError through.
+
+    What the reader left unread is read for that.
+    """
+    with file.open("rb", buffering=0) as raw:
+        watched = _Watched(cast("io.RawIOBase", raw))
+        buffered = cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", watched), BUFFER))
+        yield buffered
+        if contents is not None:
+            while buffered.read(BUFFER):
+                pass
+            contents[str(file)] = watched.digest.hexdigest()
+
+
+def content_of(file: Path) -> str:
+    """Return the hash of a file's content; lets OSError through."""
+    found: dict[str, str] = {}
+    with hashed(file, found):
+        pass
+    return found[str(file)]
+
+
+def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True) -> str:
+    """Return one hash of the files beneath a folder: their names and contents; of a large folder, see `HASHED_WHOLE`.
+
+    Files that cannot be read count as such.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and chosen(path))
+    sizes = {path: _size_and_time(path) for path in files}
+    whole = sum(size for size, _ in sizes.values()) <= HASHED_WHOLE
+    digest = hashlib.sha256()
+    for path, (size, time_ns) in sizes.items():
+        content = content_or_fault(path) if whole else f"{size} {time_ns}"
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest() if whole else f"by size and time {digest.hexdigest()}"
+
+
+def content_or_fault(path: Path) -> str:
+    """Return the hash of a file's content, or why it cannot be read."""
+    try:
+        return content_of(path)
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+class _Watched(io.RawIOBase):
+    """A file whose bytes are hashed as they go by."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        count = self._raw.readinto(buffer) or 0
+        self.digest.update(memoryview(buffer)[:count])
+        return count
+
+
+def decompressed(file: BinaryIO) -> BinaryIO:
+    """Return the content of a file of Zstandard frames (RFC 8878), skippable ones passed over; EOFError where it is cut short."""
+    import zstandard
+
+    parts: list[bytes] = []
+    frame, open_frame = zstandard.ZstdDecompressor().decompressobj(), False
+    while chunk := file.read(BUFFER):
+        while chunk:
+            try:
+                parts.append(frame.decompress(chunk))
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from None
+            chunk, open_frame = frame.unused_data if frame.eof else b"", not frame.eof
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+    if open_frame:
+        raise EOFError("the last frame has no end")
+    return io.BytesIO(b"".join(parts))
+
+
+# -------- Manifests: lists of files with their sizes and hashes, as stored with checkpoints and weights.
+
+FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
+"""The name of a checkpoint's folder: its step, and a number where there are several of a step."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step in a checkpoint's name, None for another name."""
+    match = FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal digits; lets OSError through."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dictionary; ValueError when a key stands twice."""
+    # A name that has turned into another's would else take its place, and one file would no longer be looked at.
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+def check_listed(files: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless every file is listed by its size and SHA-256."""
+    for expected in files.values():
+        if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
+            raise ValueError("another form of a file's entry")
+        if not _SHA256.fullmatch(expected["sha256"]):
+            raise ValueError("no SHA-256")
