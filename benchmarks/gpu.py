@@ -21,8 +21,8 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
-from kapelle.models.fast import grouped
-from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.fast import routed_linear
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import route_of
 from kapelle.settings.schema import EmbeddedConfig
@@ -94,7 +94,7 @@ def adapters_pass(size: EmbeddedConfig, device: str, count: int, each: int) -> d
             loss = model.logits(model.hidden(tokens_N, position_N, plan)).logsumexp(-1).sum()
         loss.backward()
 
-    with patch.object(grouped, "has_kernel", lambda _device, _dtype: False):
+    with patch.object(routed_linear, "has_kernel", lambda _device, _dtype: False):
         apart = seconds(work, device)
     by_rule = seconds(work, device)
     return {"one after another": apart, "by the rule": by_rule, "ratio": apart / by_rule}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.models.fast.plan import Plan, plan_sequences
+from kapelle.models.fast.attention import Plan, plan_sequences
 from kapelle.models.lora_bank import route_of
 from kapelle.team import Lora
 

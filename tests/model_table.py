@@ -12,7 +12,7 @@ from tests.support.families import FAMILIES, family_model
 
 from kapelle.engines.rollout.local.decode_strategies import decode_strategy
 from kapelle.errors import ModelError
-from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.targets import linear_layers, named

@@ -13,7 +13,7 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
-from kapelle.models.fast import fused, grouped
+from kapelle.models.fast import fused, routed_linear
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
@@ -89,7 +89,7 @@ def test_sampler_and_trainer_agree() -> None:
 
 
 def test_grouped_adapters_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not grouped.has_kernel(torch.device(DEVICE), torch.bfloat16):
+    if not routed_linear.has_kernel(torch.device(DEVICE), torch.bfloat16):
         pytest.skip("this device has no kernel for grouped products")
     model = model_on_device()
     layer = model.model.model.layers[0].self_attn.q_proj
@@ -104,7 +104,7 @@ def test_grouped_adapters_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         return [y_NO.detach(), *torch.autograd.grad(y_NO.float().square().sum(), (x, *own))]
 
     together = learned()
-    monkeypatch.setattr(grouped, "has_kernel", lambda _device, _dtype: False)
+    monkeypatch.setattr(routed_linear, "has_kernel", lambda _device, _dtype: False)
     for one, other in zip(together, learned(), strict=True):
         assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max())
 

@@ -17,7 +17,7 @@ from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import bundles_of, minibatches
 from kapelle.engines.train.protocol import HEAD, Objective, Published, TrainSetup
 from kapelle.errors import CheckpointError, NumericsError, ParityError
-from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kapelle.models.fast.plan import Plan
+from kapelle.models.fast.attention import Plan
 from kapelle.team import Lora
 
 Words = tuple[int, ...]

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from kapelle.errors import ModelError
 from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
+from kapelle.models.fast.attention import Plan, plan_sequences
 from kapelle.models.fast.flat import flat_of
-from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.light_tokenizer import context_of
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only

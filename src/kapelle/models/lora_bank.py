@@ -22,9 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError
-from kapelle.models.fast.keyed_dropout import dropped, salt_of
-from kapelle.models.fast.products import plain_product
-from kapelle.models.fast.routed import Gradients, Leg, Linear, backward_linear, flat, forward_linear, unflat
+from kapelle.models.fast.routed_linear import (
+    Gradients,
+    Leg,
+    Linear,
+    backward_linear,
+    dropped,
+    forward_linear,
+    kept_of,
+    plain_product,
+    salt_of,
+    saved_tensors,
+)
 from kapelle.models.targets import Layers, adapted_layers
 from kapelle.team import Lora
 
@@ -249,7 +258,7 @@ class Factors(nn.Module):
     ) -> None:
         super().__init__()
         self.salt = salt
-        """Of this layer's dropout (`keyed_dropout.py`)."""
+        """Of this layer's dropout (`routed_linear.py`)."""
         self.a_rI = nn.Parameter(torch.empty(lora.rank, features_in, device=device))
         self.b_Or = nn.Parameter(torch.zeros(features_out, lora.rank, device=device))
         self.scale = lora.alpha / lora.rank
@@ -371,7 +380,7 @@ class _RoutedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:
         out_NO, kept = forward_linear(order, tensors, x_NI, plain_product)
-        ctx.save_for_backward(x_NI, *tensors, *flat(kept))
+        ctx.save_for_backward(x_NI, *tensors, *saved_tensors(kept))
         ctx.order = order
         return out_NO
 
@@ -380,7 +389,7 @@ class _RoutedLinear(torch.autograd.Function):
         saved = ctx.saved_tensors
         x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
         grads = Gradients(ctx.needs_input_grad[2:])
-        kept = unflat(saved[1 + len(tensors) :])
+        kept = kept_of(saved[1 + len(tensors) :])
         dx_NI = backward_linear(
             order,
             tensors,

@@ -1,6 +1,6 @@
 """Memory of an update: which tokens it computes in one pass, and what that keeps, term by term as the code keeps it.
 
-Per token of a pass and block, kapelle's own pass (`models/fast/blocks.py`) keeps for its backward pass
+Per token of a pass and block, kapelle's own pass (`models/fast/flat.py`) keeps for its backward pass
 
     first half    x (D, float32); where heads are normed queries and keys before that ((H + J)·E, float32) and a number
                   per head

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kapelle.models.fast import attention as module
-from kapelle.models.fast.attention import MOST, STEP, attention
+from kapelle.models.fast.attention import PRODUCT_KEYS, QUERY_STEP, attention
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -44,7 +44,7 @@ def branch_mask(length: int, prefix: int) -> Tensor:
     ("dtype", "bound"), [(torch.float32, 3e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.03)]
 )
 def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None:
-    for length, prefix in ((1, 1), (5, 3), (STEP, 0), (2 * STEP + 1, 2), (MOST + 1, 0)):
+    for length, prefix in ((1, 1), (5, 3), (QUERY_STEP, 0), (2 * QUERY_STEP + 1, 2), (PRODUCT_KEYS + 1, 0)):
         mask = branch_mask(length, prefix) if prefix else None
         q, k, v = inputs(length, length + prefix, dtype)
         gathered = attention(q, k, v, mask, 0.3)
@@ -58,7 +58,7 @@ def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None
 def test_its_gradients_are_those_of_finite_differences(
     prefix: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STEP", step)
+    monkeypatch.setattr(module, "QUERY_STEP", step)
     mask = branch_mask(4, prefix) if prefix else None
     q, k, v = inputs(4, 4 + prefix, torch.float64)
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask, 0.3), (q, k, v))
@@ -82,7 +82,7 @@ class TestKeysThatQueryHeadsShare:
     @pytest.mark.parametrize("prefix", [0, 3])
     def test_they_may_be_repeated_first(self, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """As on a GPU, which has no kernel that shares them under a mask."""
-        monkeypatch.setattr(module, "MOST", 0)
+        monkeypatch.setattr(module, "PRODUCT_KEYS", 0)
         mask = branch_mask(5, prefix) if prefix else None
         q, k, v = inputs(5, 5 + prefix, torch.float64)
         given = drawn(*q.shape, dtype=torch.float64, seed=7).detach()

@@ -10,8 +10,8 @@ from tests.support.tiny import LORA, stir
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from kapelle.models.fast.attention import Plan, plan_sequences
 from kapelle.models.fast.flat import FlatModel, flat_of
-from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import BankedLinear, LoraBank
 from kapelle.team import Lora
 

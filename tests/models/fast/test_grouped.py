@@ -15,9 +15,15 @@ from tests.support.tiny import same_bits, stir, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kapelle.models.fast import grouped
-from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, has_kernel, takes_groups
-from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.fast import routed_linear
+from kapelle.models.fast.attention import plan_sequences
+from kapelle.models.fast.routed_linear import (
+    AdapterGroup,
+    add_updates,
+    backward_updates,
+    has_kernel,
+    takes_groups,
+)
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import Route, linear
 from kapelle.team import Lora
@@ -123,7 +129,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "has_kernel", lambda _device, _dtype: True)
+    monkeypatch.setattr(routed_linear, "has_kernel", lambda _device, _dtype: True)
 
 
 def far(one: Tensor, other: Tensor) -> float:
@@ -323,7 +329,7 @@ class TestRule:
         model, parameters = bank_of(KINDS)
         apart = learned(model, parameters)
         always(monkeypatch)
-        monkeypatch.setattr(grouped, "ALIGNMENT", 256)  # 64 numbers: no layer of this model
+        monkeypatch.setattr(routed_linear, "ALIGNMENT", 256)  # 64 numbers: no layer of this model
         together = learned(model, parameters)
         assert calls == []
         assert same_bits(together, apart)

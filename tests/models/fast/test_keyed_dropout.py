@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kapelle.models.fast.keyed_dropout import dropped, passes, salt_of
+from kapelle.models.fast.routed_linear import dropped, passed_features, salt_of
 
 KEYS = torch.randint(-(1 << 31), 1 << 31, (400,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 def test_about_its_share_is_dropped_in_every_row_and_column(share: float) -> None:
-    kept_nI = passes(KEYS, 300, share).double()
+    kept_nI = passed_features(KEYS, 300, share).double()
     assert float(kept_nI.mean()) == pytest.approx(1 - share, abs=5 * (share * (1 - share) / 120_000) ** 0.5)
     for each, count in ((kept_nI.mean(1), 300), (kept_nI.mean(0), 400)):
         spread = (share * (1 - share) / count) ** 0.5
@@ -21,14 +21,17 @@ def test_about_its_share_is_dropped_in_every_row_and_column(share: float) -> Non
 
 
 def test_rows_columns_and_layers_are_independent() -> None:
-    masks = [passes(KEYS ^ salt_of(path), 300, 0.5).double() - 0.5 for path in ("layers.0.q", "layers.0.k")]
+    masks = [
+        passed_features(KEYS ^ salt_of(path), 300, 0.5).double() - 0.5
+        for path in ("layers.0.q", "layers.0.k")
+    ]
     here = masks[0]
     for other in (masks[1], here.roll(1, 0), here.roll(1, 1), here.roll((1, 1), (0, 1))):
         assert abs(float((4 * here * other).mean())) < 5 / 120_000**0.5
 
 
 def test_one_row_does_not_depend_on_the_others() -> None:
-    assert torch.equal(passes(KEYS, 64, 0.3)[7:9], passes(KEYS[7:9], 64, 0.3))
+    assert torch.equal(passed_features(KEYS, 64, 0.3)[7:9], passed_features(KEYS[7:9], 64, 0.3))
 
 
 def test_what_passes_is_scaled_up() -> None:

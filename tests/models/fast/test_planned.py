@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from kapelle.models.fast import attention as module
-from kapelle.models.fast.plan import Span, plan_spans
-from kapelle.models.fast.planned import attend_by_plan
+from kapelle.models.fast.attention import Span, attend_by_plan, plan_spans
 
 PLANS = {
     "one length": [Span(0, 4, None), Span(4, 4, None)],
@@ -46,7 +45,7 @@ def test_numbers_and_gradients_are_those_of_a_dense_product(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By products alone, by torch's fused attention alone, and by both."""
-    monkeypatch.setattr(module, "MOST", most)
+    monkeypatch.setattr(module, "PRODUCT_KEYS", most)
     spans = PLANS[name]
     tokens = sum(span.length for span in spans)
     inputs = drawn(tokens, 4, 0), drawn(tokens, 2, 1), drawn(tokens, 2, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kapelle.models.fast.products import product
+from kapelle.models.fast.routed_linear import product
 
 
 @pytest.mark.parametrize("rows", [1, 7, 300])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kapelle.algorithm import Targets
-from kapelle.models.fast.plan import Plan, Span, plan_spans
+from kapelle.models.fast.attention import Plan, Span, plan_spans
 from kapelle.rows import Sample
 
 

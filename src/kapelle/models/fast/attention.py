@@ -1,27 +1,219 @@
-"""Attention of sequences of one length, by the fastest way on each device.
+"""Attention of flat tokens by a plan, which says what attends to what, by the fastest way on each device.
+
+Flat tokens are gathered into buckets of sequences of about one length. Left to autograd, every bucket would make a gradient of
+all tokens for queries, keys and values, zero but for its own, to be added up. Here each token's gradient is written once.
 
 On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
 times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
-keys. So up to `MOST` keys attention is written as batched products here, a few queries at a time against
+keys. So up to `PRODUCT_KEYS` keys attention is written as batched products here, a few queries at a time against
 the keys that they can see, with a backward pass of our own. Longer sequences, and other devices, take the fused one.
 
-Shapes: B sequences, L queries, M keys, H query heads, J key heads, G = H / J query heads per key head, E head
+Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J query heads per key head, E head
 size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-MOST = 512
+WASTE = 0.1
+"""Most of a bucket that may be padding: fewer, larger calls against idle work."""
+
+PRODUCT_KEYS = 512
 """Most keys for products: the weights of all pairs are kept for the backward pass."""
-STEP = 32
+QUERY_STEP = 32
 """Queries of one product: it reads no key that comes after the last of them."""
+
+
+class Bucket(NamedTuple):
+    """Sequences of about one length whose attention is computed together; B of them."""
+
+    query_BL: Tensor
+    """Flat place of each query token; padding at the end repeats a place."""
+    key_BM: Tensor | None
+    """Flat place of each key token; None where keys are the queries and attention is plain causal."""
+    mask_BLM: Tensor | None
+    """True where a query may attend to a key; None with `key_BM` None."""
+
+
+class Plan(NamedTuple):
+    """Which tokens attend to which."""
+
+    buckets: tuple[Bucket, ...]
+    where_N: Tensor | None
+    """Place of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
+
+
+class Span(NamedTuple):
+    """A run of flat tokens that attend causally to each other, and to all of a prefix."""
+
+    start: int
+    length: int
+    prefix: tuple[int, int] | None
+    """(start, length) of the prefix; None without one."""
+
+
+def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> Plan:
+    """Return a plan for sequences laid one after another, each with causal attention to itself alone."""
+    spans: list[Span] = []
+    for length in lengths:
+        spans.append(Span(spans[-1].start + spans[-1].length if spans else 0, length, None))
+    return plan_spans(spans, device)
+
+
+def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Plan:
+    """Return the plan of spans that cover the flat tokens in order."""
+    lengths = {span.length for span in spans}
+    if len(lengths) == 1 and all(span.prefix is None for span in spans):
+        places = torch.arange(sum(span.length for span in spans), device=device)
+        return Plan((Bucket(places.view(len(spans), -1), None, None),), None)
+    buckets: list[Bucket] = []
+    where = torch.empty(sum(span.length for span in spans), dtype=torch.long)
+    offset = 0
+    alone = [span for span in spans if span.prefix is None]
+    branches = [span for span in spans if span.prefix is not None]
+    for members in (*_similar_lengths(alone), *_similar_lengths(branches)):
+        query_BL, real_BL = _places([(span.start, span.length) for span in members])
+        where[query_BL[real_BL]] = offset + torch.arange(real_BL.numel()).view_as(real_BL)[real_BL]
+        offset += real_BL.numel()
+        if members[0].prefix is None:
+            buckets.append(Bucket(query_BL.to(device), None, None))
+        else:
+            key_BM, mask_BLM = _branch_keys(members, query_BL)
+            buckets.append(Bucket(query_BL.to(device), key_BM.to(device), mask_BLM.to(device)))
+    return Plan(tuple(buckets), where.to(device))
+
+
+def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Return the places of runs (start, length), padded by their last one, and which are real."""
+    start_B1 = torch.tensor([[start] for start, _ in runs])
+    length_B1 = torch.tensor([[length] for _, length in runs])
+    step_L = torch.arange(int(length_B1.max()))
+    return start_B1 + torch.minimum(step_L, length_B1 - 1), step_L < length_B1
+
+
+def _branch_keys(members: Sequence[Span], query_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys of branches, prefix first, and the mask over them."""
+    prefix_BM, real_BM = _places([span.prefix for span in members if span.prefix is not None])
+    length = query_BL.shape[1]
+    causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
+    mask_BLM = torch.cat(
+        (real_BM[:, None].expand(-1, length, -1), causal_LL.expand(len(members), -1, -1)), dim=2
+    )
+    return torch.cat((prefix_BM, query_BL), dim=1), mask_BLM
+
+
+def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
+    """Group spans from the longest down, each group with at most `WASTE` padding; flat order inside."""
+    groups: list[list[Span]] = []
+    filled = 0
+    for span in sorted(spans, key=lambda span: (-span.length, span.start)):
+        longest = groups[-1][0].length if groups else 0
+        if groups and filled + span.length >= (1 - WASTE) * longest * (len(groups[-1]) + 1):
+            groups[-1].append(span)
+            filled += span.length
+        else:
+            groups.append([span])
+            filled = span.length
+    return [sorted(group, key=lambda span: span.start) for group in groups]
+
+
+def attend_by_plan(plan: Plan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+    """Return attention outputs `_NHE` of flat tokens, as one step of autograd where products are the faster way."""
+    if all(by_products(q_NHE, _keys(bucket).shape[1]) for bucket in plan.buckets):
+        gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale)  # type: ignore[no-untyped-call]
+        return gathered
+    pieces = [
+        attention(*_gathered(plan, bucket, q_NHE, k_NJE, v_NJE), bucket.mask_BLM, scale).flatten(0, 1)
+        for bucket in plan.buckets
+    ]
+    return _in_order(plan, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+class _PlannedAttention(torch.autograd.Function):
+    """Attention by products, all buckets at once."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+        out_NHE = q_NHE.new_empty(_query_count(plan), *q_NHE.shape[1:])
+        kept: list[list[Tensor]] = []
+        for bucket, out_BLHE in zip(plan.buckets, _by_bucket(plan, out_NHE), strict=True):
+            gathered = _gathered(plan, bucket, q_NHE, k_NJE, v_NJE)
+            kept.append(forward_products(*gathered, bucket.mask_BLM, scale, out_BLHE))
+        ctx.plan, ctx.scale, ctx.counts = plan, scale, [len(each) for each in kept]
+        ctx.save_for_backward(*(tensor for each in kept for tensor in each))
+        return _in_order(plan, out_NHE)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        dout_NHE = given[0]
+        if plan.where_N is not None:  # the output of a padded query went nowhere
+            by_bucket = dout_NHE.new_zeros(_query_count(plan), *dout_NHE.shape[1:])
+            dout_NHE = by_bucket.index_copy_(0, plan.where_N, dout_NHE)
+        dq_NHE = torch.empty_like(dout_NHE)
+        kept = iter(ctx.saved_tensors)
+        dk: list[Tensor] = []
+        dv: list[Tensor] = []
+        views = zip(ctx.counts, _by_bucket(plan, dout_NHE), _by_bucket(plan, dq_NHE), strict=True)
+        for count, dout_BLHE, dq_BLHE in views:
+            saved = [next(kept) for _ in range(count)]
+            dk_BJME, dv_BJME = backward_products(saved, dout_BLHE, ctx.scale, dq_BLHE)
+            dk.append(dk_BJME.transpose(1, 2))
+            dv.append(dv_BJME.transpose(1, 2))
+        return None, _in_order(plan, dq_NHE), _summed(plan, dk), _summed(plan, dv), None
+
+
+def _keys(bucket: Bucket) -> Tensor:
+    return bucket.query_BL if bucket.key_BM is None else bucket.key_BM
+
+
+def _query_count(plan: Plan) -> int:
+    """Return how many queries all buckets have, padding included."""
+    return sum(bucket.query_BL.numel() for bucket in plan.buckets)
+
+
+def _by_bucket(plan: Plan, x_NHE: Tensor) -> list[Tensor]:
+    """Return views `_BLHE` of what lies bucket after bucket."""
+    parts = x_NHE.split([bucket.query_BL.numel() for bucket in plan.buckets])
+    return [
+        part.unflatten(0, bucket.query_BL.shape) for part, bucket in zip(parts, plan.buckets, strict=True)
+    ]
+
+
+def _gathered(plan: Plan, bucket: Bucket, q_NHE: Tensor, *kv_NJE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a bucket's queries, keys and values."""
+    keys_BM = _keys(bucket)
+    places = (bucket.query_BL, keys_BM, keys_BM)
+    q, k, v = (
+        (x if plan.where_N is None else x.index_select(0, place.flatten())).unflatten(0, place.shape)
+        for x, place in zip((q_NHE, *kv_NJE), places, strict=True)
+    )
+    return q, k, v
+
+
+def _in_order(plan: Plan, x_NHE: Tensor) -> Tensor:
+    """From bucket after bucket, padding included, to the order of the flat tokens."""
+    return x_NHE if plan.where_N is None else x_NHE.index_select(0, plan.where_N)
+
+
+def _summed(plan: Plan, parts: list[Tensor]) -> Tensor:
+    """Return the gradient `_NJE` of keys or values from those of all buckets, `_BMJE`: a prefix has one from each branch."""
+    own = [
+        part[:, -bucket.query_BL.shape[1] :].flatten(0, 1)
+        for bucket, part in zip(plan.buckets, parts, strict=True)
+    ]
+    sum_NJE = _in_order(plan, own[0] if len(own) == 1 else torch.cat(own))
+    for bucket, part in zip(plan.buckets, parts, strict=True):
+        if bucket.key_BM is not None:
+            length = bucket.key_BM.shape[1] - bucket.query_BL.shape[1]
+            sum_NJE.index_add_(0, bucket.key_BM[:, :length].flatten(), part[:, :length].flatten(0, 1))
+    return sum_NJE
 
 
 def attention(
@@ -32,7 +224,7 @@ def attention(
     The last keys are the queries' own: with or without a mask, no query attends to a key after its own.
     """
     if by_products(q_BLHE, k_BMJE.shape[1]):
-        gathered: Tensor = _Products.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
+        gathered: Tensor = _AttentionByProducts.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
         return gathered
     mask_B1LM = None if mask_BLM is None else mask_BLM[:, None]
     q_BHLE, k_BJME, v_BJME = (x.transpose(1, 2) for x in (q_BLHE, k_BMJE, v_BMJE))
@@ -43,7 +235,7 @@ def attention(
 
 def by_products(q: Tensor, keys: int) -> bool:
     """Return whether products are the faster way for queries to so many keys."""
-    return q.device.type == "cpu" and keys <= MOST
+    return q.device.type == "cpu" and keys <= PRODUCT_KEYS
 
 
 def fused_attention(
@@ -74,7 +266,7 @@ def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> b
     return device.type == "cuda" and (masked or dtype not in (torch.float16, torch.bfloat16))
 
 
-class _Products(torch.autograd.Function):
+class _AttentionByProducts(torch.autograd.Function):
     """softmax(q·kᵀ)·v of one set of sequences."""
 
     @staticmethod
@@ -104,8 +296,8 @@ def forward_products(
     k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
     hidden_BLM = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
     kept: list[Tensor] = [k_PME, v_PME]
-    for first in range(0, length, STEP):
-        rows, seen = slice(first, first + STEP), keys - max(0, length - first - STEP)
+    for first in range(0, length, QUERY_STEP):
+        rows, seen = slice(first, first + QUERY_STEP), keys - max(0, length - first - QUERY_STEP)
         q_PSE = _paired(q_BLHE[:, rows], heads).mul_(scale)
         weight_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2))
         scores = weight_PSM.view(len(q_BLHE), q_BLHE.shape[2], -1, seen)
@@ -126,7 +318,7 @@ def backward_products(
     # From the last queries, which attend to all keys, so that the first product fills every gradient.
     for number in reversed(range(len(steps) // 2)):
         q_PSE, weight_PSM = steps[2 * number : 2 * number + 2]
-        rows, seen = slice(number * STEP, (number + 1) * STEP), weight_PSM.shape[2]
+        rows, seen = slice(number * QUERY_STEP, (number + 1) * QUERY_STEP), weight_PSM.shape[2]
         beta = 0 if seen == keys else 1
         dout_PSE = _paired(dout_BLHE[:, rows], heads)
         dv_PME[:, :seen].baddbmm_(weight_PSM.transpose(1, 2), dout_PSE, beta=beta)

@@ -19,8 +19,7 @@ from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.fast.fused import fused_of
-from kapelle.models.fast.kv_cache import TAIL
-from kapelle.models.fast.prefixes import Prefixes
+from kapelle.models.fast.kv_cache import TAIL, Prefixes
 from kapelle.models.language_model import LanguageModel
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling

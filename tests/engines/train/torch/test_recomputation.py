@@ -117,7 +117,9 @@ def test_a_layer_more_costs_its_input_and_no_more(padded: bool) -> None:
 
 def test_scores_and_embeddings_keep_nothing_to_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = train_engine([Policy("a", lora=LORA)], limits=UpdateLimits(gradient_checkpointing=True))
-    monkeypatch.setattr("kapelle.models.language_model.again", lambda _: pytest.fail("nothing is learned"))
+    monkeypatch.setattr(
+        "kapelle.models.language_model.recompute_blocks", lambda _: pytest.fail("nothing is learned")
+    )
     engine.score(draw_samples(["a"], [(3, 5)]))
 
 

@@ -27,7 +27,7 @@ from kapelle.engines.rollout.local.sampling import SamplingRows, sample
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
-from kapelle.models.fast.prefixes import Prefixes
+from kapelle.models.fast.kv_cache import Prefixes
 from kapelle.models.language_model import LanguageModel
 
 IDLE_SHARE = 0.25

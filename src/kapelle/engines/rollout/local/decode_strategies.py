@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.local.step_graphs import Recorder, Window
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.fast.fused import FusedPass
-from kapelle.models.fast.kv_cache import KVCache, PromptBlock
-from kapelle.models.fast.plan import plan_sequences
-from kapelle.models.fast.prefixes import Prefixes, Text
+from kapelle.models.fast.kv_cache import KVCache, Prefixes, PromptBlock, Text
 from kapelle.models.language_model import LanguageModel, in_float32
 from kapelle.models.lora_bank import Route, route_at, route_of
 from kapelle.types import FinishReason, Sampling

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Likeliest
-from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling
 

@@ -1,0 +1,429 @@
+"""Linear layers whose rows go to different adapters, forward and backward, without autograd in between.
+
+A *work order* (`Linear`) lists which tensors a layer reads and which rows belong to which adapter; `forward_linear` and
+`backward_linear` carry it out on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing
+both passes by hand saves what autograd costs: split and joined activations and one sum per branch of a gradient.
+
+Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors, so no gradient
+crosses from one adapter to another.
+
+Several adapters are one grouped product where there is a kernel for it; else each has its own products. A GPU is mostly idle
+while products of few rows are started. `grouped_mm` computes the products of all groups of rows in one kernel, forward,
+backward, and, with both sides flat, the gradient of each group's weight. The factors are stacked; smaller ranks are filled
+up with zeros, which changes no number. Rows without an adapter are a group whose factors are zero, because rows outside all
+groups are not computed.
+
+Dropout (1207.0580) has a mask that is a function of each token and not of the pass that computes it. A generator draws masks in
+the order of a pass: another microbatch, or another process, then has other masks. Here a row has a key, a layer has a salt,
+and whether a feature passes is a bit of their hash (the finaliser of MurmurHash3). So a step is the same however its samples
+are split. Without keys, torch's generator draws.
+
+On a CPU in float32, torch multiplies by its BLAS, which for the thousands of rows of an update reaches 60 to 90 % of what oneDNN
+reaches. All row counts go the same way: two libraries differ more than one does by the number of tokens in a pass. Half
+precision is oneDNN's in torch already.
+
+Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank (of a stack: the largest), G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import pad
+
+LEAST_ADAPTERS = 2
+"""Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
+ranks have to be padded."""
+
+ARCHITECTURES = frozenset({9, 10})
+"""Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
+
+ALIGNMENT = 16
+"""Bytes; the kernel needs every row to be a multiple."""
+
+
+def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
+    """Return x·Wᵀ, plus `more_NO`, which may be used up."""
+    onednn = torch.backends.mkldnn.is_available()
+    if x_NI.device.type != "cpu" or x_NI.dtype != torch.float32 or not onednn:
+        return plain_product(x_NI, weight_OI, more_NO)
+    made: Tensor
+    if more_NO is None:
+        made = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")  # noqa: SLF001 — it has no public name
+    else:
+        made = torch.ops.mkldnn._linear_pointwise.binary(x_NI, more_NO, weight_OI, None, "add")  # noqa: SLF001
+    return made
+
+
+def plain_product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
+    """Return the same by torch's own product, to the bit what a linear layer of torch returns."""
+    return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
+
+
+class Leg(NamedTuple):
+    """Rows [first, last) of one adapter; `a_rI` and `b_Or` are places in the list of tensors."""
+
+    first: int
+    last: int
+    a_rI: int
+    b_Or: int
+    scale: float
+    dropout: float
+    keys_n: Tensor | None = None
+    """Of dropout; see `dropped`."""
+
+
+class Linear(NamedTuple):
+    """One layer's work order; tensors are named by their place in a list."""
+
+    weight_OI: int
+    bias_O: int | None
+    legs: tuple[Leg, ...]
+
+
+class Kept(NamedTuple):
+    """What one leg's forward pass leaves for its backward pass, or that of all legs where they are grouped."""
+
+    low_nr: Tensor
+    """A·x."""
+    mask_nI: Tensor | None
+    """True where dropout let x through."""
+
+
+Tensors = Sequence[Tensor]
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(rows, weight, what to add) → rows times the transposed weight; see `product`."""
+
+
+class Gradients:
+    """Gradients of a list of tensors, each written once; a tensor that is used several times is listed as often."""
+
+    def __init__(self, wanted: Sequence[bool]) -> None:
+        self.wanted = wanted
+        self.values: list[Tensor | None] = [None] * len(wanted)
+
+    def put(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
+        """Keep what `make` returns, in the type of the tensor that it is the gradient `of`, where it is wanted."""
+        if self.wanted[place]:
+            self.values[place] = make().to(of.dtype)
+
+
+def saved_tensors(kept: Sequence[Kept]) -> list[Tensor | None]:
+    """Return what passes saved, one after another, as autograd stores it."""
+    return [tensor for each in kept for tensor in each]
+
+
+def kept_of(tensors: Sequence[Tensor]) -> list[Kept]:
+    """Undo `flat`."""
+    return [Kept(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def forward_linear(
+    order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
+) -> tuple[Tensor, list[Kept]]:
+    """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
+    out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
+    if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
+        kept = [Kept(*add_updates(_groups(order, tensors), x_NI, out_NO))]
+    else:
+        kept = [_add_factors(leg, tensors, x_NI, out_NO) for leg in order.legs]
+    if order.bias_O is not None:
+        out_NO.add_(tensors[order.bias_O])
+    return out_NO, kept
+
+
+def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Kept:
+    """Add a leg's update to its rows."""
+    x_nI, out_nO = x_NI[leg.first : leg.last], out_NO[leg.first : leg.last]
+    a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
+    mask_nI = None
+    if leg.dropout:
+        x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
+    low_nr = x_nI @ a_rI.t()
+    out_nO.addmm_(low_nr, b_Or.t(), alpha=leg.scale)
+    return Kept(low_nr, mask_nI)
+
+
+def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
+    return [
+        AdapterGroup(
+            leg.first, leg.last, tensors[leg.a_rI], tensors[leg.b_Or], leg.scale, leg.dropout, leg.keys_n
+        )
+        for leg in order.legs
+    ]
+
+
+def backward_linear(
+    order: Linear,
+    tensors: Tensors,
+    kept: Sequence[Kept],
+    x_NI: Tensor,
+    given_NO: Tensor,
+    grads: Gradients,
+    *,
+    more_NI: Tensor | None = None,
+    wanted: bool = True,
+    multiply: Product = product,
+) -> Tensor | None:
+    """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
+    weight_OI = tensors[order.weight_OI]
+    dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
+    grouped = takes_groups(x_NI, given_NO.shape[1], len(order.legs))
+    if grouped:
+        _backward_grouped(order, tensors, kept[0], x_NI, given_NO, dx_NI, grads)
+    for leg, left in () if grouped else zip(order.legs, kept, strict=True):
+        x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
+        dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
+        _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
+    grads.put(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
+    if order.bias_O is not None:
+        grads.put(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
+    return dx_NI
+
+
+def _backward_grouped(
+    order: Linear,
+    tensors: Tensors,
+    kept: Kept,
+    x_NI: Tensor,
+    given_NO: Tensor,
+    dx_NI: Tensor | None,
+    grads: Gradients,
+) -> None:
+    learns = any(grads.wanted[leg.a_rI] or grads.wanted[leg.b_Or] for leg in order.legs)
+    if dx_NI is None and not learns:
+        return
+    made = backward_updates(_groups(order, tensors), *kept, x_NI, given_NO, dx_NI, factors=learns)
+    for leg, factors in zip(order.legs, made, strict=True):
+        for place, value in ((leg.a_rI, factors.a_rI), (leg.b_Or, factors.b_Or)):
+            if value is not None:
+                grads.put(place, tensors[place], lambda value=value: value)  # type: ignore[misc]
+
+
+def _backward_factors(
+    leg: Leg,
+    tensors: Tensors,
+    kept: Kept,
+    x_nI: Tensor,
+    given_nO: Tensor,
+    dx_nI: Tensor | None,
+    grads: Gradients,
+) -> None:
+    a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
+    if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
+        return
+    scale, kind = leg.scale, x_nI.dtype
+    down_rI, up_Or = a_rI.to(kind), b_Or.to(kind)
+    if kept.mask_nI is not None:
+        x_nI = x_nI * kept.mask_nI / (1 - leg.dropout)
+    given_nr = given_nO @ up_Or
+    if dx_nI is not None and kept.mask_nI is None:
+        dx_nI.addmm_(given_nr, down_rI, alpha=scale)
+    elif dx_nI is not None and kept.mask_nI is not None:
+        dx_nI.add_((given_nr @ down_rI).mul_(kept.mask_nI).mul_(scale / (1 - leg.dropout)))
+    # With beta 0 the first argument only lends its shape: the product scales on its way out.
+    grads.put(leg.a_rI, a_rI, lambda: torch.addmm(down_rI, given_nr.t(), x_nI, beta=0, alpha=scale))
+    grads.put(
+        leg.b_Or, b_Or, lambda: torch.addmm(up_Or.t(), kept.low_nr.t(), given_nO, beta=0, alpha=scale).t()
+    )
+
+
+# Grouped products.
+
+
+class AdapterGroup(NamedTuple):
+    """Rows [first, last) of one adapter and its factors."""
+
+    first: int
+    last: int
+    a_rI: Tensor
+    b_Or: Tensor
+    scale: float
+    dropout: float
+    keys_n: Tensor | None = None
+    """Of dropout; see `dropped`."""
+
+
+class Factored(NamedTuple):
+    """Gradients of one adapter's factors; None where they are not wanted."""
+
+    a_rI: Tensor | None
+    b_Or: Tensor | None
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether grouped products of a type are one kernel on a device."""
+    return (
+        hasattr(functional, "grouped_mm")  # since torch 2.10
+        and device.type == "cuda"
+        and torch.version.cuda is not None
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device)[0] in ARCHITECTURES
+    )
+
+
+def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
+    """Return whether the updates of so many adapters are grouped for an input: at least `LEAST`, and a kernel for them."""
+    if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
+        return False
+    step = ALIGNMENT // x_NI.element_size()
+    return x_NI.shape[1] % step == 0 == features_out % step
+
+
+def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
+    stack = _Stack(groups, x_NI)
+    mask_NI = None
+    if any(group.dropout for group in groups):
+        x_NI, mask_NI = _dropped(groups, x_NI)
+    low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
+    out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
+    return low_Nr, mask_NI
+
+
+def backward_updates(
+    groups: Sequence[AdapterGroup],
+    low_Nr: Tensor,
+    mask_NI: Tensor | None,
+    x_NI: Tensor,
+    given_NO: Tensor,
+    dx_NI: Tensor | None,
+    *,
+    factors: bool,
+) -> list[Factored]:
+    """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
+    stack = _Stack(groups, x_NI)
+    given_NO = _aligned(given_NO)
+    given_Nr = functional.grouped_mm(given_NO, stack.up_GOr, offs=stack.ends_G)
+    if dx_NI is not None:
+        through_NI = functional.grouped_mm(given_Nr, stack.down_GrI, offs=stack.ends_G)
+        dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
+    if not factors:
+        return [Factored(None, None) for _ in groups]
+    if mask_NI is not None:
+        x_NI = _through(groups, x_NI, mask_NI)
+    da_GrI = functional.grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G).to(groups[0].a_rI.dtype)
+    db_GOr = functional.grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G).to(groups[0].b_Or.dtype)
+    ranks = [len(group.a_rI) for group in groups]
+    db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
+    return [
+        Factored(da_GrI[place, :rank], db_Or)
+        for place, rank, db_Or in zip(stack.places, ranks, db, strict=True)
+    ]
+
+
+class _Stack:
+    """The factors of all groups in the type of an input; B carries the scale."""
+
+    def __init__(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> None:
+        step = ALIGNMENT // x_NI.element_size()
+        rank = -(-max(len(group.a_rI) for group in groups) // step) * step
+        downs: list[Tensor] = []
+        ups: list[Tensor] = []
+        ends = [0]
+        self.places: list[int] = []
+        """Index of each given group in the stack, which has a group of zeros wherever rows have no adapter."""
+
+        def leave_out(first: int) -> None:
+            """Make rows up to `first` that no group covers a group of zeros."""
+            if first > ends[-1]:
+                downs.append(groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1]))
+                ups.append(groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank))
+                ends.append(first)
+
+        for group, b_Or in zip(groups, _scaled(groups, [group.b_Or for group in groups]), strict=True):
+            leave_out(group.first)
+            self.places.append(len(downs))
+            more = rank - len(group.a_rI)
+            downs.append(pad(group.a_rI, (0, 0, 0, more)) if more else group.a_rI)
+            ups.append(pad(b_Or, (0, more)) if more else b_Or)
+            ends.append(group.last)
+        leave_out(len(x_NI))
+        self.down_GrI = torch.stack(downs).to(x_NI.dtype)
+        self.up_GOr = torch.stack(ups).to(x_NI.dtype)
+        self.ends_G = _ends(tuple(ends[1:]), x_NI.device)
+
+
+def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Return each group's tensor times its scale, in one kernel."""
+    return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no public name
+
+
+@lru_cache(maxsize=64)
+def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the rows after each group's last; cached, because a copy for every layer would synchronise with the GPU."""
+    with torch.inference_mode(mode=False):  # what sampling made, training uses too
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _aligned(x_NI: Tensor) -> Tensor:
+    """Return rows with the alignment that the kernel needs."""
+    step = ALIGNMENT // x_NI.element_size()
+    fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
+    return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
+
+
+def _dropped(groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows after each group's dropout, and where it let them through; drawn in the groups' order."""
+    out_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
+    for group in groups:
+        if group.dropout:
+            rows = slice(group.first, group.last)
+            out_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
+    return out_NI, mask_NI
+
+
+def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
+    """Return what dropout makes of rows where it let `mask_NI` through."""
+    out_NI = x_NI * mask_NI
+    for group in groups:
+        if group.dropout:
+            out_NI[group.first : group.last] /= 1 - group.dropout
+    return out_NI
+
+
+# Dropout by keys.
+
+
+def salt_of(path: str) -> int:
+    """Return the salt of a layer, by its path in the model: an int32."""
+    return crc32(path.encode()) - (1 << 31)
+
+
+def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return rows without about a `share` of their features, the others scaled up, and where they are let through."""
+    if keys_n is None:
+        return torch.native_dropout(x_nI, share, train=True)
+    mask_nI = passed_features(keys_n, x_nI.shape[1], share)
+    return x_nI * mask_nI / (1 - share), mask_nI
+
+
+def passed_features(keys_n: Tensor, features: int, share: float) -> Tensor:
+    """Return which features of rows with these keys (int32) are let through: all but about a `share`."""
+    hash_nI = keys_n[:, None] ^ _columns(features, keys_n.device)
+    _finalise(hash_nI)
+    # The hash is signed: −2³¹ … 2³¹ − 1.
+    return hash_nI >= int(share * (1 << 32)) - (1 << 31)
+
+
+@lru_cache(maxsize=64)
+def _columns(features: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):
+        column_I = torch.arange(features, dtype=torch.int32, device=device).mul_(-0x61C88647)
+        _finalise(column_I)
+        return column_I
+
+
+def _finalise(hashes: Tensor) -> None:
+    """Mix the bits of int32 numbers, in place."""
+    for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
+        # Torch shifts signs in; the finaliser shifts zeros in.
+        hashes.bitwise_xor_((hashes >> shift).bitwise_and_((1 << (32 - shift)) - 1))
+        hashes.mul_(factor)
