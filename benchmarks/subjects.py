@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.settings.base import Settings
@@ -64,7 +64,7 @@ def reward(text: str) -> float:
     return float(sum(text.encode()) % 2)
 
 
-class FixedTasks(Settings):
+class FixedTasks(Settings, Answerable):
     """Questions of a fixed number of tokens, whose reward depends on the answer alone."""
 
     name: Literal["benchmarks.subjects:FixedTasks"] = "benchmarks.subjects:FixedTasks"

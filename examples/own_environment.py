@@ -39,7 +39,7 @@ class ParityWorld:
         pass
 
 
-class Parity(kapelle.Settings):
+class Parity(kapelle.Settings, kapelle.Answerable):
     """Bits in, `e` or `o` out. Test problems have another length than training problems."""
 
     name: Literal["own_environment:Parity"] = "own_environment:Parity"

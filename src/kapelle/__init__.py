@@ -28,7 +28,9 @@ HOMES: Mapping[str, str] = {
     "Agent": "kapelle.team",
     "AgentConfig": "kapelle.settings.schema",
     "Algorithm": "kapelle.algorithm",
+    "Answerable": "kapelle.environment",
     "ConfigError": "kapelle.errors",
+    "Scripted": "kapelle.environment",
     "Settings": "kapelle.settings.base",
     "Credit": "kapelle.algorithm",
     "DataError": "kapelle.errors",
@@ -63,8 +65,10 @@ __all__ = ["__version__", *sorted(HOMES)]  # noqa: PLE0604 - built from the tabl
 if TYPE_CHECKING:
     from kapelle.algorithm import Algorithm as Algorithm
     from kapelle.algorithm import Credit as Credit
+    from kapelle.environment import Answerable as Answerable
     from kapelle.environment import Environment as Environment
     from kapelle.environment import Outcome as Outcome
+    from kapelle.environment import Scripted as Scripted
     from kapelle.environment import World as World
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError

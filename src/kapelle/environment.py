@@ -4,16 +4,24 @@ An environment is a value: the same settings give the same task for the same spl
 process, so that all episodes of a group have the same task. A world lives for one episode. It decides what
 each agent sees, who may move, and what a move pays. What it shows to one agent never contains what only
 another agent may know.
+
+What an environment can do beyond that is a *capability*: a class below that it inherits from (`class Sums(Settings,
+Scripted)`), in which each method is documented. A capability is declared, never guessed: a setting that happens to be
+called `script` or `members` is only a setting. `offers` asks for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeVar
+
+from typing_extensions import TypeIs
 
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Episode, Json, Message, Split, Task
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,42 +105,45 @@ class Environment(Protocol):
         ...
 
 
-@runtime_checkable
-class Answerable(Protocol):
+class Answerable:
     """An environment whose tasks are questions with one answer: it can compare answers."""
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in a normal form, None when it has none."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Mixed(Protocol):
+class Mixed:
     """An environment whose tasks belong to several environments; `Task.part` names the one."""
 
     @property
     def members(self) -> Mapping[str, Environment]:
         """Return the environments by the name of their part."""
-        ...
+        raise NotImplementedError
+
+
+def offers(environment: object, capability: type[C]) -> TypeIs[C]:
+    """Return whether an environment has a capability: its class declares it, or it was described as having it."""
+    return isinstance(environment, capability) or (
+        isinstance(environment, Described) and capability in environment.offered
+    )
 
 
 def asks_questions(environment: Environment) -> bool:
     """Return whether all tasks are questions whose answers can be compared; for a mixture, whether all its members' are."""
-    members = environment.members.values() if isinstance(environment, Mixed) else ()
-    return isinstance(environment, Answerable) and all(asks_questions(member) for member in members)
+    members = environment.members.values() if offers(environment, Mixed) else ()
+    return offers(environment, Answerable) and all(asks_questions(member) for member in members)
 
 
-@runtime_checkable
-class Scorable(Protocol):
+class Scorable:
     """A world that can score a text as an answer before the episode is over."""
 
     async def score(self, agent: str, text: str) -> float:
         """Return the score in [0, 1] of a text as this agent's answer; the world stays as it is."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Retriable(Protocol):
+class Retriable:
     """A world of a question that accepts another answer after a wrong one."""
 
     def allow_answers(self, most: int) -> None:
@@ -140,85 +151,76 @@ class Retriable(Protocol):
 
         `observe` then reports that the answer was wrong, but never the right one. Only the last answer counts.
         """
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Alive(Protocol):
+class Alive:
     """An environment that may call something whose answers vary, so that an episode cannot be replayed."""
 
     @property
     def alive(self) -> Sequence[str]:
         """Return, in words, the settings to blame (servers, endpoints); empty when its worlds repeat exactly."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Connecting(Protocol):
+class Connecting:
     """An environment that has to ask somebody else what it is, before it says what it offers."""
 
     def connect(self) -> None:
         """Ask; raises ConfigError or EngineError where there is no answer."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Opposed(Protocol):
+class Opposed:
     """An environment that knows whether its agents' rewards always add up to the same number."""
 
     @property
     def constant_sum(self) -> bool:
         """Return whether one agent wins what the others lose: a shared reward would then teach nothing."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Skipping(Protocol):
+class Skipping:
     """An environment of rows that leaves out those it cannot use, up to a stated share."""
 
     def skipped(self) -> Mapping[Split, str]:
         """Return, by split, how many rows are left out, where the first ones are and why; empty where all are used."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Doubting(Protocol):
+class Doubting:
     """An environment that can look its data through for what it takes seconds to find."""
 
     def doubts(self) -> Sequence[str]:
         """Return a sentence for each thing in the data that will fail episodes; asked by `kapelle validate` alone."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Reads(Protocol):
+class Reads:
     """Settings, of an environment or of a part of one, that read files or a data set."""
 
     def contents(self) -> Mapping[str, str]:
         """Return what they read, by name, with a hash of its content: a resumed run reports what has changed."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Holding(Protocol):
+class Holding:
     """An environment whose worlds hold pipes or connections open; episodes wait where there would be too many."""
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that one world of a team of this many agents holds open."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Scripted(Protocol):
+class Scripted:
     """An environment that can demonstrate how an agent in a role should answer."""
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the scripted expert in this role; `seed` decides where its intended flaws occur."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class PaysEpisodes(Protocol):
+class PaysEpisodes:
     """An environment that pays an episode when it is over, by everything that was said in it."""
 
     async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
@@ -226,25 +228,45 @@ class PaysEpisodes(Protocol):
 
         Called where the agents are played, not where the world lives. What it raises fails the episode.
         """
-        ...
+        raise NotImplementedError
 
 
-def pays_episodes(environment: object) -> TypeGuard[PaysEpisodes]:
-    """Return whether it pays whole episodes; a setting that is called `pay` does not."""
-    return isinstance(environment, PaysEpisodes) and callable(environment.pay)
-
-
-@runtime_checkable
-class Recorded(Protocol):
+class Recorded:
     """An environment of recorded answers, which cannot reward any others."""
 
     def answers_per_task(self) -> int:
         """Return the largest number of recorded answers of one task: so many episodes of a group differ."""
-        ...
+        raise NotImplementedError
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return this agent's text in its turn (from 0), in record `sample` of the task."""
-        ...
+        raise NotImplementedError
+
+
+class Private:
+    """An environment that declares what only one agent may see, so that it can be checked."""
+
+    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
+        """Return texts that the world may show this agent and no other."""
+        raise NotImplementedError
+
+
+class Symmetric:
+    """An environment that can declare its seats alike: exchanging the texts exchanges the rewards."""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all seats are alike."""
+        raise NotImplementedError
+
+
+class Described:
+    """An environment that learns what it offers by asking, once it is connected: one on other machines."""
+
+    @property
+    def offered(self) -> frozenset[type]:
+        """The capabilities that it has beside those that its class declares."""
+        raise NotImplementedError
 
 
 def environment_class(name: str) -> type:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,31 +171,28 @@ class Signal(Protocol):
         ...
 
 
-@runtime_checkable
-class Beside(Protocol):
+class Beside:
     """A signal that uses weights which play no agent."""
 
     def beside(self, team: Team) -> Team:
         """Return the team with those weights in `Team.beside`; ConfigError if they do not suit the team."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class ReadsTokens(Protocol):
+class ReadsTokens:
     """A signal whose weights beside the team read the exact tokens of policies: their tokenisers must be the same."""
 
     def readers(self, team: Team) -> Mapping[str, str]:
         """Return, by policy, the policy beside the team that reads its tokens."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Loads(Protocol):
+class Loads:
     """A signal with a model of its own, outside the train engine."""
 
     def load(self) -> None:
         """Load it before the first step; ModelError names the reason if it cannot be loaded."""
-        ...
+        raise NotImplementedError
 
 
 def gathered(needs: Sequence[Signal], step: Sampled, engine: Learners) -> Signals:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
@@ -144,32 +144,27 @@ class Workflow(Protocol):
         ...
 
 
-@runtime_checkable
-class Drawable(Protocol):
+class Drawable:
     """A workflow that can be drawn."""
 
     def mermaid(self, names: Sequence[str]) -> str:
         """Return a Mermaid flowchart of who reads whom; `names` are the agents in seat order."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class ScoresRounds(Protocol):
+class ScoresRounds:
     """A workflow that can have every turn's text scored as an answer."""
 
-    @property
-    def score_rounds(self) -> bool:
-        """Whether it does."""
-        ...
+    score_rounds: bool
+    """Whether it does; a setting of the workflow."""
 
 
-@runtime_checkable
-class CountsTurns(Protocol):
+class CountsTurns:
     """A workflow that knows from its settings how many turns an agent takes in an episode."""
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the most turns of each agent; `names` are the agents in seat order."""
-        ...
+        raise NotImplementedError
 
 
 def workflow_class(name: str) -> type:
@@ -198,7 +193,9 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
     """Raise ConfigError for a game: `does` describes what the workflow needs an answer for."""
     if not asks_questions(environment):
         own = (
-            " Or give the class a method `extract`, if it asks questions." if ":" in environment.name else ""
+            " If it asks questions, let its class inherit from `kapelle.Answerable` and have `extract`."
+            if ":" in environment.name
+            else ""
         )
         raise ConfigError(
             f"`workflow.name: {workflow}` {does}, and `{environment.name}` is a game of moves. "

@@ -8,7 +8,7 @@ import pytest
 from tests.workflows.stage import expert, lines, play, team_of, transcript
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import Call, Form, write_calls
@@ -148,8 +148,8 @@ def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
 def test_it_is_what_the_protocols_ask_for() -> None:
     environment: Environment = Bfcl()
     assert environment_class("bfcl") is Bfcl
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     assert environment.sources["test"] == (
         "bfcl (simple_python, multiple, parallel), 10% of the questions, by a hash of the id"
     )

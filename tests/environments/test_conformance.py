@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from kapelle.conformance import Finding, Private, Symmetric, conform, drive
-from kapelle.environment import Environment, Outcome, environment_class
+from kapelle.environment import Answerable, Environment, Outcome, Scripted, environment_class, offers
 from kapelle.environments import BUILTIN
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.questions import QuestionWorld
@@ -98,7 +98,7 @@ async def test_an_environment_over_a_package_conforms(name: str) -> None:
     assert await _failed(name, settings) == []
 
 
-class Word(Settings):
+class Word(Settings, Answerable, Scripted, Private):
     """Say the word; `fault` says what is wrong with this environment."""
 
     name: Literal["tests.environments.test_conformance:Word"] = "tests.environments.test_conformance:Word"
@@ -196,7 +196,7 @@ class WordWorld(QuestionWorld):
 
 async def test_a_sound_environment_has_no_finding_against_it() -> None:
     environment = Word()
-    assert isinstance(environment, Private)
+    assert offers(environment, Private)
     assert {f.status for f in await conform(environment)} == {"ok"}
 
 
@@ -257,7 +257,7 @@ class Unequal(Matrix):
 @pytest.mark.slow
 async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
     game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
-    assert isinstance(game, Symmetric)
+    assert offers(game, Symmetric)
     [finding] = [f for f in await conform(game) if f.name == "seats"]
     assert finding.status == "failed"
     fair = Unequal(game="prisoners_dilemma")

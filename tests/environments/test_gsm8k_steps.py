@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import expert, lines, play, transcript
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.gsm8k_steps import Census, GSM8KSteps, annotated_steps
 from kapelle.errors import ConfigError, DataError
 from kapelle.team import Agent
@@ -122,8 +122,8 @@ def test_what_cannot_be_is_refused(folder: str, tmp_path: Path) -> None:
 def test_it_is_what_the_protocols_ask_for(folder: str) -> None:
     environment: Environment = GSM8KSteps(path=folder)
     assert environment_class("gsm8k_steps") is GSM8KSteps
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     assert environment.extract("= 24.0") == "24"
     assert environment.sources["train"] == f"calculator steps of {folder}, train"
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.support.programs import output_of, ticking
 from tests.workflows.stage import lines, play, transcript
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments import math as math_environment
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
@@ -267,8 +267,8 @@ async def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None
 def test_it_is_what_the_protocols_ask_for() -> None:
     environment: Environment = Math()
     assert environment_class("math") is Math
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     assert environment.sources == {"train": "openai/gsm8k, train", "test": "openai/gsm8k, test"}
 
 

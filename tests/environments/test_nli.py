@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.workflows.stage import lines, play
 
 from kapelle.conformance import conform
-from kapelle.environment import Answerable, Scripted, environment_class
+from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError
 from kapelle.workflows.vote import Vote
@@ -42,8 +42,8 @@ def test_labels_are_letters_words_or_numbers(tmp_path: Path) -> None:
         "Does the premise entail the hypothesis? Answer entailment, neutral or contradiction."
     )
     assert environment_class("nli") is NLI
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.grading.hostile import HOSTILE
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.algebra import Algebra, solution
 from kapelle.environments.multi_step import MultiStep
 from kapelle.environments.questions import Problem, draw_task, split_of
@@ -29,8 +29,8 @@ ALL: list[Algebra | WordProblems | MultiStep] = [
 @pytest.mark.parametrize("environment", ALL, ids=lambda e: e.name)
 def test_it_is_what_the_protocols_ask_for(environment: Environment) -> None:
     assert environment_class(environment.name) is type(environment)
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
 
 
 @pytest.mark.parametrize("environment", ALL, ids=lambda e: e.name)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.math import Math
 from kapelle.environments.matrix import Matrix
@@ -254,9 +254,9 @@ async def test_it_is_what_the_protocols_ask_for_and_survives_being_written() -> 
     }
     environment: Environment = Tools.model_validate(values)
     assert environment_class("tools") is Tools
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
     assert isinstance(environment, Tools)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     written = json.loads(environment.model_dump_json())
     assert written["questions"]["digits"] == 1
     assert Tools.model_validate(written) == environment

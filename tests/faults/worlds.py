@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from tests.support.plugins import Digest, DigestWorld
 
-from kapelle.environment import Outcome
+from kapelle.environment import Outcome, Scorable
 from kapelle.types import Task
 
 
@@ -109,7 +109,7 @@ def is_odd(task: Task) -> bool:
     return int(task.id.partition("-")[2]) % 3 == 0
 
 
-class OddWorld(DigestWorld):
+class OddWorld(DigestWorld, Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, what: str, how: str) -> None:
         super().__init__(task, agents, levels, 0)
         self._what, self._how = what, how

@@ -10,7 +10,7 @@ import numpy as np
 
 from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
-from kapelle.environment import Environment, Outcome
+from kapelle.environment import Answerable, Environment, Outcome, Scorable, Scripted
 from kapelle.functional.masking import token_mean
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
@@ -19,7 +19,7 @@ from kapelle.types import Message, Split, Task
 from kapelle.workflow import Scene
 
 
-class Endless(Settings):
+class Endless(Settings, Answerable):
     """Numbered tasks that anybody may play, without end: what environments are whose worlds alone matter."""
 
     @property
@@ -43,7 +43,7 @@ class Endless(Settings):
         return text or None
 
 
-class Digest(Endless):
+class Digest(Endless, Scripted):
     """Pays each agent for the bytes of its words, so that any noise of a model earns something or other."""
 
     name: Literal["tests.support.plugins:Digest"] = "tests.support.plugins:Digest"
@@ -69,7 +69,7 @@ class Digest(Endless):
         return f"{agent} {task.question}"
 
 
-class DigestWorld:
+class DigestWorld(Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, luck: int) -> None:
         self._task, self._agents, self._levels, self._luck = task, agents, levels, luck
         self._said: dict[str, str] = {}

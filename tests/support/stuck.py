@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from tests.support.plugins import Digest, DigestWorld
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome, Scorable, Scripted
 from kapelle.types import Split, Task
 
 Way = Literal["none", "sleep", "lock", "spin", "swallow", "await", "deaf", "child", "deep"]
 Place = Literal["task", "start", "observe", "step", "outcome", "close", "score", "script", "extract"]
 
 
-class Stuck(Digest):
+class Stuck(Digest, Answerable, Scripted):
     """Every `one_in`-th world, by its seed, gets stuck at a place."""
 
     name: Literal["tests.support.stuck:Stuck"] = "tests.support.stuck:Stuck"  # type: ignore[assignment]
@@ -102,7 +102,7 @@ class Stuck(Digest):
                 await asyncio.sleep(3600)
 
 
-class StuckWorld(DigestWorld):
+class StuckWorld(DigestWorld, Scorable):
     def __init__(self, stuck: Stuck, task: Task, agents: tuple[str, ...], hangs: bool) -> None:
         super().__init__(task, agents, stuck.levels, 0)
         self._stuck, self._hangs = stuck, hangs

@@ -13,7 +13,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Environment, Outcome
+from kapelle.environment import Environment, Outcome, Scorable
 from kapelle.errors import EpisodeError
 from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
@@ -43,7 +43,7 @@ class Wins(Endless):
         return WinsWorld(self.odd)
 
 
-class WinsWorld:
+class WinsWorld(Scorable):
     opened = 0
 
     def __init__(self, odd: str) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tests.support.plugins import Digest, DigestWorld
 
-from kapelle.environment import Environment
+from kapelle.environment import Environment, Scorable
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Task
@@ -46,7 +46,7 @@ class Waiting(Digest):
         return world
 
 
-class WaitingWorld(DigestWorld):
+class WaitingWorld(DigestWorld, Scorable):
     kind = "not"
     longest_s = 0.0
 

@@ -19,6 +19,7 @@ from torch import Tensor
 import kapelle.algorithms.sft
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.algorithms.sft import negative_log_likelihood
+from kapelle.environment import Scripted
 from kapelle.errors import EpisodeError, TrainingHalted
 from kapelle.models.language_model import LanguageModel
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts
@@ -32,7 +33,7 @@ from kapelle.training.warmup_settings import stage_of
 from kapelle.types import Message, Task
 
 
-class Faithful(Copies):
+class Faithful(Copies, Scripted):
     """Words that the script copies without a fault."""
 
     name: Literal["tests.training.test_warmup:Faithful"] = "tests.training.test_warmup:Faithful"  # type: ignore[assignment]
@@ -41,7 +42,7 @@ class Faithful(Copies):
         return task.question
 
 
-class Dumb(Copies):
+class Dumb(Copies, Scripted):
     """Words of which the script has nothing to say."""
 
     name: Literal["tests.training.test_warmup:Dumb"] = "tests.training.test_warmup:Dumb"  # type: ignore[assignment]

@@ -39,7 +39,7 @@ OURS = """
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle import Settings, Outcome, Task
+from kapelle import Answerable, Settings, Outcome, Task
 
 
 class CountWorld:
@@ -63,7 +63,7 @@ class CountWorld:
         pass
 
 
-class Count(Settings):
+class Count(Settings, Answerable):
     name: Literal["count:Count"] = "count:Count"
     size_: int = 3
 
@@ -361,7 +361,7 @@ def test_a_process_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> No
 def test_a_class_of_kapelles_form_that_asks_no_questions_is_told_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(OURS.replace("def extract", "def other"))
     config: Any = laid(tmp_path, with_class("count.py:Count"))
-    with pytest.raises(ConfigError, match=r"is a game of moves.* Or give the class a method `extract`"):
+    with pytest.raises(ConfigError, match=r"is a game of moves.* inherit from `kapelle.Answerable`"):
         config.workflow.check([Agent("reasoner"), Agent("actor")], config.environment)
 
 

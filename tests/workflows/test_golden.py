@@ -14,7 +14,7 @@ import pytest
 from tests.workflows.stage import Say, play, transcript
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environment import Answerable, Environment, Scripted
+from kapelle.environment import Answerable, Environment, Scripted, offers
 from kapelle.environments.algebra import Algebra
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.debate_topics import DebateTopics
@@ -76,7 +76,7 @@ GAMES: Sequence[tuple[Workflow, Sequence[str]]] = [
 
 def scripts(environment: Environment) -> Mapping[str, Say]:
     """Ann learns (wrong first, right then), Bob is right, Cid accepts what he reads, Eve is wrong."""
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Scripted)
 
     def right(request: Request) -> str:
         return environment.script("solver", request.task, request.messages, 0)
@@ -110,7 +110,7 @@ def shown(workflow: Workflow, episode: Episode) -> str:
 async def test_transcripts(name: str) -> None:
     environment = ENVIRONMENTS[name]
     parts = []
-    for workflow, agents in QUESTIONS if isinstance(environment, Answerable) else GAMES:
+    for workflow, agents in QUESTIONS if offers(environment, Answerable) else GAMES:
         task: Task = environment.task("test", 4)
         [episode] = await play(environment, workflow, agents, scripts(environment), task, seed=1)
         assert episode.error is None

@@ -16,7 +16,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.environment import Mixed, Scripted, asks_questions
+from kapelle.environment import Mixed, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, EngineError, did_you_mean
 from kapelle.runs.best import split_run
 from kapelle.runs.findings import keep_exact
@@ -171,7 +171,7 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
     if not 0 <= place < len(names):
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
-    alone = team is None and not isinstance(table.environment, Scripted) and bool(table.agents)
+    alone = team is None and not offers(table.environment, Scripted) and bool(table.agents)
     policies: dict[str, Policy] = {}
     policy_of, agents, turns_of = {}, [], {}
     for k, name in enumerate(names):
@@ -227,7 +227,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _speaker(environment: Environment) -> Callable[[Request], str]:
-    if not isinstance(environment, Scripted):
+    if not offers(environment, Scripted):
         raise ConfigError(
             f"'{environment.name}' has no script to play the other seats. Name a run directory with --against."
         )
@@ -328,7 +328,7 @@ def report(path: Path, settings: Sequence[str]) -> None:
 
     trainer = Trainer.from_run(path, *settings)
     environment = trainer.play.environment
-    if not isinstance(environment, Mixed):
+    if not offers(environment, Mixed):
         _keep(path, {"": _report(path, trainer, trainer.play)})
         return
     reasons = []

@@ -25,6 +25,7 @@ from kapelle.cli.progress import (
 )
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
+from kapelle.environment import offers
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.process_tree import doing, stalled_after
 
@@ -57,7 +58,7 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
         from kapelle.environment import Opposed
 
         environment = source.config.environment
-        watch = Watch(view, constant_sum=isinstance(environment, Opposed) and environment.constant_sum)
+        watch = Watch(view, constant_sum=offers(environment, Opposed) and environment.constant_sum)
         try:
             with _trainer(source, run_dir, watch) as trainer:
                 parameters = _parameters(trainer)

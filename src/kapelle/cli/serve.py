@@ -18,7 +18,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
-from kapelle.environment import Environment, pays_episodes
+from kapelle.environment import Environment, PaysEpisodes, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
@@ -207,7 +207,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             found[name] = environment_named(what, own)
         except KapelleError as error:
             raise type(error)(f"Environment '{name}': {error}") from None
-        if pays_episodes(found[name]):
+        if offers(found[name], PaysEpisodes):
             raise ConfigError(
                 f"Environment '{name}' pays whole episodes where the agents are played, not where its worlds live. Name it as "
                 "the run's own environment instead of serving it."

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from kapelle.comparison.contenders import Contender, Run
-from kapelle.environment import Opposed
+from kapelle.environment import Opposed, offers
 from kapelle.metrics.statistics import Quartiles, quartiles
 from kapelle.runs.reader import is_run, read_evaluations, read_metrics
 from kapelle.runtime.files import replace_file, writing
@@ -110,7 +110,7 @@ class Standing:
 def is_constant_sum(contender: Contender) -> bool:
     """Return whether one seat wins what the others lose, so that a mean over seats is meaningless."""
     environment = contender.recipe.config.environment
-    return isinstance(environment, Opposed) and environment.constant_sum
+    return offers(environment, Opposed) and environment.constant_sum
 
 
 def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> list[Standing]:

@@ -22,15 +22,13 @@ from kapelle.conformance.tasks import (
     splits_apart,
 )
 from kapelle.conformance.worlds import (
-    Private,
-    Symmetric,
     outcomes_kept,
     private_views,
     rewards_in_range,
     same_worlds,
     seats_alike,
 )
-from kapelle.environment import Environment
+from kapelle.environment import Environment, Private, Symmetric
 
 __all__ = ["Finding", "Private", "Symmetric", "conform", "drive"]
 

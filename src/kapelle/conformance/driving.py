@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kapelle.environment import Environment, Outcome, Scripted
+from kapelle.environment import Environment, Outcome, Scripted, offers
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Task
 
@@ -107,6 +107,6 @@ def by_agent(speakers: Mapping[str, Speaker], otherwise: Speaker) -> Speaker:
 
 def scripted(environment: Environment, task: Task, role: str | None = None) -> Speaker:
     """Return a speaker that follows the environment's script, in each agent's own role or in `role`; `?` without one."""
-    if not isinstance(environment, Scripted):
+    if not offers(environment, Scripted):
         return always("?")
     return lambda agent, view, move: environment.script(role or agent, task, [Message("user", view)], move)

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, in_words, scripted
 from kapelle.conformance.finding import Finding
-from kapelle.environment import Answerable, Environment, Scripted, asks_questions
+from kapelle.environment import Answerable, Environment, Scripted, asks_questions, offers
 from kapelle.types import Split, Task
 
 
 async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
     """Return whether the script's solution earns the full reward and nothing else does."""
     names = ("solver",)
-    solvable = asks_questions(environment) and isinstance(environment, Scripted)
+    solvable = asks_questions(environment) and offers(environment, Scripted)
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
@@ -37,7 +37,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
         # Nonsense, the question and solutions of other tasks, except those that happen to give the
         # answer.
         tasks = chosen["train"]
-        assert isinstance(environment, Answerable), "others have no solutions to try"
+        assert offers(environment, Answerable), "others have no solutions to try"
         gold = environment.extract(scripted(environment, task)("solver", task.question, 0))
         solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
         for text in [

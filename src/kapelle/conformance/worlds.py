@@ -5,33 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, by_agent, scripted
 from kapelle.conformance.finding import Finding
-from kapelle.environment import Environment, asks_questions
+from kapelle.environment import Environment, Private, Symmetric, asks_questions, offers
 from kapelle.errors import DataError
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.types import Episode, Task
-
-
-@runtime_checkable
-class Private(Protocol):
-    """An environment that declares what only one agent may see, so that it can be checked."""
-
-    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return texts that the world may show this agent and no other."""
-        ...
-
-
-@runtime_checkable
-class Symmetric(Protocol):
-    """An environment that can declare its seats alike: exchanging the texts exchanges the rewards."""
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether all seats are alike."""
-        ...
 
 
 async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
@@ -58,7 +38,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                 return Finding(
                     name, "failed", f"what an agent sees of task {task.id} depends on who looked before"
                 )
-            if isinstance(environment, Private):
+            if offers(environment, Private):
                 for agent in agents:
                     for secret in environment.private(task, agent, agents):
                         leaks = [other for other in agents if other != agent and secret in views[other]]
@@ -68,7 +48,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                             )
         finally:
             await world.close()
-    note = "" if isinstance(environment, Private) else "; it names no secrets (`private`) to look for"
+    note = "" if offers(environment, Private) else "; it names no secrets (`private`) to look for"
     return Finding(name, "ok", f"looking changes nothing{note}")
 
 
@@ -125,7 +105,7 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
             return Finding(name, "not checked", "it is played alone")
-    alike = environment.symmetric if isinstance(environment, Symmetric) else asks_questions(environment)
+    alike = environment.symmetric if offers(environment, Symmetric) else asks_questions(environment)
     if not alike or len(agents) < 2:
         return Finding(name, "not checked", "it does not declare its seats alike (`symmetric`)")
     for task in tasks[:4]:

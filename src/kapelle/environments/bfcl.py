@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from kapelle.environment import Reads
 from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.tools.contract import tools_prompt
@@ -57,7 +58,7 @@ class Item:
     accepted: tuple[Mapping[str, Mapping[str, Json]], ...]
 
 
-class Bfcl(Questions):
+class Bfcl(Questions, Reads):
     """Questions that are answered by calling tools, graded by BFCL's accepted calls."""
 
     name: Literal["bfcl"] = "bfcl"

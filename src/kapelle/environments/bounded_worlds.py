@@ -13,9 +13,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
-from kapelle.environment import Environment, Outcome, Retriable, Scorable, World
+from kapelle.environment import Environment, Outcome, Retriable, Scorable, World, offers
 from kapelle.errors import DataError
 from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
 from kapelle.types import Split, Task
@@ -39,22 +39,21 @@ def task_of(environment: Environment, split: Split, index: int) -> Task:
         ) from None
 
 
-@runtime_checkable
-class OpensItself(Protocol):
+class OpensItself:
     """An environment whose worlds live elsewhere: it opens them by awaiting."""
 
     async def open_world(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> BoundedWorld:
         """Open the world of one episode."""
-        ...
+        raise NotImplementedError
 
 
 async def open_world(
     environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
 ) -> BoundedWorld:
     """Open the world of one episode; in a worker where the environment declares that it blocks."""
-    if isinstance(environment, OpensItself):
+    if offers(environment, OpensItself):
         return await environment.open_world(task, agents, seed, patience)
     kind = _WorkerWorld if getattr(environment, "blocking", False) else BoundedWorld
     world = kind(environment.name, patience)

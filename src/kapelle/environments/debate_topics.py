@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from kapelle.environment import Outcome
+from kapelle.environment import Alive, Opposed, Outcome, Scripted
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
@@ -74,7 +74,7 @@ MOTIONS = (
 Reward = Literal["score", "win", "zero_sum"]
 
 
-class DebateTopics(Settings):
+class DebateTopics(Settings, Alive, Opposed, Scripted):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"

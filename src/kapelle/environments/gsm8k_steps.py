@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from kapelle.environment import Reads
 from kapelle.environments.data.source import DataSource, Row, keep_apart
 from kapelle.environments.expression import (
     Expression,
@@ -215,7 +216,7 @@ class CalculatorStep:
     """What it comes to, as a decimal: `24`."""
 
 
-class GSM8KSteps(Questions):
+class GSM8KSteps(Questions, Reads):
     """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"

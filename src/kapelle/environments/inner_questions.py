@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.settings.sections import EnvironmentSettings, Plugged
@@ -39,7 +39,7 @@ InnerQuestions = Annotated[EnvironmentSettings, Plugged(), BeforeValidator(inner
 """Settings of the environment that asks: `{name: math, …}`."""
 
 
-class HandsOnQuestions(Settings):
+class HandsOnQuestions(Settings, Answerable, Scripted):
     """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
 
     @property
@@ -62,11 +62,11 @@ class HandsOnQuestions(Settings):
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text as the questions' environment reads it."""
-        assert isinstance(self._asks, Answerable), "`check` refuses games"
+        assert offers(self._asks, Answerable), "`check` refuses games"
         return self._asks.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return what the questions' own script says, without any calls; ConfigError where they have none."""
-        if not isinstance(self._asks, Scripted):
+        if not offers(self._asks, Scripted):
             raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
         return self._asks.script(agent, task, messages, seed)

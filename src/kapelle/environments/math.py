@@ -21,6 +21,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from kapelle.environment import Doubting
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words, field_of, question_in
 from kapelle.environments.questions import Answers, Questions
@@ -80,7 +81,7 @@ Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(DataSettings, Questions):
+class Math(DataSettings, Questions, Doubting):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from kapelle.environment import Outcome
+from kapelle.environment import Opposed, Outcome, Scripted
 from kapelle.environments.game_settings import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
@@ -124,7 +124,7 @@ MOST_LISTED = 64
 """Most joint moves whose payoffs the rules list."""
 
 
-class Matrix(GameSettings):
+class Matrix(GameSettings, Opposed, Scripted):
     """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA

@@ -18,6 +18,7 @@ from kapelle.environment import (
     Doubting,
     Environment,
     Holding,
+    Mixed,
     Opposed,
     Outcome,
     Retriable,
@@ -26,6 +27,7 @@ from kapelle.environment import (
     Skipping,
     World,
     asks_questions,
+    offers,
 )
 from kapelle.environments.inner_questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
@@ -58,7 +60,7 @@ def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
     return parts
 
 
-class Mixture(Settings):
+class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, Holding, Scripted):
     """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
 
     Training draws a part for every index and then a task of it; a test split of parts that all end holds
@@ -83,7 +85,7 @@ class Mixture(Settings):
     @property
     def constant_sum(self) -> bool:
         """Whether what one agent wins the others lose in every part."""
-        return all(isinstance(part, Opposed) and part.constant_sum for part in self.members.values())
+        return all(offers(part, Opposed) and part.constant_sum for part in self.members.values())
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -106,7 +108,7 @@ class Mixture(Settings):
         return [
             f"{what} (part '{name}')"
             for name, part in parts.items()
-            if isinstance(part, Alive)
+            if offers(part, Alive)
             for what in part.alive
         ]
 
@@ -115,7 +117,7 @@ class Mixture(Settings):
         found: dict[Split, str] = {}
         for name in self.parts:
             part = self._part(name)
-            for split, said in (part.skipped() if isinstance(part, Skipping) else {}).items():
+            for split, said in (part.skipped() if offers(part, Skipping) else {}).items():
                 found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
         return found
 
@@ -125,14 +127,14 @@ class Mixture(Settings):
         return [
             f"{name}: {doubt}"
             for name, part in parts.items()
-            if isinstance(part, Doubting)
+            if offers(part, Doubting)
             for doubt in part.doubts()
         ]
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that a world of any part holds open."""
         return max(
-            (part.descriptors(agents) for part in self.members.values() if isinstance(part, Holding)),
+            (part.descriptors(agents) for part in self.members.values() if offers(part, Holding)),
             default=0,
         )
 
@@ -197,7 +199,7 @@ class Mixture(Settings):
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the part's script; EpisodeError for a part without one."""
         part = self._part(str(task.data["part"]))
-        if not isinstance(part, Scripted):
+        if not offers(part, Scripted):
             raise EpisodeError(
                 f"`{part.name}` has no script. Take it out of the mixture, or remove `warmup`."
             )
@@ -209,7 +211,7 @@ def _inner(task: Task) -> Task:
     return Task(str(task.data["id"]), task.question, task.data["data"], part)
 
 
-class MixtureWorld:
+class MixtureWorld(Scorable, Retriable):
     """A part's world, whose outcome names the part."""
 
     def __init__(self, name: str, world: World) -> None:

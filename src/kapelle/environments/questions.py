@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from pydantic import AfterValidator
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.errors import DataError, EpisodeError, did_you_mean
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
@@ -52,7 +52,7 @@ def need_seats(actions: Collection[str], seats: Collection[str], did: str = "act
 _GRADING = "Grading an answer"
 
 
-class QuestionWorld:
+class QuestionWorld(Scorable, Retriable):
     """One attempt at a question. The first step answers it and ends the episode.
 
     Where more answers are allowed it stays open after a `final` text that is not right: all agents read that it
@@ -163,7 +163,7 @@ class Answers:
     """A right answer as an agent should write it, with the mark that graders look for."""
 
 
-class Questions(Graded):
+class Questions(Graded, Answerable, Scripted):
     """Base of environments whose tasks have one answer each. The world is a `QuestionWorld`."""
 
     @property

@@ -19,7 +19,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Alive, Environment, Outcome, Retriable, Skipping, World, asks_questions
+from kapelle.environment import (
+    Alive,
+    Environment,
+    Outcome,
+    Retriable,
+    Scorable,
+    Skipping,
+    World,
+    asks_questions,
+    offers,
+)
 from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.served_scores import ServedScores
@@ -31,7 +41,7 @@ from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Split, Task
 
 
-class RewardServer(HandsOnQuestions):
+class RewardServer(HandsOnQuestions, Alive, Skipping):
     """Questions of another environment; a server's scores of the answers are the reward."""
 
     name: Literal["reward_server"] = "reward_server"
@@ -58,12 +68,12 @@ class RewardServer(HandsOnQuestions):
     @property
     def alive(self) -> Sequence[str]:
         """The server, and what the questions' own environment names."""
-        own = self._asks.alive if isinstance(self._asks, Alive) else ()
+        own = self._asks.alive if offers(self._asks, Alive) else ()
         return (f"`address` ({self.address})", *own)
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
-        return self._asks.skipped() if isinstance(self._asks, Skipping) else {}
+        return self._asks.skipped() if offers(self._asks, Skipping) else {}
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; ConfigError for games, and for a token that others on the network could read."""
@@ -87,7 +97,7 @@ class RewardServer(HandsOnQuestions):
         )
 
 
-class ScoredWorld:
+class ScoredWorld(Scorable, Retriable):
     """Another world, in which agents earn the scores of their last answers."""
 
     def __init__(self, world: World, grade: Callable[[str], Awaitable[Grade]]) -> None:

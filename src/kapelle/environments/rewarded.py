@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, PrivateAttr
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome, PaysEpisodes
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import DataSource, Row, Splits, Words, question_in, usable
 from kapelle.environments.questions import need_seats
@@ -228,7 +228,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(DataSettings):
+class Rewarded(DataSettings, Answerable, PaysEpisodes):
     """Questions of a data set; functions pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"

@@ -15,9 +15,11 @@ from kapelle.environment import (
     Alive,
     Doubting,
     Environment,
+    Holding,
     Skipping,
     World,
     asks_questions,
+    offers,
 )
 from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.environments.tools.calculator import Calculator
@@ -36,7 +38,7 @@ from kapelle.types import Split, Task
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
 
 
-class Tools(HandsOnQuestions):
+class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
     """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
@@ -66,7 +68,7 @@ class Tools(HandsOnQuestions):
     @property
     def alive(self) -> Sequence[str]:
         """Tools that are servers of somebody, and what the questions' own environment names."""
-        own = self._asks.alive if isinstance(self._asks, Alive) else ()
+        own = self._asks.alive if offers(self._asks, Alive) else ()
         servers = [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
@@ -76,11 +78,11 @@ class Tools(HandsOnQuestions):
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
-        return self._asks.skipped() if isinstance(self._asks, Skipping) else {}
+        return self._asks.skipped() if offers(self._asks, Skipping) else {}
 
     def doubts(self) -> Sequence[str]:
         """Return what the environment that asks doubts."""
-        return self._asks.doubts() if isinstance(self._asks, Doubting) else []
+        return self._asks.doubts() if offers(self._asks, Doubting) else []
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that the tools of one episode hold open."""

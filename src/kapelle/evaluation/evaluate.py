@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kapelle.environment import Answerable, Environment, asks_questions
+from kapelle.environment import Answerable, Environment, asks_questions, offers
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
@@ -384,7 +384,7 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
 
     Answers are equal if `Answerable.extract` returns the same; ties are drawn by `seed` and the task.
     """
-    assert isinstance(environment, Answerable), "a vote needs answers that can be compared"
+    assert offers(environment, Answerable), "a vote needs answers that can be compared"
     voters = group.valid
     if not voters:
         return group.episodes[0]

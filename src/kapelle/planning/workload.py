@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Environment, Scripted, asks_questions
+from kapelle.environment import Alive, Environment, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import make_play, rollout
@@ -83,8 +83,8 @@ class _StandIn(ScriptedEngine):
 
     def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
         super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
-        moves = isinstance(environment, Scripted) and not asks_questions(environment)
-        self._script = environment if moves and isinstance(environment, Scripted) else None
+        moves = offers(environment, Scripted) and not asks_questions(environment)
+        self._script = environment if moves and offers(environment, Scripted) else None
         self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
         """What each agent has read and written."""
@@ -120,7 +120,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
         if not policy.endpoint
     }
     tasks = config.training.tasks_per_step
-    alive = config.environment.alive if isinstance(config.environment, Alive) else ()
+    alive = config.environment.alive if offers(config.environment, Alive) else ()
     if alive:
         return Workload(_openings(config, team, by_policy), tasks, group, played=False)
     episodes: list[list[PlannedTurn]] = []

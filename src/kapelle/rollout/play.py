@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kapelle.algorithm import Tree
 from kapelle.engines.rollout.protocol import Interrupted, Interruptible, RolloutEngine
-from kapelle.environment import Environment, Holding, Outcome, pays_episodes
+from kapelle.environment import Environment, Holding, Outcome, PaysEpisodes, offers
 from kapelle.environments import bounded_worlds
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.environments.elsewhere import WorkerLost, lost_with
@@ -58,7 +58,7 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
     worlds = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
         most = min(most, processes * max(1, bounded_worlds.WORKERS // worlds))
-    if not isinstance(environment, Holding):
+    if not offers(environment, Holding):
         return most
     return min(most, processes * most_open(worlds * environment.descriptors(agents), most))
 
@@ -236,7 +236,7 @@ async def _attempt(
 async def _paid(play: Play, episode: Episode, found: Outcome) -> Outcome:
     """Return the outcome that a world has found, with the rewards of an environment that pays whole episodes."""
     environment = play.environment
-    if not pays_episodes(environment):
+    if not offers(environment, PaysEpisodes):
         return found
     work = within("Paying the episode", "grader", play.patience.grader, environment.pay(episode, found))
     return await play.timeline.during("grade", work)

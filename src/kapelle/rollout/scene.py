@@ -16,6 +16,7 @@ from kapelle.environment import (
     Outcome,
     World,
     asks_questions,
+    offers,
 )
 from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ContextError, EpisodeError
@@ -366,7 +367,7 @@ class LiveScene:
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text where the environment knows answers, else None."""
         environment = self.play.environment
-        if isinstance(environment, Answerable) and asks_questions(environment):
+        if offers(environment, Answerable) and asks_questions(environment):
             return call("`extract`", "environment", self.play.patience.environment, environment.extract, text)
         return None
 

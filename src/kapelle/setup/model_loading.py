@@ -12,7 +12,7 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings, TrainSetup, UpdateLimits
-from kapelle.environment import Recorded, Scripted
+from kapelle.environment import Recorded, Scripted, offers
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.runtime.deadlines import call
@@ -129,7 +129,7 @@ def build_train_engine(
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
     """Return an engine that answers for every agent from the environment's records or script, in the models' tokens."""
     environment = config.environment
-    assert isinstance(environment, Recorded | Scripted), (
+    assert offers(environment, Recorded) or offers(environment, Scripted), (
         "`check_run` refuses environments without demonstrations"
     )
 
@@ -138,7 +138,7 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
         return call(what, "environment", seconds, demonstrate, request)
 
     def demonstrate(request: Request) -> str:
-        if isinstance(environment, Recorded):
+        if offers(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)
         return environment.script(request.agent, request.task, request.messages, request.seed)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Connecting, Doubting, Skipping
+from kapelle.environment import Connecting, Doubting, Skipping, offers
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.outline import Outline, check_adapters, read_outlines
 from kapelle.models.renderer import ReadRenderer, load_renderer
@@ -95,7 +95,7 @@ def prepare(
         report(DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`.")
     if passed is not None:
         report("data", _data(config))
-        if isinstance(config.environment, Doubting):
+        if offers(config.environment, Doubting):
             for doubt in config.environment.doubts():
                 report(DOUBT, doubt)
     for note in check_prompts(config, team, given, PROMPTS, renderer_of):
@@ -138,7 +138,7 @@ def _silent(config: RunConfig, team: Team) -> list[str]:
 
 def connect(settings: object) -> None:
     """Let an environment, and those inside it, ask what they are where somebody else knows that."""
-    if isinstance(settings, Connecting):
+    if offers(settings, Connecting):
         settings.connect()
     elif isinstance(settings, BaseModel):
         connect([value for _, value in settings])
@@ -165,7 +165,7 @@ def _data(config: RunConfig) -> str:
 def rows_left_out(config: RunConfig) -> list[str]:
     """Return a sentence for each split of which the environment leaves out rows; empty where it uses all."""
     environment = config.environment
-    if not isinstance(environment, Skipping):
+    if not offers(environment, Skipping):
         return []
     return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
 

@@ -16,10 +16,11 @@ from kapelle.environment import (
     Environment,
     Mixed,
     Opposed,
+    PaysEpisodes,
     Recorded,
     Scorable,
     Scripted,
-    pays_episodes,
+    offers,
 )
 from kapelle.environments.bounded_worlds import OpensItself, task_of
 from kapelle.environments.external import External
@@ -55,7 +56,7 @@ def check_run(
     if training and not elsewhere and isinstance(environment, External):
         environment.check_server()
     if config.episode.environment_workers:
-        if isinstance(environment, OpensItself):
+        if offers(environment, OpensItself):
             raise ConfigError(
                 f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`, and give the "
                 "servers processes: `kapelle serve environments --workers N`."
@@ -87,7 +88,7 @@ def check_run(
 
 def check_paying(settings: object, at: str = "") -> None:
     """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
-    if at and pays_episodes(settings):
+    if at and offers(settings, PaysEpisodes):
         raise ConfigError(
             f"`{getattr(settings, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
             f"(`environment.{at}`). Let it be the environment itself."
@@ -157,8 +158,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     _check_staleness(config, algorithm)
     if environment.name == "external":
         _check_outside(config)
-    scripted = isinstance(environment, Scripted | Recorded)
-    if isinstance(environment, Recorded):
+    scripted = offers(environment, Scripted) or offers(environment, Recorded)
+    if offers(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
     if not algorithm.plays and not scripted:
         raise ConfigError(
@@ -244,11 +245,11 @@ def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
 def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
     """Refuse to share rewards that always add up to the same value: every advantage would be 0."""
     how = config.algorithm.model_dump().get("team_reward")
-    if isinstance(environment, Mixed):
+    if offers(environment, Mixed):
         for member in environment.members.values():
             _check_own_rewards(config, member, team)
         return
-    opposed = isinstance(environment, Opposed) and environment.constant_sum
+    opposed = offers(environment, Opposed) and environment.constant_sum
     if opposed and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(
             f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of "
@@ -270,7 +271,7 @@ def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) 
 
 def _check_repeats(algorithm: Algorithm, environment: Environment) -> None:
     """Refuse a tree in a world that cannot be replayed up to where it branches."""
-    alive = environment.alive if isinstance(environment, Alive) else ()
+    alive = environment.alive if offers(environment, Alive) else ()
     if alive:
         raise ConfigError(
             f"`{algorithm.name}` with a tree replays every episode up to where it branches, but environment "

@@ -23,7 +23,7 @@ from typing import Any
 
 from kapelle.errors import ModelError
 from kapelle.models.paths import check_hub_name, local_only
-from kapelle.rows import Embedding, Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.rows import Beside, Embedding, Learners, Loads, Sample, Sampled, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
@@ -36,7 +36,7 @@ TurnReader = Callable[[Sequence[Group]], dict[TurnKey, Embedding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(Beside, Loads):
     """Gives `Signals.embedding`."""
 
     reader: str = "base"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kapelle.errors import ConfigError, ContextError, did_you_mean
 from kapelle.models.peft_folders import read_lora
-from kapelle.rows import Learners, Sampled, TurnKey
+from kapelle.rows import Beside, Learners, ReadsTokens, Sampled, TurnKey
 from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.reference import reference_samples
 from kapelle.team import Policy, Team
@@ -22,7 +22,7 @@ TEACHER = "teacher"
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherLogProbs:
+class TeacherLogProbs(Beside, ReadsTokens):
     """Gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at the temperature it was sampled with."""
 
     teachers: str | Mapping[str, str]

@@ -11,11 +11,20 @@ from typing import Literal
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, append_texts, braced, check_names, check_template, fill, need_answers
+from kapelle.workflow import (
+    Drawable,
+    Scene,
+    append_texts,
+    braced,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+)
 from kapelle.workflows.graph import mermaid
 
 
-class Chain(Settings):
+class Chain(Settings, Drawable):
     """Seat order is speaking order; only the last agent acts in the world and is scored by it.
 
     An agent's prompt may use `{question}` and the name of every earlier agent, such as `{reasoner}`, so

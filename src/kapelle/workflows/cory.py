@@ -13,11 +13,20 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, append_texts, braced, check_names, check_template, fill, need_answers
+from kapelle.workflow import (
+    Drawable,
+    Scene,
+    append_texts,
+    braced,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+)
 from kapelle.workflows.graph import mermaid
 
 
-class Cory(Settings):
+class Cory(Settings, Drawable):
     """The first seat is the pioneer, the second the observer; the observer's answer is the team's.
 
     Each agent earns the score of its own answer. The observer's prompt may use `{question}` and the

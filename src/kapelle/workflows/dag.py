@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Environment, Recorded
+from kapelle.environment import Environment, Recorded, offers
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.plugins import load_file
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Json, Message
-from kapelle.workflow import Scene, append_texts, need_answers
+from kapelle.workflow import Drawable, Scene, ScoresRounds, append_texts, need_answers
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
 
 # -------- Functions of the user's own before and after a node speaks: `pre_process` and `post_process` of a Python file
@@ -214,7 +214,7 @@ class Node(Settings):
     """True: the world takes this node's text and pays for it. Null: the answer's, where no node sets true."""
 
 
-class Dag(Settings):
+class Dag(Settings, Drawable, ScoresRounds):
     """A directed graph of turns, played once, or again and again until the world is done."""
 
     name: Literal["dag"] = "dag"
@@ -246,7 +246,7 @@ class Dag(Settings):
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a circle, an unknown name, two answers, a silent agent, or a game."""
         need_answers("dag", "ends in one answer", environment)
-        if self.max_assistant_turns > 1 and isinstance(environment, Recorded):
+        if self.max_assistant_turns > 1 and offers(environment, Recorded):
             raise ConfigError(
                 f"`{environment.name}` holds recorded words, and no world answers another turn of them. Set "
                 "`workflow.max_assistant_turns: 1`."

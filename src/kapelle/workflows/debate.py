@@ -15,12 +15,22 @@ from pydantic import Field, model_validator
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two
+from kapelle.workflow import (
+    CountsTurns,
+    Drawable,
+    Scene,
+    ScoresRounds,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+    need_two,
+)
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.vote import agreement, majority
 
 
-class Debate(Settings):
+class Debate(Settings, Drawable, CountsTurns, ScoresRounds):
     """`rounds` rounds of simultaneous answers; each agent's last one is scored.
 
     In the first round an agent reads its prompt (`{question}` alone without one), in every later round

@@ -14,11 +14,21 @@ from pydantic import Field
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
+from kapelle.workflow import (
+    CountsTurns,
+    Drawable,
+    Scene,
+    append_texts,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+    need_two,
+)
 from kapelle.workflows.graph import mermaid
 
 
-class Reflect(Settings):
+class Reflect(Settings, Drawable, CountsTurns):
     """The first seat is the actor, all others are critics; the actor's last attempt is the team's answer.
 
     The actor reads its prompt (`{question}` alone without one), then `revise` after every rejection. A

@@ -12,13 +12,22 @@ from kapelle.environment import Environment
 from kapelle.errors import need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
+from kapelle.workflow import (
+    Drawable,
+    Scene,
+    append_texts,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+    need_two,
+)
 from kapelle.workflows.graph import mermaid
 
 _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
 
-class Router(Settings):
+class Router(Settings, Drawable):
     """The first seat, or the one that is named, has the floor first; who answers speaks for the team.
 
     A text hands over when it names another agent behind an `@`, and only one; any other text is an answer.

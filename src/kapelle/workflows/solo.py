@@ -9,11 +9,11 @@ from kapelle.environment import Environment
 from kapelle.errors import need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflow import CountsTurns, Drawable, Scene, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 
 
-class Solo(Settings):
+class Solo(Settings, Drawable, CountsTurns):
     """The first agent, or the one that is named, reads the question and answers; nobody else speaks."""
 
     name: Literal["solo"] = "solo"

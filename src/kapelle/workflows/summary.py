@@ -14,11 +14,20 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
+from kapelle.workflow import (
+    Drawable,
+    Scene,
+    append_texts,
+    check_names,
+    check_template,
+    fill,
+    need_answers,
+    need_two,
+)
 from kapelle.workflows.graph import mermaid
 
 
-class Summary(Settings):
+class Summary(Settings, Drawable):
     """Layers of drafts, then one aggregator, whose answer is the team's.
 
     A drafter reads its prompt (`{question}` alone without one) when it first speaks, and `reply` when it

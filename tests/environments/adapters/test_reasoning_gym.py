@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environment import Answerable, Scripted, environment_class
+from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
 from kapelle.environments.questions import split_of
@@ -120,8 +120,8 @@ def test_verifiers_that_run_what_they_grade_are_refused() -> None:
 def test_it_is_found_by_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = ReasoningGym(dataset="doubling")
     assert environment_class("reasoning_gym") is ReasoningGym
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match="pip install reasoning-gym"):
         environment.check(["a"])

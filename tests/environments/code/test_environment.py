@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.support.programs import output_of, ticking
 from tests.workflows.stage import expert, lines, play, transcript
 
-from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class, offers
 from kapelle.environments.code.environment import Code
 from kapelle.environments.code.problems import MBPP_SPLITS
 from kapelle.errors import DataError, EpisodeError, SandboxError
@@ -323,8 +323,8 @@ def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
 def test_it_is_what_the_protocols_ask_for() -> None:
     environment: Environment = Code()
     assert environment_class("code") is Code
-    assert isinstance(environment, Answerable)
-    assert isinstance(environment, Scripted)
+    assert offers(environment, Answerable)
+    assert offers(environment, Scripted)
     assert environment.sources == {
         "train": "google-research-datasets/mbpp, train",
         "test": "google-research-datasets/mbpp, test",

@@ -12,7 +12,7 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.environment import Recorded
+from kapelle.environment import Recorded, offers
 from kapelle.environments.recorded.labelled import Labelled
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.environments.recorded.trajectories import Trajectories
@@ -269,7 +269,7 @@ def test_a_policy_on_records_is_paid_for_recorded_words_alone(tmp_path: Path) ->
 
 def test_all_three_are_records(tmp_path: Path) -> None:
     pieces = Trajectories(path="x"), Preferences(path="x"), Labelled(path="x")
-    assert all(isinstance(piece, Recorded) for piece in pieces)
+    assert all(offers(piece, Recorded) for piece in pieces)
 
 
 @pytest.mark.data

@@ -8,7 +8,7 @@ import pytest
 from tests.environments.test_conformance import READY
 from tests.rollout.workers.test_same_episodes import episodes
 
-from kapelle.environment import Answerable, Environment, Mixed, Recorded, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Mixed, Recorded, Scripted, environment_class, offers
 from kapelle.environments.remote import Remote
 from kapelle.services.binding import Binding
 from kapelle.services.environments.serving import serve_environments
@@ -21,7 +21,7 @@ def assert_same(environment: Environment, **settings: Any) -> None:
         remote = Remote(address=(server.address,), serves="it")
         connect(remote)
         for kind in (Answerable, Scripted, Recorded, Mixed):
-            assert isinstance(remote, kind) is isinstance(environment, kind)
+            assert offers(remote, kind) is offers(environment, kind)
         there = episodes(remote, 0)
         assert len(server.sessions) == 0, "every session was closed"
     assert here, "some workflow plays it"

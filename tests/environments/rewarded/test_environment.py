@@ -11,7 +11,7 @@ import pytest
 from tests.workflows.stage import lines, play
 
 from kapelle.cli.serve import named
-from kapelle.environment import pays_episodes
+from kapelle.environment import PaysEpisodes, offers
 from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Held, Reward, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
@@ -219,5 +219,5 @@ def test_a_setting_that_is_called_pay_pays_no_episodes() -> None:
     class Waged(Arithmetic):
         pay: float = 1.0
 
-    assert not pays_episodes(Waged())
-    assert pays_episodes(paying({"function": "exact"}))
+    assert not offers(Waged(), PaysEpisodes)
+    assert offers(paying({"function": "exact"}), PaysEpisodes)

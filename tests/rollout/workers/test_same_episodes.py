@@ -11,7 +11,7 @@ from tests.environments.test_conformance import READY
 from tests.support.tiny import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Environment, Scripted, environment_class
+from kapelle.environment import Environment, Scripted, environment_class, offers
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
@@ -27,7 +27,7 @@ FAR = 120.0
 
 def play_of(environment: Environment, workflow: Workflow, names: Sequence[str], **over: Any) -> Play:
     def answer(request: Any) -> str:
-        if isinstance(environment, Scripted) and request.seed % 3:
+        if offers(environment, Scripted) and request.seed % 3:
             return environment.script(request.agent, request.task, request.messages, request.seed)
         return f"{request.seed % 7}" if request.seed % 5 else "nonsense <tool> \x00 é"
 

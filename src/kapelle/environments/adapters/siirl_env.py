@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Answerable, Environment, Outcome, World
+from kapelle.environment import Answerable, Environment, Outcome, Retriable, World, offers
 from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
@@ -49,7 +49,7 @@ class SiirlEnv(HandsOnQuestions):
 
     def check(self, agents: Sequence[str]) -> None:
         """Make one object of the class; ConfigError where that fails, `step` has another form, or games are asked."""
-        if not isinstance(self._asks, Answerable):
+        if not offers(self._asks, Answerable):
             raise ConfigError(
                 f"`siirl_env` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
                 "`environment.questions` to math, code or another environment of questions."
@@ -123,7 +123,7 @@ class _Stepper:
         return list(seen), float(reward), bool(over)
 
 
-class SiirlWorld:
+class SiirlWorld(Retriable):
     """One question; what the agents say goes to the object, and what it shows goes to them.
 
     The last agent to act is paid, as in siiRL, after every turn. `success` is the questions' own verdict on the last

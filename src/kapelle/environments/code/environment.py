@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.code.problems import FORMATS, MBPP_SPLITS, Format, Problem
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words, question_in, text_in
@@ -51,7 +51,7 @@ class Attempts:
         return self.grades[-1]
 
 
-class CodeWorld:
+class CodeWorld(Scorable, Retriable):
     """One problem; every agent that acts has attempts of its own, and the last one is what it earns.
 
     An agent that failed reads the report of the shown tests and may try again. Of the other tests it learns
@@ -175,7 +175,7 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
     return "\n\n".join([begin, *said, again])
 
 
-class Code(DataSettings):
+class Code(DataSettings, Answerable, Scripted):
     """Programming problems, graded by running their tests on what an agent wrote."""
 
     name: Literal["code"] = "code"

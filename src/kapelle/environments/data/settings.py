@@ -7,12 +7,13 @@ from functools import cached_property
 
 from pydantic import Field, model_validator
 
+from kapelle.environment import Reads, Skipping
 from kapelle.environments.data.source import DataSource, Row, Splits, Words, keep_apart, question_in
 from kapelle.environments.questions import Graded
 from kapelle.types import Split
 
 
-class DataSettings(Graded):
+class DataSettings(Graded, Skipping, Reads):
     """Where rows come from."""
 
     path: str

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Outcome
+from kapelle.environment import Alive, Holding, Outcome
 from kapelle.environments.external.switchboard import News, OutsideCall, Program, Seat, Switchboard, board_of
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
@@ -179,7 +179,7 @@ class ExternalWorld:
                 self._running.release()
 
 
-class External(Settings):
+class External(Settings, Alive, Holding):
     """An outside program plays: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command` it is started once for each episode, and finds the server in `OPENAI_BASE_URL`. Without one you start

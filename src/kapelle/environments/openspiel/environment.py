@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
+from kapelle.environment import Opposed, Scripted
 from kapelle.environments.game_settings import GameSettings
 from kapelle.environments.openspiel.games import Value, full_rules, load_game, short_rules, spiel
 from kapelle.environments.openspiel.text import View, Wording, read_listed
@@ -17,7 +18,7 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 
-class OpenSpiel(GameSettings):
+class OpenSpiel(GameSettings, Opposed, Scripted):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kapelle.environment import Outcome
+from kapelle.environment import Answerable, Outcome, Scorable
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Splits
 from kapelle.errors import EpisodeError
@@ -17,7 +17,7 @@ SPEAKS = {"assistant", "gpt", "function_call"}
 """Roles of messages that a model wrote, in OpenAI's and in ShareGPT's words."""
 
 
-class RecordedData(DataSettings):
+class RecordedData(DataSettings, Answerable):
     """Where recorded rows come from."""
 
     def extract(self, text: str) -> str | None:
@@ -31,7 +31,7 @@ def split_of(splits: Splits, task_id: str) -> Row:
     return splits.of("train" if split == "train" else "test")[int(index)]
 
 
-class RecordedWorld:
+class RecordedWorld(Scorable):
     """One record: what each agent reads before each of its turns, and what its last answer is worth."""
 
     def __init__(self, heard: Mapping[str, Sequence[str]], worth: Callable[[str, str], float | None]) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from kapelle.environment import Recorded
 from kapelle.environments.data.source import Row, Words, asked_in, field_of, said_in
 from kapelle.environments.recorded.base import RecordedData, RecordedWorld
 from kapelle.errors import DataError
@@ -27,7 +28,7 @@ class Question(NamedTuple):
     solutions: tuple[tuple[str, float], ...]
 
 
-class Labelled(RecordedData):
+class Labelled(RecordedData, Recorded):
     """Solutions on record, each worth its label."""
 
     name: Literal["labelled"] = "labelled"

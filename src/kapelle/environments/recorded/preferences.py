@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from kapelle.environment import Recorded
 from kapelle.environments.data.source import Row, Words, asked_in, said_in
 from kapelle.environments.recorded.base import RecordedData, RecordedWorld, split_of
 from kapelle.errors import DataError
@@ -31,7 +32,7 @@ class Pair(NamedTuple):
     rejected: str
 
 
-class Preferences(RecordedData):
+class Preferences(RecordedData, Recorded):
     """Pairs on record."""
 
     name: Literal["preferences"] = "preferences"

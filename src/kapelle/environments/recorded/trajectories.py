@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from kapelle.environment import Recorded
 from kapelle.environments.data.source import Row, Words, asked_in, field_of, messages_of, said_in
 from kapelle.environments.recorded.base import (
     SPEAKS,
@@ -30,7 +31,7 @@ Spoken = tuple[tuple[str, str], ...]
 """(what the agent read, what it wrote), turn by turn."""
 
 
-class Trajectories(RecordedData):
+class Trajectories(RecordedData, Recorded):
     """Answers on record; each is worth 1."""
 
     name: Literal["trajectories"] = "trajectories"

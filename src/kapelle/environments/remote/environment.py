@@ -5,14 +5,27 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from kapelle.environment import World
-from kapelle.environments.bounded_worlds import BoundedWorld
+from kapelle.environment import (
+    Alive,
+    Answerable,
+    Connecting,
+    Described,
+    Environment,
+    Mixed,
+    Opposed,
+    Reads,
+    Recorded,
+    Scripted,
+    Skipping,
+    World,
+)
+from kapelle.environments.bounded_worlds import BoundedWorld, OpensItself
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import is_loopback
 from kapelle.runtime.deadlines import Patience, patience_here
@@ -38,11 +51,11 @@ class Calling:
     """Whether the connection is encrypted, by server: always beyond loopback."""
 
 
-class Remote(Settings):
+class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, OpensItself):
     """The environment that servers hold; a run plays it as if it were here, with the same results.
 
-    Which one it is, is known when the servers have been asked (`connect`): `extract`, `script`, `recorded` and `members`
-    are there only where their environment has them.
+    Which one it is, is known when the servers have been asked (`connect`): it offers (`offered`)
+    answers that can be compared, a script, records and parts only where their environment has them.
     """
 
     name: Literal["remote"] = "remote"
@@ -57,7 +70,7 @@ class Remote(Settings):
     retry_seconds: Annotated[float, FREE] = Field(default=60.0, ge=0, allow_inf_nan=False)
     """For how long no server may answer before the run stops."""
 
-    _described: Any = PrivateAttr(default=None)
+    _connected: bool = PrivateAttr(default=False)
 
     @field_validator("address", mode="before")
     @classmethod
@@ -108,18 +121,32 @@ class Remote(Settings):
 
         Raises ConfigError where they refuse or disagree, EngineError where none answers.
         """
-        description = self.description
-        offers: dict[str, Any] = {}
-        if description.answerable:
-            offers["extract"] = self._extract
-        if description.scripted:
-            offers["script"] = self._script
-        if description.answers_per_task:
-            offers["answers_per_task"] = lambda: description.answers_per_task
-            offers["recorded"] = self._recorded
-        if description.members:
-            offers["members"] = {each.name: _Member(each, self._extract) for each in description.members}
-        self.__dict__.update(offers)  # found where `isinstance` looks for the methods of a protocol
+        self._connected = self.description is not None
+
+    @property
+    def offered(self) -> frozenset[type]:
+        """What the servers' environment can do; nothing before it is connected."""
+        if not self._connected:
+            return frozenset()
+        said = self.description
+        found = {
+            Answerable: said.answerable,
+            Scripted: said.scripted,
+            Recorded: said.answers_per_task,
+            Mixed: said.members,
+        }
+        return frozenset(capability for capability, has in found.items() if has)
+
+    @property
+    def members(self) -> Mapping[str, Environment]:
+        """The parts of a mixture that the servers hold, as far as runs ask about them."""
+        return {
+            each.name: cast("Environment", _Member(each, self.extract)) for each in self.description.members
+        }
+
+    def answers_per_task(self) -> int:
+        """Return the largest number of recorded answers of one task."""
+        return int(self.description.answers_per_task)
 
     @property
     def description(self) -> pb.Description:
@@ -179,13 +206,15 @@ class Remote(Settings):
         seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
         return self.servers.call(method, question, seconds)
 
-    def _extract(self, text: str) -> str | None:
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text, as the servers' environment reads it."""
         from kapelle.wire import environment_v1_pb2 as pb
 
         said = self._ask("Extract", pb.ExtractRequest(environment=self.serves, text=text))
         return said.answer if said.HasField("answer") else None
 
-    def _script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return the text of the servers' expert."""
         from kapelle.wire import environment_v1_pb2 as pb
         from kapelle.wire.values import to_message, to_task
 
@@ -198,7 +227,8 @@ class Remote(Settings):
         )
         return str(self._ask("Script", asked).text)
 
-    def _recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        """Return what the servers' environment has recorded."""
         from kapelle.wire import environment_v1_pb2 as pb
         from kapelle.wire.values import to_task
 
@@ -238,15 +268,20 @@ class Remote(Settings):
         return (ScorableInnerWorld if world.scorable else InnerWorld)(world, patience)
 
 
-class _Member:
+class _Member(Described):
     """A part of a mixture that the servers hold: what runs ask about it."""
 
-    def __init__(self, description: pb.Description, extract: Any) -> None:
+    def __init__(self, description: pb.Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind
         self.reward_range = (description.least_reward, description.greatest_reward)
         self.constant_sum = bool(description.constant_sum)
-        if description.answerable:
-            self.extract = extract
+        self.answerable = bool(description.answerable)
+        self.extract = extract
+
+    @property
+    def offered(self) -> frozenset[type]:
+        """What this part of it can do."""
+        return frozenset({Opposed, Answerable} if self.answerable else {Opposed})
 
 
 def _split(name: str) -> Split:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from kapelle.environment import Outcome
+from kapelle.environment import Outcome, Retriable, Scorable
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
 from kapelle.environments.remote.server import Busy, Line, Server
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
@@ -14,7 +14,7 @@ from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire.values import from_map
 
 
-class RemoteWorld(ElsewhereWorld):
+class RemoteWorld(ElsewhereWorld, Scorable, Retriable):
     """A world on a server, which bounds each call of the environment; here that bound holds with some time to spare."""
 
     def __init__(
@@ -79,7 +79,7 @@ class RemoteWorld(ElsewhereWorld):
             raise WorkerLost(str(busy), blamed=False) from None
 
 
-class InnerWorld:
+class InnerWorld(Retriable):
     """A world on a server inside another world that is here: what has to be answered at once waits for the server."""
 
     def __init__(self, world: RemoteWorld, patience: Patience) -> None:
@@ -111,7 +111,7 @@ class InnerWorld:
         await self._world.close()
 
 
-class ScorableInnerWorld(InnerWorld):
+class ScorableInnerWorld(InnerWorld, Scorable):
     """One that can score a text before the episode is over."""
 
     async def score(self, agent: str, text: str) -> float:

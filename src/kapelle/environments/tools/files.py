@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from kapelle.environment import Reads
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import DataError
 from kapelle.runtime.files import folder_content
@@ -58,7 +59,7 @@ _WRITE = ToolSchema(
 )
 
 
-class Files(Settings):
+class Files(Settings, Reads):
     """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
 
     tool: Literal["files"] = "files"

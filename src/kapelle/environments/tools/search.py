@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from pydantic import Field, model_validator
 
+from kapelle.environment import Reads
 from kapelle.environments.data.source import SUFFIXES, read_rows
 from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
 from kapelle.environments.tools.web import WebFault, fetch_json
@@ -52,7 +53,7 @@ class Provider(Protocol):
         ...
 
 
-class Search(Settings):
+class Search(Settings, Reads):
     """One tool, `search`."""
 
     tool: Literal["search"] = "search"

@@ -45,7 +45,7 @@ class ToolUser:
         return {tool.schema.name: tool for box in self.boxes for tool in box.tools}
 
 
-class ToolsWorld:
+class ToolsWorld(Retriable):
     """One question; every agent has tools of its own, and the text in which it calls none is its answer.
 
     Whatever a call does wrong becomes a text that the agent reads. The question's own world grades the

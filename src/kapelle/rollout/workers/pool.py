@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from kapelle.environment import Environment, Outcome
+from kapelle.environment import Environment, Outcome, Retriable, Scorable
 from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost, error_from
 from kapelle.errors import EngineError
@@ -497,7 +497,7 @@ def _end_own(exchange: Exchange, owner: int) -> None:
         exchange.close()
 
 
-class WorkerWorld(ElsewhereWorld):
+class WorkerWorld(ElsewhereWorld, Scorable, Retriable):
     """A world in a worker; the worker bounds each call of the environment, here only the whole episode's limit holds."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from kapelle.environment import Answerable, Environment, Recorded, Scripted
+from kapelle.environment import Answerable, Environment, Recorded, Scripted, offers
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.environments.elsewhere import WorkerLost
 from kapelle.rollout.workers.session import OpenWorld, Session, error_form
@@ -100,7 +100,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
     async def Extract(self, asked: pb.ExtractRequest, _: object) -> pb.ExtractReply:
         """See the contract."""
         answerable = self._shelf.find(asked.environment).environment
-        if not isinstance(answerable, Answerable):
+        if not offers(answerable, Answerable):
             raise _lacking("answers to compare")
         return pb.ExtractReply(
             answer=await self._about(asked.environment, "extract", lambda _: answerable.extract(asked.text))
@@ -109,7 +109,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
     async def Script(self, asked: pb.ScriptRequest, _: object) -> pb.TextReply:
         """See the contract."""
         scripted = self._shelf.find(asked.environment).environment
-        if not isinstance(scripted, Scripted):
+        if not offers(scripted, Scripted):
             raise _lacking("script")
         task, messages = _task_in(asked.task), [from_message(each) for each in asked.messages]
         return pb.TextReply(
@@ -123,7 +123,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
     async def Recorded(self, asked: pb.RecordedRequest, _: object) -> pb.TextReply:
         """See the contract."""
         recorded = self._shelf.find(asked.environment).environment
-        if not isinstance(recorded, Recorded):
+        if not offers(recorded, Recorded):
             raise _lacking("recorded answers")
         task = _task_in(asked.task)
         return pb.TextReply(

@@ -19,6 +19,7 @@ from kapelle.environment import (
     Scripted,
     Skipping,
     asks_questions,
+    offers,
 )
 from kapelle.errors import did_you_mean
 from kapelle.services.grpc.refusals import Refused, wrong
@@ -85,8 +86,8 @@ class Shelf:
 def describe(name: str, environment: Environment, version: int) -> pb.Description:
     """Return what an environment is, as the contract says it; raises what reading its data raises."""
     least, greatest = environment.reward_range
-    skipped = environment.skipped() if isinstance(environment, Skipping) else {}
-    members = environment.members if isinstance(environment, Mixed) else {}
+    skipped = environment.skipped() if offers(environment, Skipping) else {}
+    members = environment.members if offers(environment, Mixed) else {}
     return pb.Description(
         name=name,
         version=version,
@@ -103,11 +104,11 @@ def describe(name: str, environment: Environment, version: int) -> pb.Descriptio
             )
             for split in SPLITS
         ],
-        answerable=isinstance(environment, Answerable) and asks_questions(environment),
-        scripted=isinstance(environment, Scripted),
-        answers_per_task=environment.answers_per_task() if isinstance(environment, Recorded) else 0,
-        constant_sum=isinstance(environment, Opposed) and environment.constant_sum,
-        alive=environment.alive if isinstance(environment, Alive) else (),
+        answerable=offers(environment, Answerable) and asks_questions(environment),
+        scripted=offers(environment, Scripted),
+        answers_per_task=environment.answers_per_task() if offers(environment, Recorded) else 0,
+        constant_sum=offers(environment, Opposed) and environment.constant_sum,
+        alive=environment.alive if offers(environment, Alive) else (),
         members=[describe(part, member, version) for part, member in members.items()],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kapelle.environment import Answerable, Environment, World, asks_questions
+from kapelle.environment import Answerable, Environment, World, asks_questions, offers
 from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import Tools
 from kapelle.grading.verdict import right
@@ -56,7 +56,7 @@ class Asked:
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the run's environment reads it."""
-        assert isinstance(self.environment, Answerable), "`can_ask` has been asked"
+        assert offers(self.environment, Answerable), "`can_ask` has been asked"
         return self.environment.extract(text)
 
 
