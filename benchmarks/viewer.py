@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from kapelle.runs.step_writer import record
+from kapelle.runs.step_rows import append_step
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
 from kapelle.viewer.library import Library
@@ -92,7 +92,7 @@ def write(run: Path, steps: int, episodes: int, *, packed: bool = False) -> int:
                     '"info":{},"truncated":false,"error":null,"branches":[],"payments":[],"continued":{},"roles":{}}\n'
                 )
             if packed:
-                record(run / "episodes" / "train", step, "".join(lines).encode())
+                append_step(run / "episodes" / "train", step, "".join(lines).encode())
             else:
                 (run / "episodes" / "train" / f"{step:08d}.jsonl").write_text("".join(lines))
     return sum(file.stat().st_size for file in run.rglob("*") if file.is_file())

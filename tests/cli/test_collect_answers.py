@@ -16,8 +16,8 @@ from tests.support.tiny import SIZE, sections, tiny_model
 from kapelle.cli import collect
 from kapelle.cli import collect as collect_answers
 from kapelle.models.weights import save_model
+from kapelle.runs.exports import HELD_OUT, balance
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
-from kapelle.runs.verifier_export import HELD_OUT, balance
 from kapelle.setup.recipe import load_recipe
 
 TEAM = {"sharing": "frozen", "agents": 2, "critic_lora": {"rank": 2}, "sampling": {"max_tokens": 2}}

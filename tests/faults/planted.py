@@ -73,9 +73,9 @@ def _folders_are_not_flushed() -> None:
 
 
 def _metrics_are_emptied() -> None:
-    from kapelle.runs import tables, writer
+    from kapelle.runs import writer
 
-    cut = tables.cut_table
+    cut = writer.cut_table
     _put(writer, "cut_table", lambda path, size: cut(path, 0 if path.name == "metrics.jsonl" else size))
 
 

@@ -11,7 +11,7 @@ from kapelle.cli import main
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.runs import checkpoint
-from kapelle.runs.best import (
+from kapelle.runs.named_checkpoint import (
     best_checkpoint,
     named_checkpoint,
     resumed_run,

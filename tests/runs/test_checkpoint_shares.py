@@ -17,9 +17,8 @@ from tests.support.tiny import same_bits
 from torch import Tensor
 
 from kapelle.errors import CheckpointError
-from kapelle.runs import checkpoint, checkpoint_shares
-from kapelle.runs.checkpoint_shares import Share, described, read_shares
-from kapelle.runs.checkpoint_state import Contents
+from kapelle.runs import checkpoint
+from kapelle.runs.checkpoint import Contents, Share, described, read_shares
 
 NAN = float("nan")
 
@@ -69,7 +68,7 @@ def test_what_all_hold_is_written_once_and_read_to_the_bit(tmp_path: Path, ranks
 def test_a_file_ends_where_the_next_tensor_would_make_it_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_shares, "LARGEST", 150)
+    monkeypatch.setattr(checkpoint, "LARGEST", 150)
     files = Share(tensors(), 0, 1).write(tmp_path)
     assert [path.name for path in files] == [
         f"shard-00001-model-0000{k}-of-00004.safetensors" for k in (1, 2, 3, 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kapelle.errors import ConfigError, EngineError
-from kapelle.runs.hub import check_push, push
+from kapelle.runs.model_card import check_push, push
 from kapelle.runtime import hub as runtime_hub
 
 

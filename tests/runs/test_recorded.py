@@ -12,11 +12,10 @@ from tests.support.episode_lines import lay_plain
 from tests.support.run_folders import CONFIG, group, open_run
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.runs.packed_rows import scan
+from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.runs.reader import is_run, read_config, read_episodes, read_groups, read_provenance
 from kapelle.runs.recorded import all_losses
-from kapelle.runs.step_rows import lines_of, stored_step
-from kapelle.runs.traces import Trace, TracedTurn
+from kapelle.runs.step_rows import lines_of, scan, stored_step
 from kapelle.runs.writer import RunDirectory
 
 STEPS = 40

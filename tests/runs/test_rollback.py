@@ -17,7 +17,7 @@ from tests.support.killed_runs import spawn
 from tests.support.tiny import same_bits
 
 from kapelle.errors import CheckpointError, RunDirectoryError
-from kapelle.runs import checkpoint, rollback, step_writer
+from kapelle.runs import checkpoint, rollback, step_rows
 from kapelle.runs.lock import RunLock
 from kapelle.runs.rollback import ASIDE, plan_rollback, roll_back
 from kapelle.runs.writer import read_status
@@ -224,9 +224,9 @@ def test_what_was_trained_after_a_killed_rollback_is_kept_beside_what_was_before
     attempt(run, 1, monkeypatch, moves=0)
     roll_back(run, 2)
     train(run, resume=True)
-    step_writer.cut(run / "episodes" / "train", 3)  # stands for other settings since
+    step_rows.cut_steps(run / "episodes" / "train", 3)  # stands for other settings since
     for step in (4, 5):
-        step_writer.record(run / "episodes" / "train", step, b'{"other":%d}\n' % step)
+        step_rows.append_step(run / "episodes" / "train", step, b'{"other":%d}\n' % step)
     now, lines = files(run), lines_in(run)
     plan = roll_back(run, 1)
     aside = files(plan.aside)

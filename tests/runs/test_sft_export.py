@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.support.episodes import episode, group, turn
 
-from kapelle.runs.sft_export import dump_rows, episode_reward, good_episodes, sft_rows
+from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
 from kapelle.types import Message
 
 FIRST = turn("a", 0, text="2,11", heard=(Message("system", "Add."), Message("user", "47+85")))

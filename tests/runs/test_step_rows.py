@@ -13,10 +13,9 @@ from tests.support.episode_lines import lay_plain
 from tests.support.run_folders import group, open_run
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.runs import packed_rows, reader
-from kapelle.runs.packed_rows import FRAME, pack, scan
+from kapelle.runs import reader, step_rows
 from kapelle.runs.reader import episode_steps, read_episodes, read_groups
-from kapelle.runs.step_rows import lines_of, stored_step, stored_steps
+from kapelle.runs.step_rows import FRAME, lines_of, pack, scan, stored_step, stored_steps
 from kapelle.viewer.episode import step_episodes
 
 WIDE = [b'{"n":%d,"x":"%s"}\n' % (k, b"%d" % (k % 7) * 300_000) for k in range(8)]
@@ -114,7 +113,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
     path = tmp_path / "00000007.jsonl.zst"
     path.write_bytes(framed(bomb, 4_000_001))
     assert len(read(tmp_path, 7)) == 1  # the same bytes are harmless where they are not too many
-    monkeypatch.setattr(packed_rows, "LARGEST", 1_000_000)
+    monkeypatch.setattr(step_rows, "LARGEST", 1_000_000)
     with pytest.raises(DataError, match="would unpack to 4000001 bytes"):
         read(tmp_path, 7)
     newlines = zstandard.ZstdCompressor().compress(b"\n" * (FRAME + 1))
@@ -131,7 +130,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
 
 
 def test_a_row_that_could_not_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_rows, "LARGEST", 2 * FRAME)
+    monkeypatch.setattr(step_rows, "LARGEST", 2 * FRAME)
     with pytest.raises(DataError, match="A row of step 9 has"):
         pack(9, [b"a" * (2 * FRAME) + b"\n"])
 

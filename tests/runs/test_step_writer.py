@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.runs import step_writer
-from kapelle.runs.packed_rows import Packed, scan
-from kapelle.runs.step_rows import lines_of, stored_steps
-from kapelle.runs.step_writer import cut, forgettable, later_parts, record
+from kapelle.runs import step_rows
+from kapelle.runs.step_rows import (
+    Packed,
+    append_step,
+    cut_steps,
+    forgettable,
+    later_parts,
+    lines_of,
+    scan,
+    stored_steps,
+)
 
 STEPS = 40
 
@@ -21,7 +28,7 @@ def lines(step: int) -> bytes:
 def write(folder: Path, *steps: int) -> None:
     folder.mkdir(exist_ok=True)
     for step in steps:
-        record(folder, step, lines(step))
+        append_step(folder, step, lines(step))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -47,7 +54,7 @@ def test_sixteen_steps_make_a_file(whole: Path) -> None:
 
 
 def test_a_large_file_is_complete_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "SIZE", 150)
+    monkeypatch.setattr(step_rows, "SIZE", 150)
     write(tmp_path / "run", 1, 2, 3, 4)
     assert len(files(tmp_path / "run")) == 2
 
@@ -57,7 +64,7 @@ def test_what_is_cut_and_written_again_is_the_same_to_the_byte(whole: Path, last
     before = files(whole)
     later = {step for part in later_parts(whole, last) for step in part.steps}
     assert later == set(range(max(1, last + 1), STEPS + 1))
-    cut(whole, last)
+    cut_steps(whole, last)
     assert read(whole) == {step: lines(step) for step in range(1, last + 1)}
     write(whole, *range(max(1, last + 1), STEPS + 1))
     assert files(whole) == before
@@ -77,14 +84,14 @@ def test_a_writer_killed_anywhere_goes_on_as_if_nothing_had_happened(tmp_path: P
             assert (
                 {*range(1, counted + 1)} <= set(stored_steps(tmp_path / "whole")) <= {*range(1, counted + 2)}
             )
-            cut(tmp_path / "whole", counted)
+            cut_steps(tmp_path / "whole", counted)
             write(tmp_path / "whole", *range(counted + 1, 20))
             assert files(tmp_path / "whole") == before, size
 
 
 def test_a_step_that_was_recorded_late_stays_where_it_counts(tmp_path: Path) -> None:
     write(tmp_path / "run", 2, 7, 6, 9)
-    cut(tmp_path / "run", 6)
+    cut_steps(tmp_path / "run", 6)
     assert read(tmp_path / "run") == {2: lines(2), 6: lines(6)}
 
 
@@ -97,8 +104,8 @@ def test_of_many_files_only_those_that_may_hold_later_steps_are_read(
         read.append(path.name)
         return scan(path)
 
-    monkeypatch.setattr(step_writer, "scan", counted)
-    cut(whole, 40)
+    monkeypatch.setattr(step_rows, "scan", counted)
+    cut_steps(whole, 40)
     assert read == ["00000033.jsonl.zst"]
     read.clear()
     assert [part.steps[0] for part in later_parts(whole, 30)] == [31, 33]
@@ -110,9 +117,9 @@ def test_damage_to_a_counted_step_is_not_tidied_away(whole: Path) -> None:
     content = bytearray(path.read_bytes())
     content[10] ^= 1
     path.write_bytes(content)
-    cut(whole, 40)
+    cut_steps(whole, 40)
     assert path.read_bytes() == bytes(content)
-    cut(whole, 34)
+    cut_steps(whole, 34)
     assert {33, 35} & set(stored_steps(whole)) == set()
     assert path.read_bytes() == bytes(content[: path.stat().st_size])
 
@@ -123,7 +130,7 @@ def test_a_copy_by_hard_links_keeps_its_own_content(whole: Path, tmp_path: Path)
     for path in whole.iterdir():
         os.link(path, tmp_path / "copy" / path.name)
     write(tmp_path / "copy", 41)
-    cut(tmp_path / "copy", 35)
+    cut_steps(tmp_path / "copy", 35)
     assert files(whole) == before
 
 
@@ -138,7 +145,7 @@ def test_a_full_disk_takes_no_half_step(whole: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", short)
         with pytest.raises(OSError, match="No space"):
-            record(whole, 41, lines(41))
+            append_step(whole, 41, lines(41))
     assert files(whole) == before
 
 

@@ -17,7 +17,7 @@ from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EngineError
 from kapelle.grading.judge import JudgeEndpoint
-from kapelle.runs.hub import check_push
+from kapelle.runs.model_card import check_push
 from kapelle.runtime.credentials import bearer, sends_in_the_clear
 from kapelle.runtime.hub import hub_fault
 from kapelle.setup.endpoints import check_keys

@@ -137,7 +137,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     from kapelle.engines.train.torch.learner import Learner
     from kapelle.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint, checkpoint_contents
-    from kapelle.runs.checkpoint_shares import Share
+    from kapelle.runs.checkpoint import Share
     from kapelle.runs.writer import RunDirectory
     from kapelle.runtime.rank_group import RankGroup, StoreBarrier
     from kapelle.training.loop import Loop

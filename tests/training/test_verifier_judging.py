@@ -14,8 +14,8 @@ from tests.support.tiny import sections
 from kapelle.errors import ConfigError
 from kapelle.metrics.statistics import area_interval, area_under_curve
 from kapelle.rows import turns_of
+from kapelle.runs.named_checkpoint import check_verifier
 from kapelle.runs.reader import read_episodes, read_evaluations
-from kapelle.runs.saved_weights import check_verifier
 from kapelle.setup.recipe import resolve
 from kapelle.training.held_out import Judged, held_out_tasks, judgement_of
 from kapelle.training.rollouts import training_tasks

@@ -14,7 +14,7 @@ import pytest
 from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import write_run
 
-from kapelle.runs.packed_rows import scan
+from kapelle.runs.step_rows import scan
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
 from kapelle.viewer import server

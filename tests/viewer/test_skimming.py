@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.runs.packed_rows import pack
+from kapelle.runs.step_rows import pack
 from kapelle.viewer import episode_lines
 from kapelle.viewer.episode import episode_of
 from kapelle.viewer.episode_lines import lines_of

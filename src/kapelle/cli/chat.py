@@ -16,7 +16,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, need_known
-from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
 

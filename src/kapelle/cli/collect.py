@@ -1,4 +1,4 @@
-"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `runs/sft_export.py`.
+"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `runs/exports.py`.
 
 With `--for verifier` it keeps graded answers instead, see `collect_answers.py`.
 """
@@ -24,10 +24,10 @@ from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
     from kapelle.cli.player import Player
-    from kapelle.runs.verifier_export import Balance, Survey
+    from kapelle.runs.exports import Balance, Survey
 
 
-# -------- `kapelle collect --for verifier` and `--show`: write, balance and show graded answers; see `runs/verifier_export.py`
+# -------- `kapelle collect --for verifier` and `--show`: write, balance and show graded answers; see `runs/exports.py`
 
 WIDTH = 60
 """Characters of a text in an example."""
@@ -41,8 +41,7 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
     from kapelle.cli.player import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
-    from kapelle.runs.sft_export import dump_rows
-    from kapelle.runs.verifier_export import answer_rows, balance
+    from kapelle.runs.exports import answer_rows, balance, dump_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed
 
@@ -122,7 +121,7 @@ def _base(player: Player) -> str:
 
 def show(file: Path, *, as_json: bool) -> int:
     """Print what a file of graded answers holds."""
-    from kapelle.runs.verifier_export import survey
+    from kapelle.runs.exports import survey
 
     found = survey(file)
     if as_json:
@@ -238,7 +237,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
     from kapelle.cli.player import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
-    from kapelle.runs.sft_export import dump_rows, episode_reward, good_episodes, sft_rows
+    from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed
 

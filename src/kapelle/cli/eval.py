@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kapelle.cli.output import returns, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.runs.best import split_run
 from kapelle.runs.findings import keep_evaluation
+from kapelle.runs.named_checkpoint import split_run
 
 if TYPE_CHECKING:
     from kapelle.cli.player import Player

@@ -15,8 +15,8 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
-from kapelle.runs.best import split_run
-from kapelle.runs.hub import check_push, push
+from kapelle.runs.model_card import check_push, push
+from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environment import Mixed, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, EngineError, did_you_mean
-from kapelle.runs.best import split_run
 from kapelle.runs.findings import keep_exact
+from kapelle.runs.named_checkpoint import split_run
 from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
 from kapelle.errors import ConfigError
-from kapelle.runs.best import split_run
+from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 
 if TYPE_CHECKING:

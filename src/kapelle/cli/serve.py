@@ -20,7 +20,7 @@ from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.environment import Environment, PaysEpisodes, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
-from kapelle.runs.best import split_run
+from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 from kapelle.services.binding import Binding, token_here

@@ -15,7 +15,7 @@ from kapelle.cli.output import command, printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
-from kapelle.runs.best import resumed_run
+from kapelle.runs.named_checkpoint import resumed_run
 
 if TYPE_CHECKING:
     from kapelle.cli.running import NextCommands

@@ -24,8 +24,7 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.replica import error_again, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
-from kapelle.runs.episode_json import load_groups
-from kapelle.runs.exact_json import encode
+from kapelle.runs.episode_json import encode, load_groups
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.tensors import packed

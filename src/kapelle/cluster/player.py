@@ -60,8 +60,7 @@ class Player:
     def _play(self, question: bytes, weights: Sequence[bytes]) -> bytes:
         from kapelle.metrics.timeline import Timeline
         from kapelle.rollout.play import rollout
-        from kapelle.runs.episode_json import dump_groups
-        from kapelle.runs.exact_json import decode
+        from kapelle.runs.episode_json import decode, dump_groups
         from kapelle.runtime.event_loop import run_async
         from kapelle.runtime.randomness import (
             capture_random,

@@ -4,7 +4,7 @@
       manifest.json            format, step, and size and sha256 of every other file
       state.json               everything but tensors; a tensor is {"$tensor": "<part>/<name>"}
       <part>.safetensors       the tensors of one top-level key of the state
-      <part>/                  in its place where several processes have written the part, see `checkpoint_shares`
+      <part>/                  in its place where several processes have written the part, see `Share`
       …                        what `extra` wrote, such as PEFT folders
 
 A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
@@ -15,7 +15,9 @@ damaged) becomes `00000012-2`: the last good checkpoint is never replaced. Nothi
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +38,7 @@ from kapelle.runs.checkpoint_folder import (
     remember,
     verify,
 )
-from kapelle.runs.checkpoint_shares import SHARE, described, read_shares
-from kapelle.runs.checkpoint_state import Contents
-from kapelle.runs.exact_json import decode
+from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.files import PARTIAL, explain, flush, sha256, write_new
 from kapelle.runtime.ranks import ALONE, Peers, broadcast
 from kapelle.runtime.tensors import load_tensors
@@ -46,13 +46,211 @@ from kapelle.types import Json
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
+
+
+# -------- Shares: what several processes learn, as files that each writes its share of, by `torch.distributed.checkpoint`.
+#
+#     train/shard-00001-model-00001-of-00001.safetensors    written by rank 0
+#     train/shard-00002-model-00001-of-00001.safetensors    written by rank 1
+#     …
+#
+# They have the form of torch's HuggingFaceStorageWriter: a file's header says at which offsets of the whole tensors its
+# tensors begin (`DCP_SHARDING_INFO`). Any number of processes reads them, each the parts that it needs. Planners and storage
+# of the library are used without its collectives, which exchange pickles: every rank knows the plans of all.
+
+SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
+"""The name of a file of one rank, without its suffix."""
+LARGEST = 1 << 31
+"""Bytes of a file, at about which the next one begins: the library holds a file in memory twice while it is written."""
+
+
+def is_parted(tensor: Tensor) -> bool:
+    """Return whether a tensor is a `DTensor`: a part of a whole one that several ranks hold."""
+    library = sys.modules.get("torch.distributed.tensor")  # whoever has made one has imported it
+    return library is not None and isinstance(tensor, library.DTensor)
+
+
+class Share:
+    """What one of `size` ranks writes of tensors that all hold.
+
+    Of a `DTensor` each rank writes the part that it holds. Other tensors are the same in all ranks; each is written by one of
+    them, so that all write about as many bytes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], rank: int, size: int, *, copied: bool = False) -> None:
+        """Plan this rank's share; `copied` takes copies of it, in the machine's memory, that training does not change."""
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.planner import SavePlan
+
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        planner.set_up_planner(dict(tensors))
+        items = planner.create_local_plan().items
+        parts = [item for item in items if is_parted(tensors[item.index.fqn])]
+        common = [item for item in items if not is_parted(tensors[item.index.fqn])]
+        shared, _ = planner.create_global_plan([SavePlan(common)] * size)
+        self._rank, self._plans = rank, [SavePlan([])] * size
+        self._plans[rank] = SavePlan([*shared[rank].items, *parts])
+        self.tensors = {
+            item.index.fqn: held(planner.lookup_object(item.index), copied=copied)
+            for item in self._plans[rank].items
+        }
+        """What this rank writes, by name, on the CPU."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write this rank's files into a folder that rank 0 has made, and return them."""
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"Rank {self._rank} does not see {folder}, which rank 0 has made. Name a --run-dir on a disk that all machines "
+                "share."
+            )
+        own = self.tensors
+
+        class Planner(DefaultSavePlanner):
+            def lookup_object(self, index: MetadataIndex) -> Tensor:
+                return own[index.fqn]
+
+        planner = Planner(flatten_state_dict=False)
+        writer = HuggingFaceStorageWriter(
+            str(folder), _files_of(self._plans[self._rank].items), save_distributed=True
+        )
+        writer.set_up_storage_writer(self._rank == 0)
+        plan = writer.prepare_global_plan(self._plans)[self._rank]
+        written = writer.write_data(plan, planner).wait()
+        return [folder / name for name in sorted({each.storage_data.relative_path for each in written})]
+
+
+def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
+    """Return a tensor on the CPU in one piece; a copy if it is to be `copied` or was elsewhere."""
+    import torch
+
+    own = tensor.detach()
+    if copied:
+        return torch.empty_like(own, device="cpu", memory_format=torch.contiguous_format).copy_(own)
+    return own.cpu().contiguous()
+
+
+def described(folder: Path) -> dict[str, Tensor]:
+    """Return the whole tensors of a folder by name, without their content (on the device `meta`)."""
+    import torch
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    return {
+        name: torch.empty(found.size, dtype=found.properties.dtype, device="meta")
+        for name, found in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items()
+        if isinstance(found, TensorStorageMetadata)
+    }
+
+
+def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
+    """Read tensors, by name, into these of the same shapes; of a `DTensor` only the part that this rank holds."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner(flatten_state_dict=False)
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(into), metadata)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+    reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
+
+
+def _files_of(items: list[WriteItem]) -> dict[str, int]:
+    """Return the number of the file, from 1, that each tensor of a share is written to."""
+    numbers: dict[str, int] = {}
+    number, held = 1, 0
+    for item in items:
+        size = item.tensor_storage_size() or 0
+        if held and held + size > LARGEST:
+            number, held = number + 1, 0
+        numbers[item.index.fqn] = number
+        held += size
+    return numbers
+
+
+# -------- A state taken apart for a checkpoint: trees of JSON, and the tensors in them by name.
+
+_PART = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Contents:
+    """What one rank has to write of a state."""
+
+    def __init__(
+        self,
+        state: Mapping[str, object],
+        ranks: Peers = ALONE,
+        shared: Collection[str] = (),
+        *,
+        copied: bool = False,
+    ) -> None:
+        """Take a state apart; of several `ranks` each writes a share of the parts that are `shared`.
+
+        `copied` takes copies, which training does not change any more. Raises CheckpointError for a value that has no form.
+        """
+        shared = shared if ranks.size > 1 else ()
+        self.first = ranks.rank == 0
+        """Whether this rank writes the trees."""
+        self.trees: dict[str, Json] = {}
+        """By part; a tensor is {"$tensor": "<part>/<name>"}."""
+        self.tensors: dict[str, dict[str, torch.Tensor]] = {}
+        """What this rank writes, by part and name."""
+        self.shares: dict[str, Share] = {}
+        """By part, where several ranks write it."""
+        for part, tree in state.items():
+            assert _PART.fullmatch(part), f"'{part}' names a file"
+            self.trees[part], tensors = _split(part, tree, whole=part in shared, copied=copied)
+            if part in shared:
+                self.shares[part] = Share(tensors, ranks.rank, ranks.size, copied=copied)
+                tensors = self.shares[part].tensors
+            self.tensors[part] = _apart(tensors)
+
+
+def _split(part: str, tree: object, *, whole: bool, copied: bool) -> tuple[Json, dict[str, torch.Tensor]]:
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+
+    def tensor(value: object, place: str) -> Json | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        # Places can repeat when keys contain dots; names must not.
+        name = place.removeprefix(f"{part}.") if place != part else "value"
+        while name in tensors:
+            name += "'"
+        tensors[name] = value.detach() if whole else held(value, copied=copied)
+        return {"$tensor": f"{part}/{name}"}
+
+    try:
+        encoded = encode(tree, part, tensor)
+    except TypeError as error:
+        raise CheckpointError(f"Cannot write a checkpoint: {error}, and is not a tensor.") from error
+    return encoded, tensors
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give every tensor memory of its own: the format does not store that tied weights and views share theirs."""
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        storage = value.untyped_storage().data_ptr()
+        if storage in seen:
+            tensors[name] = value.clone()
+        seen.add(storage)
+    return tensors
+
 
 __all__ = [
     "FORMAT",
     "Contents",
     "Newest",
     "Rejected",
-    "Room",
+    "Destination",
     "list_checkpoints",
     "load",
     "newest_valid",
@@ -64,7 +262,7 @@ __all__ = [
     "whole",
 ]
 
-Room = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
+Destination = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
 """Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor that it is to be read into."""
 
 
@@ -154,7 +352,7 @@ def whole(_name: str, _saved: torch.Tensor) -> None:
     """Have a tensor read whole: the `room` of who holds everything."""
 
 
-def read(folder: Path, room: Room = whole) -> dict[str, Any]:
+def read(folder: Path, room: Destination = whole) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
     What several ranks have written is read into the tensor that `room` returns for a part's name and place and the whole tensor
@@ -194,7 +392,7 @@ def poison_in(folder: Path) -> str | None:
     return None
 
 
-def load(folder: Path, room: Room = whole) -> dict[str, Any]:
+def load(folder: Path, room: Destination = whole) -> dict[str, Any]:
     """Verify a checkpoint and return its state as `read` does; CheckpointError when it is missing or damaged."""
     verify(folder)
     return read(folder, room)
@@ -209,7 +407,7 @@ def _readable(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
 
 
-def _read_shared(folder: Path, room: Room) -> dict[str, torch.Tensor]:
+def _read_shared(folder: Path, room: Destination) -> dict[str, torch.Tensor]:
     import torch
 
     into = {}

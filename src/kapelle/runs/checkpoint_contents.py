@@ -33,9 +33,8 @@ from kapelle.models.outline import check_same
 from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
-from kapelle.runs.checkpoint_shares import held
-from kapelle.runs.checkpoint_state import Contents
-from kapelle.runs.saved_weights import policy_folder
+from kapelle.runs.checkpoint import Contents, held
+from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.files import step_of
 from kapelle.runtime.randomness import capture_random, restore_random

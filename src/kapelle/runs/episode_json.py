@@ -1,22 +1,89 @@
-"""Episodes as JSON rows and back, every field exact.
+"""Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
 `step` and `group` (the number of its group within the step). `versions` stands only in turns that have it. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
-in the same way, see `exact_json`.
+in the same way.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kapelle.errors import DataError
-from kapelle.runs.exact_json import decode, encode
 from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
+
+# -------- Exact JSON: what is decoded equals what was encoded, in value and in type.
+#
+# Plain JSON stays as it is. What JSON lacks becomes an object with one tag as its only key:
+#
+#     {"$tuple": [1, 2]}        a tuple
+#     {"$float": "nan"}         a float that is not finite: nan, inf or -inf
+#     {"$items": [[1, "a"]]}    a mapping whose keys are not all text, or start with `$`
+#
+# Callers that store other things (tensors) add a tag of their own.
+
+Encode = Callable[[object, str], Json | None]
+"""Takes a value that JSON lacks and its place; returns its tagged form, or None if it is unknown."""
+Decode = Callable[[str, Json], object]
+"""Takes an unknown tag and its content; returns the value."""
+
+
+def _nothing_foreign(_value: object, _place: str) -> None:
+    return None
+
+
+def _unknown_tag(tag: str, _inner: Json) -> object:
+    raise ValueError(f"unknown tag '{tag}'")
+
+
+def encode(value: object, place: str, foreign: Encode = _nothing_foreign) -> Json:
+    """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
+
+    Raises TypeError for a value that has no form, naming its place.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(inner, f"{place}.{key}", foreign) for key, inner in value.items()}
+        pairs = value.items()
+        return {"$items": [[encode(k, place, foreign), encode(v, f"{place}.{k}", foreign)] for k, v in pairs]}
+    if isinstance(value, list | tuple):
+        items = [encode(inner, f"{place}.{index}", foreign) for index, inner in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    tagged = foreign(value, place)
+    if tagged is None:
+        raise TypeError(f"{place} is a {type(value).__name__}, which has no form in JSON")
+    return tagged
+
+
+def decode(value: Json, foreign: Decode = _unknown_tag) -> Any:
+    """Return the value that `encode` was given; raises ValueError for an unknown tag."""
+    if isinstance(value, list):
+        return [decode(inner, foreign) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if not tag.startswith("$"):
+        return {key: decode(inner, foreign) for key, inner in value.items()}
+    return _untagged(tag, value[tag], foreign)
+
+
+def _untagged(tag: str, inner: Json, foreign: Decode) -> object:
+    if tag == "$tuple":
+        return tuple(decode(item, foreign) for item in inner)
+    if tag == "$float":
+        return float(inner)
+    if tag == "$items":
+        return {decode(key, foreign): decode(item, foreign) for key, item in inner}
+    return foreign(tag, inner)
 
 
 def dump_groups(step: int, groups: Iterable[Group]) -> bytes:
@@ -108,3 +175,64 @@ def _turn(row: Mapping[str, Json]) -> Turn:
     values["heard"] = tuple(Message(**message) for message in values["heard"])
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
     return Turn(**values)
+
+
+# -------- Traces: what each token of a few episodes was credited with, by step in the folder `traces`, in files of the form of `step_rows`.
+#
+# A step of which none was kept has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its place in the step's file of episodes, from 0), `turns`
+# and `vocabulary`. A turn has its `index` and, for each of its completion tokens: `pieces` (the token as text),
+# `advantage`, `credit`, `ratio`, `entropy` (nats; absent where the engine does not say). `vocabulary` has the text of
+# each token of its prompts, by id. Numbers have six digits; one that is not finite is null.
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTurn:
+    """One turn, token by token."""
+
+    index: int
+    pieces: Sequence[str]
+    advantage: Sequence[float]
+    """What the algorithm credited the token with."""
+    credit: Sequence[float]
+    """Its share in what the step asks of its policy: weight × advantage, over the sum of their magnitudes in the step."""
+    ratio: Sequence[float]
+    """Probability after the update over the probability with which it was sampled."""
+    entropy: Sequence[float] = ()
+    """Of its distribution after the update, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One episode."""
+
+    line: int
+    """Its place in the step's file of episodes, from 0."""
+    turns: Sequence[TracedTurn]
+    vocabulary: Mapping[int, str] = field(default_factory=dict)
+
+
+def dump_traces(step: int, traces: Iterable[Trace]) -> bytes:
+    """Return the JSON lines of a step's traces."""
+    rows = [
+        {
+            "format": FORMAT,
+            "step": step,
+            "line": trace.line,
+            "turns": [_traced_turn(turn) for turn in trace.turns],
+            "vocabulary": {str(token): piece for token, piece in sorted(trace.vocabulary.items())},
+        }
+        for trace in traces
+    ]
+    lines = [json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n" for row in rows]
+    return b"".join(lines)
+
+
+def _traced_turn(turn: TracedTurn) -> dict[str, Json]:
+    row: dict[str, Json] = {"index": turn.index, "pieces": list(turn.pieces)}
+    for name in ("advantage", "credit", "ratio", "entropy"):
+        values: Sequence[float] = getattr(turn, name)
+        if len(values):
+            row[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    return row

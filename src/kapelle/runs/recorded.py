@@ -23,8 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.runs.packed_rows import Frame, frames_of, known_scan, scan
-from kapelle.runs.step_rows import Stored, lines_of, packed_files, plain_files, whole_steps
+from kapelle.runs.step_rows import (
+    Frame,
+    Stored,
+    frames_of,
+    known_scan,
+    lines_of,
+    packed_files,
+    plain_files,
+    scan,
+    whole_steps,
+)
 from kapelle.runtime.files import plain_bytes
 from kapelle.types import Json
 

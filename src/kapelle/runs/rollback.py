@@ -28,14 +28,13 @@ from typing import Any
 
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.runs import checkpoint
-from kapelle.runs.best import NEAREST
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
+from kapelle.runs.named_checkpoint import NEAREST
 from kapelle.runs.reader import tag_hint
 from kapelle.runs.recorded import FOLDERS, refuse_losses
-from kapelle.runs.step_writer import Later, later_parts
-from kapelle.runs.tables import TABLES
-from kapelle.runs.writer import RunDirectory, is_run, last_counted
+from kapelle.runs.step_rows import LaterRows, later_parts
+from kapelle.runs.writer import TABLES, RunDirectory, is_run, last_counted
 from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
@@ -58,7 +57,7 @@ class Plan:
     checkpoints: tuple[Path, ...]
     rows: Mapping[str, int]
     """Table → rows after the checkpoint's."""
-    episodes: tuple[Later, ...]
+    episodes: tuple[LaterRows, ...]
     """Parts of files of episodes, and of their traces."""
     stages: tuple[Path, ...]
     """Later stages of the same recipe."""
@@ -127,7 +126,7 @@ def _new_aside(run: Path, step: int) -> Path:
 
 
 def _can_continue(
-    place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[Later]
+    place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[LaterRows]
 ) -> bool:
     """Return whether a killed rollback can continue: nothing that it holds has since changed in the run."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
@@ -250,12 +249,12 @@ def _copy_aside(plan: Plan) -> None:
         flush(plan.aside / folder)
 
 
-def _aside_of(part: Later) -> Path:
+def _aside_of(part: LaterRows) -> Path:
     """Return where in the run a file with a part alone would be."""
     return part.file.with_name(part.name)
 
 
-def _taken(part: Later) -> bytes:
+def _taken(part: LaterRows) -> bytes:
     return part.file.read_bytes() if part.before is None else part.after
 
 

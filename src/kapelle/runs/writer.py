@@ -2,13 +2,13 @@
 
     <run>/
       config.yaml          the resolved config; running it again repeats the run
-      provenance.json      where each of its values came from; `starts`: what it ran with, see `circumstances`
+      provenance.json      where each of its values came from; `starts`: what it ran with, see `training.provenance`
       status.json          state, phase, step, pid, host, times; see `Status`
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
       evaluations.jsonl    one row per evaluation: `step` and what it measured
       episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later ones, one per line; see `step_rows`, `episode_json`
       episodes/test/00000012.jsonl.zst     those of the evaluation after step 12, likewise
-      traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `traces`
+      traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `Trace`
       recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
       checkpoints/00000012/            see `checkpoint`
@@ -42,12 +42,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from kapelle.errors import NumericsError, RunDirectoryError
-from kapelle.runs import step_writer
 from kapelle.runs.checkpoint_folder import prune
-from kapelle.runs.episode_json import dump_groups
+from kapelle.runs.episode_json import Trace, dump_groups, dump_traces
 from kapelle.runs.findings import FINDINGS
 from kapelle.runs.lock import RunLock, now
-from kapelle.runs.opening import changed_lines, refuse_other_run, refuse_run_without_config
 from kapelle.runs.reader import (
     STARTS,
     State,
@@ -68,10 +66,105 @@ from kapelle.runs.reader import (
     saved_steps,
 )
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
-from kapelle.runs.tables import TABLES, cut_table, end_of_step, plain_lines, pretty, refuse_short, row_line
-from kapelle.runs.traces import Trace, dump_traces
+from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
+
+# -------- Tables of JSON lines: how a row is written, where a step ends, how a table is cut.
+
+TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
+"""Those whose rows a checkpoint counts; the last one is that of `recorded`."""
+
+
+def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
+    """Return a row as it is appended; NumericsError where a number in it is not finite."""
+    try:
+        return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
+    except ValueError as error:
+        raise NumericsError(f"A row of {table} for step {step} holds a number that is not finite.") from error
+
+
+def pretty(value: Mapping[str, Json]) -> bytes:
+    """Return a whole file of JSON, indented."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def plain_lines(value: Mapping[str, str | int]) -> bytes:
+    """Return the same as `pretty` for plain values, without the reference cycles that `json` makes when indenting."""
+    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
+    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
+
+
+def end_of_step(table: Path, position: int, step: int) -> int:
+    """Return the end of the complete rows that follow a position and belong to a step up to this one."""
+    for line in table.read_bytes()[position:].splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError, RecursionError):
+            break
+        position += len(line)
+    return position
+
+
+def refuse_short(path: Path, size: int) -> None:
+    """Raise RunDirectoryError where the first `size` bytes of a table are not there or do not end a row."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            raise RunDirectoryError(
+                f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
+                "or start again in another --run-dir."
+            )
+
+
+def cut_table(path: Path, size: int) -> None:
+    """Leave the first `size` bytes of a table."""
+    with path.open("r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+# -------- What may not be opened as a run directory, and what differs between two configs.
+
+
+def changed_lines(old: str, new: str) -> list[str]:
+    """Return what differs between two config texts, line by line, in words."""
+    before, after = old.splitlines(), new.splitlines()
+    gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
+    return gone + [f"now '{line.strip()}'" for line in after if line not in before]
+
+
+def refuse_run_without_config(path: Path) -> None:
+    """Raise RunDirectoryError for a run that has lost its config: a new one would be mixed with what is left of it."""
+    if is_run(path):
+        return
+    tables = [path / table for table in TABLES if (path / table).is_file() and (path / table).stat().st_size]
+    left = [*tables, *path.glob("checkpoints/[0-9]*"), *path.glob("episodes/*/[0-9]*")]
+    if left:
+        missing = "neither lock nor metrics.jsonl" if (path / "config.yaml").is_file() else "no config.yaml"
+        raise RunDirectoryError(
+            f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
+            "name another --run-dir."
+        )
+
+
+def refuse_other_run(
+    path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
+) -> None:
+    """Raise RunDirectoryError for a run that is there without `resume`, or whose config differs in what may not."""
+    if not resume:
+        raise RunDirectoryError(
+            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
+        )
+    changed = differences(read_config(path), config)
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise RunDirectoryError(
+            f"The run at {path} has another config: {changed[0]}{more}. "
+            f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
+        )
+
 
 __all__ = [
     "RunDirectory",
@@ -340,7 +433,7 @@ class RunDirectory:
         with self._write(folder):
             if not folder.is_dir():
                 raise _changed(folder, "was removed")
-            path, data = step_writer.record(folder, step, content)
+            path, data = append_step(folder, step, content)
         self._unflushed |= {path, folder}
         # Last: what a killed process was writing is not missed by readers.
         self._append(RECORDED, step, described(name, content, data))
@@ -406,7 +499,7 @@ class RunDirectory:
             lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
             self._counted = lines[-1] if lines else None
             for folder, step in last.items():
-                step_writer.cut(self.path / folder, step)
+                cut_steps(self.path / folder, step)
             gone = forgotten(self.path)
             if any(before > last[folder] + 1 for folder, before in gone.items()):
                 # These steps come again, and are then no longer those that were deleted.
@@ -460,7 +553,7 @@ class RunDirectory:
         before = done - keep + 1
         for name in ("episodes/train", "traces") if split == "train" else ("episodes/test",):
             with self._write(self.path / name):
-                files = step_writer.forgettable(self.path / name, before)
+                files = forgettable(self.path / name, before)
                 if files:
                     # First, so that nobody misses what is deleted, whenever this process is killed.
                     known = forgotten(self.path)

@@ -24,7 +24,7 @@ from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
-from kapelle.runs.saved_weights import names_a_run, weights_of
+from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.settings.base import Settings
 from kapelle.settings.messages import check_sections, explain, models_in
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml

@@ -21,9 +21,8 @@ from kapelle.errors import ConfigError, ModelError, need_known
 from kapelle.models.checksums import base_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
-from kapelle.runs.best import named_checkpoint
 from kapelle.runs.model_card import Exported, model_card
-from kapelle.runs.saved_weights import policy_folder
+from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
 from kapelle.runtime.files import step_of
 from kapelle.setup.preparation import Prepared, prepare
 from kapelle.team import Policy

@@ -43,7 +43,7 @@ from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, gathered, turns_of
-from kapelle.runs.traces import Trace
+from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random

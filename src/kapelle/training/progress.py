@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError
-from kapelle.runs.best import best_checkpoint, values_of, why_no_best
 from kapelle.runs.checkpoint_contents import (
     copied_weights,
     find_checkpoint,
@@ -25,6 +24,7 @@ from kapelle.runs.checkpoint_contents import (
     write_policies,
 )
 from kapelle.runs.checkpoint_folder import list_checkpoints
+from kapelle.runs.named_checkpoint import best_checkpoint, values_of, why_no_best
 from kapelle.runs.writer import RunDirectory, read_evaluations
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of

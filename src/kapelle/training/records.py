@@ -16,8 +16,7 @@ import torch
 
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import Evaluation
-from kapelle.runs.trackers import Tracker, open_trackers
-from kapelle.runs.transcripts import transcripts
+from kapelle.runs.trackers import Tracker, open_trackers, transcripts
 from kapelle.runs.writer import RunDirectory, last_episode_step
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.settings.schema import RunConfig

@@ -17,10 +17,9 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import copy_weights, hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.rows import Sample
-from kapelle.runs.best import named_checkpoint
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runs.checkpoint_folder import newest_valid
-from kapelle.runs.saved_weights import policy_folder
+from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
 from kapelle.runtime.files import sha256, step_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.reward.scores import Answered, Score, score_each
@@ -48,7 +47,7 @@ class Served:
 def open_served(
     run: Path, observer: Observer, settings: Sequence[str] = (), which: str | None = None
 ) -> Served:
-    """Load the team of a run's checkpoint to act, the newest whole one or `which` (see `runs.best`); the run is only read.
+    """Load the team of a run's checkpoint to act, the newest whole one or `which` (see `runs.named_checkpoint`); the run is only read.
 
     Raises CheckpointError without a checkpoint, and whatever a run of these settings would.
     """

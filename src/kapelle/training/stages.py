@@ -29,8 +29,8 @@ from kapelle.models.outline import read_outline
 from kapelle.models.targets import named
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
+from kapelle.runs.named_checkpoint import check_start, check_verifier, weights_of
 from kapelle.runs.reader import is_run, read_latest, read_status
-from kapelle.runs.saved_weights import check_start, check_verifier, weights_of
 from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
 from kapelle.settings.keeping import EVERYONE
 from kapelle.settings.schema import RunConfig
@@ -164,7 +164,7 @@ def _newest_checkpoint(run: Path) -> Path:
 
 
 def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
-    from kapelle.runs.saved_weights import policy_folder
+    from kapelle.runs.named_checkpoint import policy_folder
 
     trained = _team(config).trained
     found: dict[str, Path] = {}

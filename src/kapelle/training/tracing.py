@@ -14,7 +14,7 @@ from kapelle.algorithm import Credit
 from kapelle.engines.train.protocol import Examines, TrainEngine
 from kapelle.metrics.definitions import own_returns
 from kapelle.rows import Column, Sample, TurnKey, turns_of
-from kapelle.runs.traces import Trace, TracedTurn
+from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group
 
 

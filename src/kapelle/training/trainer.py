@@ -22,7 +22,7 @@ from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
-from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.process_tree import doing

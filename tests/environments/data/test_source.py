@@ -12,7 +12,7 @@ import zstandard
 
 from kapelle.environments.data.source import DataSource, Splits, read_rows
 from kapelle.errors import DataError
-from kapelle.runs.packed_rows import pack
+from kapelle.runs.step_rows import pack
 
 ROWS = [{"question": f"q{number}", "answer": number} for number in range(6)]
 

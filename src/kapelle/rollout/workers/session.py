@@ -11,7 +11,7 @@ from kapelle.environment import Environment, Outcome
 from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.outcomes import LONGEST, payments, plain_outcome, said, share, text
-from kapelle.runs.exact_json import decode, encode
+from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.interrupts import listed
 from kapelle.types import Json, Task
@@ -30,7 +30,7 @@ from kapelle.types import Json, Task
 #
 # A *view* is all that may be asked of a world without waiting: who may move, and what each agent is shown, where that has changed.
 #
-# A frame is its length in four bytes and then JSON in ASCII, which loses nothing (`runs/exact_json.py`). No code travels.
+# A frame is its length in four bytes and then JSON in ASCII, which loses nothing (`runs/episode_json.py`). No code travels.
 
 VERSION = 1
 """Of this vocabulary; both sides must speak the same."""
