@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.support.run_folders import files, group, open_run
 
-from kapelle import run_dir
 from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.runs import writer
 from kapelle.runs.writer import RunDirectory, read_metrics, read_status
 
 Act = Callable[[RunDirectory], Any]
@@ -90,7 +90,7 @@ def test_every_folder_that_holds_names_is_flushed_when_the_run_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[str] = []
-    monkeypatch.setattr(run_dir, "flush", lambda path: flushed.append(path.name))
+    monkeypatch.setattr(writer, "flush", lambda path: flushed.append(path.name))
     open_run(tmp_path / "run").close()
     # A loss of power would take the folders of episodes away with everything in them.
     assert "episodes" in flushed

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
-    from torch.distributed.checkpoint.planner import WriteItem
 
 
 # -------- Shares: what several processes learn, as files that each writes its share of, by `torch.distributed.checkpoint`.
@@ -116,9 +115,17 @@ class Share:
                 return own[index.fqn]
 
         planner = Planner(flatten_state_dict=False)
-        writer = HuggingFaceStorageWriter(
-            str(folder), _files_of(self._plans[self._rank].items), save_distributed=True
-        )
+        # The number of the file, from 1, that each tensor of a share is written to.
+        items = self._plans[self._rank].items
+        numbers: dict[str, int] = {}
+        number, held = 1, 0
+        for item in items:
+            size = item.tensor_storage_size() or 0
+            if held and held + size > LARGEST:
+                number, held = number + 1, 0
+            numbers[item.index.fqn] = number
+            held += size
+        writer = HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
         writer.set_up_storage_writer(self._rank == 0)
         plan = writer.prepare_global_plan(self._plans)[self._rank]
         written = writer.write_data(plan, planner).wait()
@@ -159,19 +166,6 @@ def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
     reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
-
-
-def _files_of(items: list[WriteItem]) -> dict[str, int]:
-    """Return the number of the file, from 1, that each tensor of a share is written to."""
-    numbers: dict[str, int] = {}
-    number, held = 1, 0
-    for item in items:
-        size = item.tensor_storage_size() or 0
-        if held and held + size > LARGEST:
-            number, held = number + 1, 0
-        numbers[item.index.fqn] = number
-        held += size
-    return numbers
 
 
 # -------- A state taken apart for a checkpoint: trees of JSON, and the tensors in them by name.
@@ -248,9 +242,9 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 __all__ = [
     "FORMAT",
     "Contents",
+    "Destination",
     "Newest",
     "Rejected",
-    "Destination",
     "list_checkpoints",
     "load",
     "newest_valid",
@@ -336,8 +330,13 @@ def _ours(may_write: Callable[[], None]) -> Iterator[None]:
 
 def _begin(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
     checkpoints.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(checkpoints)
-    final = _free_name(checkpoints, step)
+    for leftover in checkpoints.glob(f".*{PARTIAL}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    final = checkpoints / f"{step:08d}"
+    attempt = 2
+    while final.exists():
+        final = checkpoints / f"{step:08d}-{attempt}"
+        attempt += 1
     _beside(final).mkdir()
     for part in shared:
         (_beside(final) / part).mkdir()
@@ -456,17 +455,3 @@ def _seal(folder: Path, step: int, listings: Sequence[Mapping[str, Any]]) -> Non
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
         flush(inner)
     flush(folder)
-
-
-def _free_name(checkpoints: Path, step: int) -> Path:
-    path = checkpoints / f"{step:08d}"
-    attempt = 2
-    while path.exists():
-        path = checkpoints / f"{step:08d}-{attempt}"
-        attempt += 1
-    return path
-
-
-def _remove_leftovers(checkpoints: Path) -> None:
-    for leftover in checkpoints.glob(f".*{PARTIAL}"):
-        shutil.rmtree(leftover, ignore_errors=True)

@@ -163,7 +163,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"Checkpoint {folder} has format {form}; this version of kapelle reads {FORMAT} and {SHARED_FORMAT}. Use the "
                 "one that wrote it."
             )
-        _check_form(manifest, step_of(folder))
+        step = step_of(folder)
+        files = manifest["files"]
+        known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
+        if not known or step not in (None, manifest["step"]) or "state.json" not in files:
+            raise ValueError("an unknown form, or another step than in the folder's name")
+        check_listed(files)
         for name, expected in manifest["files"].items():
             path = folder / name
             if not path.is_file():
@@ -209,12 +214,3 @@ def is_whole(folder: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _check_form(manifest: dict[str, Any], step: int | None) -> None:
-    """Raise ValueError or TypeError unless this is what `checkpoint.save` writes for the step."""
-    files = manifest["files"]
-    known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
-    if not known or step not in (None, manifest["step"]) or "state.json" not in files:
-        raise ValueError("an unknown form, or another step than in the folder's name")
-    check_listed(files)

@@ -96,7 +96,19 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
     if which is None:
         return None
     if which == BEST:
-        return _best_of(run)
+        settings = parse_yaml(read_config(run))
+        kept = settings.get("checkpoint") if isinstance(settings, dict) else None
+        metric = kept.get("best") if isinstance(kept, dict) else None
+        if not isinstance(kept, dict) or not isinstance(metric, str):
+            raise ConfigError(
+                f"{run} keeps no best checkpoint. Train with `checkpoint.best: success`, or name a step.{_nearest(run, 10**12)}"
+            )
+        found = best_checkpoint(run, metric, lowest=kept.get("best_is") == "lowest")
+        if found is None:
+            raise CheckpointError(
+                f"No checkpoint of {run} is of a step that has the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
+            )
+        return found
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) == int(which)]
     whole = next((folder for folder in reversed(folders) if is_whole(folder)), None)
     if whole is None:
@@ -131,22 +143,6 @@ def resumed_run(word: str) -> Path:
         f"A run goes on from its newest checkpoint, and '{word}' is an earlier one. Go back to it first (`kapelle runs rollback "
         f"{run} --to {step}`), or begin another run with its weights (`kapelle train RECIPE --start-from {word}`)."
     )
-
-
-def _best_of(run: Path) -> Path:
-    settings = parse_yaml(read_config(run))
-    kept = settings.get("checkpoint") if isinstance(settings, dict) else None
-    metric = kept.get("best") if isinstance(kept, dict) else None
-    if not isinstance(kept, dict) or not isinstance(metric, str):
-        raise ConfigError(
-            f"{run} keeps no best checkpoint. Train with `checkpoint.best: success`, or name a step.{_nearest(run, 10**12)}"
-        )
-    found = best_checkpoint(run, metric, lowest=kept.get("best_is") == "lowest")
-    if found is None:
-        raise CheckpointError(
-            f"No checkpoint of {run} is of a step that has the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
-        )
-    return found
 
 
 # -------- Where a checkpoint keeps policies, and whether saved weights fit a team; no torch, so that a dry run answers at once.

@@ -276,7 +276,9 @@ class RunDirectory:
                     f"There is no run at {path} to resume. Leave out --resume to start it."
                 )
             path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted({entry.name for entry in path.iterdir()} - _NAMES - _partials())
+            strangers = sorted(
+                {entry.name for entry in path.iterdir()} - _NAMES - {f".{name}{PARTIAL}" for name in _NAMES}
+            )
         if strangers and not is_run(path):
             raise RunDirectoryError(
                 f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
@@ -287,7 +289,18 @@ class RunDirectory:
             run = cls(path, lock, resumed=is_run(path))
             if run.resumed:
                 refuse_other_run(path, config, differences, resume=resume)
-            run._lay_out(config, provenance)
+            with run._write(run.path):
+                for folder in (run.checkpoints, *(run.path / name for name in FOLDERS)):
+                    folder.mkdir(parents=True, exist_ok=True)
+                # Flushes the names of the two episode folders; those of the others are flushed with the config.
+                flush(episode_folder(run.path, "train").parent)
+                for table in (*TABLES, SYSTEM):
+                    own_file(run.path / table)
+                starts = {STARTS: run.starts} if run.starts else {}
+                run._put("provenance.json", pretty({**provenance, **starts}))
+                run.report("start", run._status.step)
+                # Last, because a directory is a run from the moment it has a config.
+                run._put("config.yaml", config.encode())
         except BaseException:
             lock.release()
             raise
@@ -307,20 +320,6 @@ class RunDirectory:
     def recheck(self) -> None:
         """Raise RunDirectoryError unless this process is the run's only owner; called before its files change."""
         self._lock.recheck()
-
-    def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
-        with self._write(self.path):
-            for folder in (self.checkpoints, *(self.path / name for name in FOLDERS)):
-                folder.mkdir(parents=True, exist_ok=True)
-            # Flushes the names of the two episode folders; those of the others are flushed with the config.
-            flush(episode_folder(self.path, "train").parent)
-            for table in (*TABLES, SYSTEM):
-                own_file(self.path / table)
-            starts = {STARTS: self.starts} if self.starts else {}
-            self._put("provenance.json", pretty({**provenance, **starts}))
-            self.report("start", self._status.step)
-            # Last, because a directory is a run from the moment it has a config.
-            self._put("config.yaml", config.encode())
 
     def _put(self, name: str, content: bytes) -> None:
         replace_file(self.path / name, content)
@@ -594,7 +593,3 @@ def _changed(path: Path, how: str) -> RunDirectoryError:
         f"{path} {how} while the run was trained. Put it back from a copy if there is one, and continue from the newest "
         f"checkpoint: kapelle train --resume RUN."
     )
-
-
-def _partials() -> set[str]:
-    return {f".{name}{PARTIAL}" for name in _NAMES}

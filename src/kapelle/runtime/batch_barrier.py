@@ -64,7 +64,16 @@ class BatchBarrier:
         idle = 0
         while self._out and idle < SLICES:
             before = self.changes
-            await self._slice(patience / SLICES)
+            seconds = patience / SLICES
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                async with asyncio.timeout(seconds):
+                    await waiter
+            except TimeoutError:
+                pass
+            finally:
+                self._waiters.discard(waiter)
             idle = idle + 1 if self.changes == before else 0
         if self._out:
             warnings.warn(
@@ -74,17 +83,6 @@ class BatchBarrier:
             )
             for part in list(self._out):
                 part.give_up()
-
-    async def _slice(self, seconds: float) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._waiters.discard(waiter)
 
 
 _rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, BatchBarrier] = weakref.WeakKeyDictionary()

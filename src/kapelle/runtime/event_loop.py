@@ -170,7 +170,13 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do what `asyncio.run` does, but never wait for something that does not end."""
     stop_if_asked()
-    loop = _new_loop()
+    # A new event loop; raises OSError where descriptors have run out. asyncio would leave one that is
+    # half made, of which Python shows a traceback when it goes. So ask for as many first.
+    with selectors.DefaultSelector():
+        one, other = socket.socketpair()
+        one.close()
+        other.close()
+    loop = asyncio.new_event_loop()
     threads = AbandonableThreads(THREADS)
     loop.set_default_executor(threads)
     loop.set_task_factory(_contained)
@@ -185,18 +191,6 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.set_event_loop(None)
         threads.shutdown()
         loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop; raises OSError where descriptors have run out.
-
-    asyncio would leave one that is half made, of which Python shows a traceback when it goes. So ask for as many first.
-    """
-    with selectors.DefaultSelector():
-        one, other = socket.socketpair()
-        one.close()
-        other.close()
-    return asyncio.new_event_loop()
 
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:

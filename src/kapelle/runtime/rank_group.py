@@ -340,7 +340,21 @@ class RankGroup:
         doing("waiting for all ranks to start")
         store: Any = PrefixStore(_prefix(), _store(seat, seconds))
         self.heartbeat = Heartbeat(store.clone(), seat.rank, seat.size)
-        _wait_for_all(store, self.heartbeat, seat, seconds)
+        # Wait until every rank is there; EngineError names those that are not.
+        store.set(f"here/{seat.rank}", json.dumps(whereabouts()))
+        keys = [f"here/{rank}" for rank in range(seat.size)]
+        until = time.monotonic() + seconds
+        while not store.check(keys):
+            said = self.heartbeat.failure()
+            if said is not None:
+                raise EngineError(f"Rank {said[0]} failed before all had started: {said[1]}")
+            if time.monotonic() > until:
+                absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+                raise EngineError(
+                    f"After {seconds:g} s {len(absent)} of {seat.size} processes have not joined: rank {', '.join(absent)}. Look at "
+                    "their machines' output, and start all of them with the same WORLD_SIZE (`torchrun --nnodes`)."
+                )
+            time.sleep(0.05)
         if torch.cuda.is_available():
             torch.cuda.set_device(seat.local)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -573,24 +587,6 @@ def _store(seat: LaunchedRank, seconds: float) -> Any:
             f"Rank {seat.rank} did not reach rank 0 at {seat.address}:{seat.port} within {seconds:g} s: {_first_line(error)}. "
             "Look whether it has started, and name its machine in MASTER_ADDR."
         ) from error
-
-
-def _wait_for_all(store: Any, heartbeat: Heartbeat, seat: LaunchedRank, seconds: float) -> None:
-    """Wait until every rank is there; EngineError names those that are not."""
-    store.set(f"here/{seat.rank}", json.dumps(whereabouts()))
-    keys = [f"here/{rank}" for rank in range(seat.size)]
-    until = time.monotonic() + seconds
-    while not store.check(keys):
-        said = heartbeat.failure()
-        if said is not None:
-            raise EngineError(f"Rank {said[0]} failed before all had started: {said[1]}")
-        if time.monotonic() > until:
-            absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            raise EngineError(
-                f"After {seconds:g} s {len(absent)} of {seat.size} processes have not joined: rank {', '.join(absent)}. Look at "
-                "their machines' output, and start all of them with the same WORLD_SIZE (`torchrun --nnodes`)."
-            )
-        time.sleep(0.05)
 
 
 def _finish(work: Any) -> None:
