@@ -44,8 +44,8 @@ def debate(*rounds: Sequence[float | None], names: str = "abc") -> Episode:
 
 def paid(one: Episode, signals: Signals | None = None, **settings: Any) -> dict[str, list[float]]:
     """What every agent is paid, turn by turn."""
-    rewards = MAPoRL(**settings).rewards((0, 0), one, signals or Signals())
-    return {agent: [rewards[t.index] for t in one.by(agent)] for agent in one.agents}
+    rewards = MAPoRL(**settings).rewards([Group(one.task, (one,))], signals or Signals())
+    return {agent: [rewards[TurnKey(0, 0, t.index)] for t in one.by(agent)] for agent in one.agents}
 
 
 def near(expected: Mapping[str, Sequence[float]]) -> Any:

@@ -23,12 +23,15 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import BY_SCALE, by_agent_turn
-from kapelle.algorithms.shared.monte_carlo import over_sets
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.shared.groups import BY_SCALE, Earlier, by_agent_turn, compare
+from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.shared.tree import TreeSampling, alone, best
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Group
 
 
 class ATGRPO(TreeSampling):
@@ -40,7 +43,13 @@ class ATGRPO(TreeSampling):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        how = BY_SCALE[self.scale]
         if self.tree:
-            return self.tree_row(self.name, how, alone, best)
-        return self.row(self.name, judge=over_sets(self, by_agent_turn, how))
+            return self.tree_row(self.name, BY_SCALE[self.scale], alone, best)
+        return self.row(self.name, judge=self.credit)
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return credit without a tree: each turn's return-to-go against those of its number and agent."""
+        members = by_agent_turn(groups, self.rewards(groups, signals))
+        return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))

@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
-from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_by
+from kapelle.algorithms.shared.rewards import TeamReward, agent_returns
 from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
@@ -76,7 +76,7 @@ class DPO(Settings):
             data=Data("rollout" if self.data == "rollout" else "demonstrations", self.group_size),
             needs=(ReferenceLogProbs(),),
             update=Update(self.epochs, self.minibatches),
-            returns=shared_by(self.team_reward),
+            returns=partial(agent_returns, how=self.team_reward),
             after_update=refreshed(self.reference_every),
             lacks="no pairs, as every attempt at a task earned the same",
         )

@@ -7,11 +7,14 @@ return, so that an episode with many turns of the agent counts as many times.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import SCALED, by_turns_of_agent
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, over_sets
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.shared.groups import SCALED, Earlier, by_turns_of_agent, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Group
 
 
 class DrMAS(MonteCarlo):
@@ -21,4 +24,11 @@ class DrMAS(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, judge=over_sets(self, by_turns_of_agent, SCALED))
+        return self.row(self.name, judge=self.credit)
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return A = (R − mean) / (std + ε) over the agent's turns in the task's episodes."""
+        members = by_turns_of_agent(groups, self.rewards(groups, signals))
+        return spread(self, groups, compare(members, SCALED, earlier))

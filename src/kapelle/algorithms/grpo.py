@@ -47,7 +47,9 @@ class GRPO(MonteCarlo):
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
         """Return A = (R − mean_g) / (std_g + ε) for every token of each turn; without `scale` A = R − mean_g."""
-        sets = {"agent": by_agent, "episode": by_episode}[self.compare]
-        paying = {"agent": self.paying, "episode": self.paid_once}[self.compare]
-        attempts = sets(groups, paying(signals))
+        attempts = (
+            by_episode(groups, self.joint_rewards(groups, signals))
+            if self.compare == "episode"
+            else by_agent(groups, self.rewards(groups, signals))
+        )
         return spread(self, groups, compare(attempts, BY_SCALE[self.scale], earlier))

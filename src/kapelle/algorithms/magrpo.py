@@ -19,18 +19,19 @@ Deviations from the paper: the ratio is clipped; the paper's trainer takes one o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import BY_SCALE, by_round
-from kapelle.algorithms.shared.monte_carlo import over_sets
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.shared.groups import BY_SCALE, Earlier, by_round, compare
+from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.shared.rewards import chain_rewards
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.shared.tree import TreeSampling, aligned, cross, first
-from kapelle.types import Episode
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Episode, Group
 
 
 class SummedSurrogate(SurrogateConfig):
@@ -66,11 +67,17 @@ class MAGRPO(TreeSampling):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        how = BY_SCALE[self.scale]
         if self.tree:
             judged_by = {"aligned": aligned, "cross": cross}[self.joint]
-            return self.tree_row(self.name, how, judged_by, first, self.earned_together)
-        return self.row(self.name, judge=over_sets(self, by_round, how, self.paid_once))
+            return self.tree_row(self.name, BY_SCALE[self.scale], judged_by, first, self.earned_together)
+        return self.row(self.name, judge=self.credit)
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return credit without a tree: the team's return from each round on, against those of the other episodes."""
+        members = by_round(groups, self.joint_rewards(groups, signals))
+        return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))
 
     def earned_together(self, episode: Episode) -> Mapping[str, float]:
         """Return what the team earned, once, as every agent's return."""

@@ -28,7 +28,7 @@ have reached on held-out questions (see `training/held_out.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -42,7 +42,7 @@ from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.signals.verifier import VerifierScores
-from kapelle.types import Episode, Turn
+from kapelle.types import Episode, Group, Turn
 
 NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
 
@@ -86,16 +86,24 @@ class MAPoRL(ActorCritic):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        row = actor_critic_row(
-            self, self.name, "local", credit=GAECredit(self.gae, self.umad.paid(self.rewards))
-        )
+        row = actor_critic_row(self, self.name, "local", credit=GAECredit(self.gae, self.rewards))
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
         judge = () if self.verifier is None else (VerifierScores(self.verifier, self.least_auc),)
         data = replace(row.data, scores=self.verifier is None or labels)
         return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 
-    def rewards(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
-        """Return what every turn is paid, by its index."""
+    def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
+        """Return R_t^i and what is paid for influence on others, for every turn."""
+        paid = {
+            TurnKey(g, e, index): reward
+            for g, group in enumerate(groups)
+            for e, episode in enumerate(group.episodes)
+            if episode.error is None
+            for index, reward in self._of_episode((g, e), episode, signals).items()
+        }
+        return self.umad.with_influence(paid, groups, signals)
+
+    def _of_episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
         if not own:
             return {}

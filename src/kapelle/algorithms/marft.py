@@ -16,6 +16,7 @@ allocates advantages as integers, and reads the seat number 0 in `share_critic_w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -24,8 +25,10 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAECredit
-from kapelle.algorithms.shared.rewards import chain_path, later_in_chain
+from kapelle.algorithms.shared.rewards import chain_rewards, later_in_chain, step_rewards
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Group
 
 
 class MARFT(ActorCritic):
@@ -59,7 +62,11 @@ class MARFT(ActorCritic):
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         settings = self._leveled()
-        paid = self.umad.paid(chain_path(self.team_reward, self.penalties))
         later = partial(later_in_chain, how=self.team_reward)
-        chain = GAECredit(settings.gae, paid, later, chain=True)
+        chain = GAECredit(settings.gae, self.rewards, later, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)
+
+    def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
+        """Return the reward of every turn in one chain through all agents, the team's counted once."""
+        chain = step_rewards(groups, chain_rewards, self.team_reward, self.penalties)
+        return self.umad.with_influence(chain, groups, signals)

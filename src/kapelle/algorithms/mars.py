@@ -49,21 +49,13 @@ class MARS(MonteCarlo):
         turns = turns_of(groups)
         if not turns:
             return {}
-        pay = self.paying(signals)
-        paid = {
-            (g, e): pay((g, e), episode)
-            for g, group in enumerate(groups)
-            for e, episode in enumerate(group.episodes)
-            if episode.error is None
-        }
+        reward = self.rewards(groups, signals)
         paths: dict[tuple[int, int, str], int] = {}
         places = [place_of(groups[key.group].episodes[key.episode], turn.agent) for key, turn in turns]
         path_B = torch.tensor(
             [paths.setdefault((key.group, key.episode, turn.agent), len(paths)) for key, turn in turns]
         )
-        reward_B = torch.tensor(
-            [paid[key.group, key.episode][turn.index] for key, turn in turns], dtype=torch.float64
-        )
+        reward_B = torch.tensor([reward[key] for key, _ in turns], dtype=torch.float64)
         order = {"sum_then_normalise": sum_then_normalise, "normalise_then_sum": normalise_then_sum}
         normalise = order[self.normalise]
         how = Comparison(lambda _, player_B, n: normalise(reward_B, path_B, player_B, n), scaled=True)

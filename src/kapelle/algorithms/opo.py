@@ -30,7 +30,7 @@ class OPO(MonteCarlo):
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its agent's attempts at the task."""
-        members = by_agent(groups, self.paying(signals))
+        members = by_agent(groups, self.rewards(groups, signals))
         length_B = torch.tensor([member.tokens for member in members])
         how = Comparison(lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n), resized=True)
         return spread(self, groups, compare(members, how, earlier))

@@ -7,7 +7,7 @@ HAPPO differ in the critic's view, the path of GAE and the order of updates: a f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -20,19 +20,21 @@ from kapelle.algorithms.shared.rewards import (
     FREE,
     PenaltyConfig,
     TeamReward,
+    agent_returns,
     later_on_turns,
-    own_path,
-    shared_by,
+    step_rewards,
+    turn_rewards,
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.errors import ConfigError
-from kapelle.rows import Signal
+from kapelle.rows import Signal, Signals, TurnKey
 from kapelle.settings.base import Settings
 from kapelle.signals.critic_values import CriticValues
 from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
+from kapelle.types import Group
 
 
 class ActorCritic(Settings):
@@ -69,6 +71,11 @@ class ActorCritic(Settings):
             )
         return self
 
+    def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
+        """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
+        own = step_rewards(groups, turn_rewards, self.team_reward, self.penalties)
+        return self.umad.with_influence(own, groups, signals)
+
 
 class PPO(ActorCritic):
     """Settings of PPO."""
@@ -101,7 +108,7 @@ def actor_critic_row(
     s = settings
     credit = credit or GAECredit(
         s.gae,
-        s.umad.paid(own_path(s.team_reward, s.penalties)),
+        s.rewards,
         partial(later_on_turns, how=s.team_reward),
     )
     order = s.order.build(s.loss.old)
@@ -129,7 +136,7 @@ def actor_critic_row(
         data=Data(group_size=s.group_size),
         needs=needs,
         update=Update(s.epochs, s.minibatches, order, s.loss.entropy_coefficient > 0),
-        returns=shared_by(s.team_reward, s.penalties),
+        returns=partial(agent_returns, how=s.team_reward, penalties=s.penalties),
         after_update=refreshed(s.reference_every) if held else (),
         checks=(s.umad.check, *checks),
     )

@@ -55,7 +55,7 @@ class RunningBaselines:
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
         places: dict[Place, list[Member]] = {}
-        for member in by_agent(groups, self._settings.paying(signals)):
+        for member in by_agent(groups, self._settings.rewards(groups, signals)):
             places.setdefault(_place(groups, member), []).append(member)
         advantage: dict[TurnKey, float] = {}
         for place, own in places.items():

@@ -74,7 +74,7 @@ class ReinforcePlusPlus(MonteCarlo):
         """Return R − mean_g, whitened over each policy's attempts."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
-        members = by_agent(groups, self.paying(signals))
+        members = by_agent(groups, self.rewards(groups, signals))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
             counts = [member.tokens if self.whiten == "tokens" else 1 for member in own]
@@ -91,23 +91,24 @@ class ReinforcePlusPlus(MonteCarlo):
 
     def token_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each token's whitened return-to-go."""
+        reward = self.rewards(groups, signals)
         paths: dict[str, dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]]] = {}
         for key, turn in turns_of(groups):
             own = paths.setdefault(turn.policy, {})
             own.setdefault((key.group, key.episode, turn.agent), []).append((key, turn))
         credit: dict[TurnKey, Credit] = {}
         for trajectories in paths.values():
-            credit |= self._of_policy(list(trajectories.values()), groups, signals)
+            credit |= self._of_policy(list(trajectories.values()), reward, signals)
         return credit
 
     def _of_policy(
         self,
         trajectories: Sequence[Sequence[tuple[TurnKey, Turn]]],
-        groups: Sequence[Group],
+        reward: Mapping[TurnKey, float],
         signals: Signals,
     ) -> dict[TurnKey, Credit]:
         rows = [
-            torch.cat([self._reward(key, turn, groups, signals) for key, turn in pairs])
+            torch.cat([self._reward(key, turn, reward[key], signals) for key, turn in pairs])
             for pairs in trajectories
         ]
         pad = torch.nn.utils.rnn.pad_sequence
@@ -124,11 +125,10 @@ class ReinforcePlusPlus(MonteCarlo):
             }
         return credit
 
-    def _reward(self, key: TurnKey, turn: Turn, groups: Sequence[Group], signals: Signals) -> Tensor:
+    def _reward(self, key: TurnKey, turn: Turn, reward: float, signals: Signals) -> Tensor:
         reward_T = torch.zeros(len(turn.completion_ids))
         if self.kl_in_reward:
             logp_T = torch.tensor(turn.logprobs)
             reward_T += kl_in_reward(logp_T, signals.reference[key], beta=self.kl_in_reward)
-        place = (key.group, key.episode)
-        reward_T[-1] += self.paying(signals)(place, groups[key.group].episodes[key.episode])[turn.index]
+        reward_T[-1] += reward
         return reward_T

@@ -43,7 +43,9 @@ class ReMax(MonteCarlo):
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()
         }
-        members = [member for member in by_agent(groups, self.paying(signals)) if member.place[0] in greedy]
+        members = [
+            member for member in by_agent(groups, self.rewards(groups, signals)) if member.place[0] in greedy
+        ]
         baseline = [greedy[int(g)].get(str(agent)) for g, agent in (member.place for member in members)]
         without = [member for member, known in zip(members, baseline, strict=True) if known is None]
         earlier = earlier or Earlier()

@@ -9,11 +9,14 @@ nothing is clipped and the gradient is the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import LEFT_OUT, by_agent
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, over_sets
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.shared.groups import LEFT_OUT, Earlier, by_agent, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Group
 
 
 class RLOO(MonteCarlo):
@@ -23,4 +26,11 @@ class RLOO(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, judge=over_sets(self, by_agent, LEFT_OUT))
+        return self.row(self.name, judge=self.credit)
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return A = R − mean of the other attempts' R."""
+        members = by_agent(groups, self.rewards(groups, signals))
+        return spread(self, groups, compare(members, LEFT_OUT, earlier))

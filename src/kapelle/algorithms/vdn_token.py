@@ -30,7 +30,7 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.rewards import need_team_return
-from kapelle.algorithms.value_decomposition.replay import round_rewards
+from kapelle.algorithms.value_decomposition.replay import earned_by_round
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix
@@ -110,7 +110,7 @@ class SummedValues:
         signals: Signals,
     ) -> dict[TurnKey, _Turn]:
         s = self._settings
-        paid = round_rewards(episode, rounds, s.team_reward, s.penalties).tolist()
+        paid = earned_by_round(episode, rounds, s.team_reward, s.penalties).tolist()
         last = {agent: TurnKey(*place, turn.index) for agent, turn in rounds[-1].items()}
         to_come = torch.zeros(())
         if s.gae.truncated == "bootstrap" and episode.truncated and last.keys() <= taught:

@@ -196,7 +196,7 @@ class CLASS_(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        attempts = by_agent(groups, self.paying(signals))
+        attempts = by_agent(groups, self.rewards(groups, signals))
         return spread(self, groups, compare(attempts, CENTRED, earlier))
 '''
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -20,8 +20,6 @@ from kapelle.algorithms.shared.groups import (
     Comparison,
     Earlier,
     Member,
-    Sets,
-    TurnRewards,
     by_agent,
     by_agent_turn,
     by_episode,
@@ -29,21 +27,22 @@ from kapelle.algorithms.shared.groups import (
     by_turns_of_agent,
     compare,
 )
-from kapelle.algorithms.shared.rewards import own_path
+from kapelle.algorithms.shared.rewards import step_rewards, turn_rewards
 from kapelle.functional.advantages import group_centred, group_scaled, leave_one_out
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Task
 
-SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_turns_of_agent)
 ESTIMATES = (group_scaled, group_centred, leave_one_out)
 
 
-def paying() -> TurnRewards:
-    source = own_path("individual")
-    return lambda place, episode: source(place, episode, Signals())
+Sets = Callable[[Sequence[Group], Mapping[TurnKey, float]], list[Member]]
+SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_turns_of_agent)
 
 
-REWARDS = paying()
+def rewards(groups: Sequence[Group]) -> Mapping[TurnKey, float]:
+    return step_rewards(groups, turn_rewards, "individual")
+
+
 FEW = settings(max_examples=25, deadline=None)
 PRIZES = st.integers(-8, 8).map(lambda n: n / 4)
 
@@ -70,7 +69,7 @@ def steps(draw: st.DrawFn) -> list[Group]:
 
 def of_place(sets: Sets, groups: Sequence[Group]) -> dict[tuple[int | str, ...], list[Member]]:
     found: dict[tuple[int | str, ...], list[Member]] = {}
-    for member in sets(groups, REWARDS):
+    for member in sets(groups, rewards(groups)):
         found.setdefault(member.place, []).append(member)
     return found
 
@@ -88,7 +87,7 @@ def test_no_set_mixes_tasks(sets: Sets, groups: list[Group]) -> None:
 @FEW
 @given(steps())
 def test_every_trained_turn_is_in_exactly_one_set(sets: Sets, groups: list[Group]) -> None:
-    keys = [key for member in sets(groups, REWARDS) for key in member.keys]
+    keys = [key for member in sets(groups, rewards(groups)) for key in member.keys]
     trained = {
         TurnKey(g, e, one.index)
         for g, group in enumerate(groups)
@@ -142,8 +141,8 @@ def test_advantages_follow_their_episodes_into_any_order(
     tasks = list(range(len(groups)))
     generator.shuffle(tasks)
     moved = [Group(groups[g].task, tuple(groups[g].episodes[e] for e in orders[g])) for g in tasks]
-    before = compare(sets(groups, REWARDS), estimate)
-    after = compare(sets(moved, REWARDS), estimate)
+    before = compare(sets(groups, rewards(groups)), estimate)
+    after = compare(sets(moved, rewards(moved)), estimate)
     assert len(before) == len(after)
     for key, value in after.items():
         g = tasks[key.group]
@@ -155,7 +154,7 @@ def test_advantages_follow_their_episodes_into_any_order(
 @FEW
 @given(steps())
 def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Group]) -> None:
-    advantage = compare(sets(groups, REWARDS), group_centred)
+    advantage = compare(sets(groups, rewards(groups)), group_centred)
     for members in of_place(sets, groups).values():
         if len(members) > 1:
             assert sum(advantage[member.keys[0]] for member in members) == pytest.approx(0.0, abs=1e-9)

@@ -71,16 +71,15 @@ class TestInfluence:
         assert influence(PLACE, played, Signals(), 1.0) == {0: 1.0}
 
     def test_it_is_paid_on_top_and_never_read_back(self) -> None:
-        # A source that pays 10 for every turn: influence looks at the scores, not at what it pays.
+        # Every turn is paid 10: influence looks at the scores, not at what it pays.
         played = debate((0, 0), (0, 1))
-        source = UMADConfig(influence=0.5).paid(lambda place, episode, signals: {0: 10.0, 1: 10.0, 3: 10.0})
-        assert source(PLACE, played, Signals()) == {0: 10.5, 1: 10.0, 3: 10.0}
+        tens = {TurnKey(0, 0, index): 10.0 for index in (0, 1, 3)}
+        paid = UMADConfig(influence=0.5).with_influence(tens, [group(played)], Signals())
+        assert paid == {TurnKey(0, 0, 0): 10.5, TurnKey(0, 0, 1): 10.0, TurnKey(0, 0, 3): 10.0}
 
-    def test_off_it_is_the_source_itself(self) -> None:
-        def source(place: object, episode: object, signals: object) -> dict[int, float]:
-            return {}
-
-        assert UMADConfig().paid(source) is source
+    def test_off_it_changes_nothing(self) -> None:
+        tens = {TurnKey(0, 0, 0): 10.0, TurnKey(0, 0, 1): 10.0}
+        assert UMADConfig().with_influence(tens, [group(debate((0, 0), (0, 1)))], Signals()) == tens
 
 
 def credited(*advantages: float) -> dict[TurnKey, Credit]:

@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Credit
-from kapelle.algorithms.shared.rewards import RewardSource, over
+from kapelle.algorithms.shared.rewards import over
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.shaping import kl_in_reward
@@ -107,14 +107,14 @@ class GAECredit:
     def __init__(
         self,
         settings: GAEConfig,
-        rewards: RewardSource,
+        rewards: Callable[[Sequence[Group], Signals], Mapping[TurnKey, float]],
         later: Callable[[Episode], Mapping[int, float]] = _nothing_later,
         *,
         chain: bool = False,
     ) -> None:
-        """Take the rewards of turns, on a path per agent or (`chain`) on one through all agents.
+        """Take what gives the rewards of a step's turns, on a path per agent or (`chain`) on one through all agents.
 
-        `later` is the part of them that fell when the turn was over, by the turn's index.
+        `later` is the part of an episode's that fell when the turn was over, by the turn's index.
         """
         self._settings = settings
         self._rewards = rewards
@@ -159,14 +159,14 @@ class GAECredit:
         return vtrace(*rows_NT, bootstrap_N, gamma=gamma_NT, lam=lam, clip_policy_rho=None)
 
     def _rows(self, groups: Sequence[Group], signals: Signals) -> list[_Row]:
+        reward = self._rewards(groups, signals)
         paths: dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]] = {}
         for key, turn in turns_of(groups):
             whose = "" if self._chain else turn.agent
             paths.setdefault((key.group, key.episode, whose), []).append((key, turn))
         rows = []
         for (g, e, whose), pairs in paths.items():
-            episode = groups[g].episodes[e]
-            rows.append(self._row(pairs, episode, whose, self._rewards((g, e), episode, signals), signals))
+            rows.append(self._row(pairs, groups[g].episodes[e], whose, reward, signals))
         if not signals.bootstrap or self._settings.truncated == "terminate" or not self._settings.gamma_turn:
             return rows
         # Moves of others before a cut did not end those games, and U averages over all moves. Paths of the same length that
@@ -185,10 +185,10 @@ class GAECredit:
         pairs: Sequence[tuple[TurnKey, Turn]],
         episode: Episode,
         whose: str,
-        rewards: Mapping[int, float],
+        reward: Mapping[TurnKey, float],
         signals: Signals,
     ) -> _Row:
-        pieces = [self._turn(key, turn, rewards[turn.index], signals) for key, turn in pairs]
+        pieces = [self._turn(key, turn, reward[key], signals) for key, turn in pairs]
         later = self._later(episode)
         return _Row(
             turns=tuple(pairs),

@@ -15,15 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kapelle.functional.advantages import group_centred, group_scaled, leave_one_out
 from kapelle.rows import TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
-
-TurnRewards = Callable[[tuple[int, int], Episode], Mapping[int, float]]
-"""What each turn of the episode at a place (group, episode) is paid, by its index."""
 
 Estimator = Callable[[Tensor, Tensor, int], Tensor]
 """(value_B, set_B, sets) → advantage_B, as the group estimators of `functional.advantages`."""
@@ -73,76 +70,83 @@ def place_of(episode: Episode, agent: str) -> Place:
     return episode.task.part, agent, episode.roles.get(agent, "")
 
 
-class Sets(Protocol):
-    """Makes the members of all comparison sets of a step; pure."""
-
-    def __call__(self, groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
-        """Return one member per value; a turn is in one set at most."""
-        ...
+# -------- Comparison sets of a step; each function has one member per value, and a turn in one set at most
+#
+# `reward` has the rewards of all trained turns of valid episodes, by turn (`rewards.step_rewards`).
 
 
-def by_agent(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
+def by_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task and agent: the agent's return, for all its turns (GRPO with one policy per role)."""
     members = []
-    for g, e, episode in _valid(groups):
-        paid = rewards((g, e), episode)
-        for agent, turns in _trained(episode).items():
+    for g, e, episode, own in _trained(groups):
+        for agent, turns in own.items():
             keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
             tokens = sum(len(turn.completion_ids) for turn in turns)
-            value = sum(paid[turn.index] for turn in turns)
+            value = sum(reward[key] for key in keys)
             members.append(Member((g, agent), value, tokens, keys, place_of(episode, agent)))
     return members
 
 
-def by_episode(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
+def by_episode(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task: the episode's whole return, for every turn of every agent."""
     members = []
-    for g, e, episode in _valid(groups):
-        turns = [turn for turn in episode.turns if turn.trained]
+    for g, e, episode, own in _trained(groups):
+        turns = sorted((turn for turns in own.values() for turn in turns), key=lambda turn: turn.index)
         if turns:
             keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
             tokens = sum(len(turn.completion_ids) for turn in turns)
-            value = sum(rewards((g, e), episode).values())
-            members.append(Member((g,), value, tokens, keys, (episode.task.part,)))
+            members.append(Member((g,), sum(reward[key] for key in keys), tokens, keys, (episode.task.part,)))
     return members
 
 
-def by_round(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
+def by_round(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task and round: the team's return from that round on, the same for all agents (MAGRPO)."""
     members = []
-    for g, e, episode in _valid(groups):
-        paid = rewards((g, e), episode)
-        rounds: dict[int, list[int]] = {}
-        for turns in _trained(episode).values():
-            for k, turn in enumerate(turns):
-                rounds.setdefault(k, []).append(turn.index)
+    for g, e, episode, own in _trained(groups):
         to_go = 0.0
-        for k in sorted(rounds, reverse=True):
-            to_go += sum(paid[index] for index in rounds[k])
-            keys = tuple(TurnKey(g, e, index) for index in rounds[k])
-            tokens = sum(len(episode.turns[index].completion_ids) for index in rounds[k])
+        for k in reversed(range(max(map(len, own.values()), default=0))):
+            turns = [turns[k] for turns in own.values() if k < len(turns)]
+            keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
+            to_go += sum(reward[key] for key in keys)
+            tokens = sum(len(turn.completion_ids) for turn in turns)
             members.append(Member((g, k), to_go, tokens, keys, (episode.task.part, k)))
     return members
 
 
-def by_agent_turn(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
+def by_agent_turn(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task, agent and turn number: the agent's return from that turn on (AT-GRPO)."""
     members = []
-    for g, e, episode in _valid(groups):
-        paid = rewards((g, e), episode)
-        for agent, turns in _trained(episode).items():
+    for g, e, episode, own in _trained(groups):
+        for agent, turns in own.items():
             to_go = 0.0
             for k in reversed(range(len(turns))):
-                to_go += paid[turns[k].index]
                 key = TurnKey(g, e, turns[k].index)
+                to_go += reward[key]
                 like = (*place_of(episode, agent), k)
                 members.append(Member((g, agent, k), to_go, len(turns[k].completion_ids), (key,), like))
     return members
 
 
-def by_turns_of_agent(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
+def by_turns_of_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task and agent over all its turns, each with the agent's return (Dr.MAS)."""
-    return [member._replace(keys=(key,)) for member in by_agent(groups, rewards) for key in member.keys]
+    return [member._replace(keys=(key,)) for member in by_agent(groups, reward) for key in member.keys]
+
+
+def _trained(groups: Sequence[Group]) -> list[tuple[int, int, Episode, dict[str, list[Turn]]]]:
+    """Return the trained turns of every valid episode (group, episode) by agent, each agent's in time order."""
+    found = []
+    for g, group in enumerate(groups):
+        for e, episode in enumerate(group.episodes):
+            if episode.error is None:
+                own: dict[str, list[Turn]] = {}
+                for turn in episode.turns:
+                    if turn.trained:
+                        own.setdefault(turn.agent, []).append(turn)
+                found.append((g, e, episode, own))
+    return found
+
+
+# -------- Comparing: within a set, and with earlier returns where a member is alone in its set
 
 
 class Moments(NamedTuple):
@@ -213,7 +217,11 @@ def compared_values(
     value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
     size_B = set_B.bincount()[set_B]
     advantage_B = how.among(value_B, set_B, len(numbers)).double()
-    most = max(int(size_B.max()), _most_attempts(members))
+    episodes: dict[int, set[int]] = {}
+    for member in members:
+        for key in member.keys:
+            episodes.setdefault(key.group, set()).add(key.episode)
+    most = max([int(size_B.max()), *map(len, episodes.values())])
     if how.resized:
         # Exactly 1 for a full set.
         advantage_B = advantage_B * (size_B * (most - 1)) / ((size_B - 1).clamp(min=1) * most)
@@ -272,28 +280,3 @@ def _mixed(old: Moments, new: Moments, share: float) -> Moments:
     apart = new.mean - old.mean
     spread = (1.0 - share) * old.variance + share * new.variance
     return Moments(old.mean + share * apart, spread + share * (1.0 - share) * apart * apart)
-
-
-def _most_attempts(members: Sequence[Member]) -> int:
-    episodes: dict[int, set[int]] = {}
-    for member in members:
-        for key in member.keys:
-            episodes.setdefault(key.group, set()).add(key.episode)
-    return max(map(len, episodes.values()), default=1)
-
-
-def _valid(groups: Sequence[Group]) -> list[tuple[int, int, Episode]]:
-    return [
-        (g, e, episode)
-        for g, group in enumerate(groups)
-        for e, episode in enumerate(group.episodes)
-        if episode.error is None
-    ]
-
-
-def _trained(episode: Episode) -> dict[str, list[Turn]]:
-    turns: dict[str, list[Turn]] = {}
-    for turn in episode.turns:
-        if turn.trained:
-            turns.setdefault(turn.agent, []).append(turn)
-    return turns

@@ -13,16 +13,17 @@ from typing import Any, Protocol
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, CreditMemory, Data, Update
-from kapelle.algorithms.shared.groups import Comparison, Earlier, Sets, TurnRewards, compare
+from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import (
     FREE,
     PenaltyConfig,
     TeamReward,
     Truncated,
-    own_path,
-    round_path,
-    shared_by,
+    agent_returns,
+    round_rewards,
+    step_rewards,
+    turn_rewards,
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ones_like_turn
 from kapelle.algorithms.shared.umad import UMADConfig
@@ -81,15 +82,15 @@ class MonteCarlo(Settings):
         """The penalties, that of truncation among them."""
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
-    def paying(self, signals: Signals) -> TurnRewards:
-        """Return the source of each turn's reward on its agent's own path."""
-        source = self.umad.paid(own_path(self.team_reward, self.forms))
-        return lambda place, episode: source(place, episode, signals)
+    def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
+        """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
+        own = step_rewards(groups, turn_rewards, self.team_reward, self.forms)
+        return self.umad.with_influence(own, groups, signals)
 
-    def paid_once(self, signals: Signals) -> TurnRewards:
-        """Return the source of the team's reward, once for all agents, round by round."""
-        source = self.umad.paid(round_path(self.team_reward, self.forms))
-        return lambda place, episode: source(place, episode, signals)
+    def joint_rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
+        """Return the same with the team's reward placed once for all agents, round by round."""
+        joint = step_rewards(groups, round_rewards, self.team_reward, self.forms)
+        return self.umad.with_influence(joint, groups, signals)
 
     def weight(self, turn: Turn) -> float:
         """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
@@ -114,7 +115,7 @@ class MonteCarlo(Settings):
         """
         if judge is not None:
             credit = partial(judge, earlier=None)
-            memory = partial(_remember, judge, self.umad)
+            memory = lambda team, seed: ComparedWithEarlier(judge, self.umad)  # noqa: E731
         order = self.order.build(self.loss.old)
         if order.sequential:
             checks = (*checks, partial(check_separate_weights, algorithm=name))
@@ -130,7 +131,7 @@ class MonteCarlo(Settings):
             needs=(*signals, *needs),
             update=Update(self.epochs, self.minibatches, order, self.loss.entropy_coefficient > 0),
             memory=memory,
-            returns=shared_by(self.team_reward, self.forms),
+            returns=partial(agent_returns, how=self.team_reward, penalties=self.forms),
             after_update=refreshed(self.reference_every) if held else (),
             checks=(*checks, self.umad.check),
         )
@@ -147,27 +148,6 @@ def spread(
         )
         for key, turn in turns_of(groups)
     }
-
-
-def over_sets(
-    settings: MonteCarlo,
-    sets: Sets,
-    how: Comparison,
-    paying: Callable[[Signals], TurnRewards] | None = None,
-) -> Judge:
-    """Return the judge that compares one kind of set in one way; rewards are `settings.paying` unless given."""
-
-    def judge(
-        groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
-    ) -> Mapping[TurnKey, Credit]:
-        members = sets(groups, (paying or settings.paying)(signals))
-        return spread(settings, groups, compare(members, how, earlier))
-
-    return judge
-
-
-def _remember(judge: Judge, umad: UMADConfig, team: Team, seed: int) -> ComparedWithEarlier:
-    return ComparedWithEarlier(judge, umad)
 
 
 class ComparedWithEarlier:

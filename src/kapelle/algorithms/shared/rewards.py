@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
-from kapelle.rows import Signals, TurnKey
+from kapelle.rows import TurnKey
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
@@ -163,27 +162,23 @@ def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight:
     )
 
 
-class RewardSource(Protocol):
-    """Gives the reward of each turn of an episode, by the turn's index; `place` is (group, episode)."""
+def step_rewards(
+    groups: Sequence[Group],
+    placed: Callable[[Episode, TeamReward, PenaltyConfig], Mapping[int, float]],
+    how: TeamReward,
+    penalties: PenaltyConfig = FREE,
+) -> dict[TurnKey, float]:
+    """Return the rewards of a step's valid episodes, by turn.
 
-    def __call__(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
-        """Return the reward of every trained turn."""
-        ...
-
-
-def own_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
-    """Return the source for one trajectory per agent: `turn_rewards` less penalties."""
-    return lambda place, episode, signals: turn_rewards(episode, how, penalties)
-
-
-def chain_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
-    """Return the source for one chain through all agents: `chain_rewards` less penalties."""
-    return lambda place, episode, signals: chain_rewards(episode, how, penalties)
-
-
-def round_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
-    """Return the source for joint returns by round: `round_rewards` less penalties."""
-    return lambda place, episode, signals: round_rewards(episode, how, penalties)
+    `placed` puts those of one episode on its turns: `turn_rewards`, `chain_rewards` or `round_rewards`.
+    """
+    return {
+        TurnKey(g, e, index): reward
+        for g, group in enumerate(groups)
+        for e, episode in enumerate(group.episodes)
+        if episode.error is None
+        for index, reward in placed(episode, how, penalties).items()
+    }
 
 
 def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
@@ -253,7 +248,12 @@ def _on_turns(episode: Episode, how: TeamReward) -> Iterator[_Pay]:
     """Yield what agents are paid, shared, on the turns of a trajectory for each."""
     own = _own_turns(episode)
     for moment in moments(episode):
-        for agent, amount in _at(moment, how, episode, own).items():
+        if how in _UNSHARED:
+            shared = _share(moment.paid, how, episode)
+            paid = {agent: shared[agent] for agent in moment.paid}
+        else:
+            paid = dict.fromkeys(own, _once(moment, how, episode))
+        for agent, amount in paid.items():
             yield _Pay(standing(own[agent], moment.after).index, amount, moment.after)
     if episode.rewards:
         shared = _share(episode.rewards, how, episode)
@@ -304,16 +304,6 @@ def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:
     return {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
 
 
-def _at(
-    moment: Moment, how: TeamReward, episode: Episode, own: Mapping[str, Sequence[Turn]]
-) -> dict[str, float]:
-    """Return the share of a moment of every agent that has turns."""
-    if how in _UNSHARED:
-        shared = _share(moment.paid, how, episode)
-        return {agent: shared[agent] for agent in moment.paid}
-    return dict.fromkeys(own, _once(moment, how, episode))
-
-
 def _once(moment: Moment, how: TeamReward, episode: Episode) -> float:
     """Return the team's payment of a moment, counted once."""
     if how in _UNSHARED:
@@ -331,11 +321,6 @@ def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     for turn in episode.turns:
         totals[turn.agent] = totals.get(turn.agent, 0.0) + rewards[turn.index]
     return totals
-
-
-def shared_by(how: TeamReward, penalties: PenaltyConfig = FREE) -> Callable[[Episode], Mapping[str, float]]:
-    """Return `agent_returns` for one way of sharing."""
-    return partial(agent_returns, how=how, penalties=penalties)
 
 
 def _share(paid: Mapping[str, float], how: TeamReward, episode: Episode) -> Mapping[str, float]:

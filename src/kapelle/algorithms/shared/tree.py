@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, JointAction, JudgedBy, Tree
 from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compare, place_of
-from kapelle.algorithms.shared.monte_carlo import Judge, MonteCarlo, spread
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.types import Episode, Group
 
@@ -95,34 +96,34 @@ class TreeSampling(MonteCarlo):
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
     ) -> Algorithm:
         """Return the row with a tree; `returns` say what a candidate's worth counts, else what each agent is trained on."""
-        row = self.row(name, judge=among_siblings(self, how))
+        row = self.row(name, judge=partial(among_siblings, self, how))
         paid = returns or row.returns
         assert paid is not None, "Monte Carlo algorithms share the team's reward"
         tree = Tree(self.group_size, self.continuations, paid, judged_by, chosen)
         return replace(row, data=replace(row.data, group_size=1, tree=tree))
 
 
-def among_siblings(settings: MonteCarlo, how: Comparison) -> Judge:
-    """Return the judge of a tree: each candidate's worth, compared among those of its prompt."""
-
-    def judge(
-        groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
-    ) -> Mapping[TurnKey, Credit]:
-        members = []
-        for key, turn in turns_of(groups):
-            assert turn.worth is not None, "a tree's candidates are judged when they are sampled"
-            root = key.turn if turn.parent is None else turn.parent
-            episode = groups[key.group].episodes[key.episode]
-            number = sum(one.agent == turn.agent for one in episode.turns[:root])
-            members.append(
-                Member(
-                    (key.group, key.episode, root),
-                    turn.worth,
-                    len(turn.completion_ids),
-                    (key,),
-                    (*place_of(episode, turn.agent), number),
-                )
+def among_siblings(
+    settings: MonteCarlo,
+    how: Comparison,
+    groups: Sequence[Group],
+    signals: Signals,
+    earlier: Earlier | None = None,
+) -> Mapping[TurnKey, Credit]:
+    """Return credit for the turns of a tree: each candidate's worth, compared among those of its prompt."""
+    members = []
+    for key, turn in turns_of(groups):
+        assert turn.worth is not None, "a tree's candidates are judged when they are sampled"
+        root = key.turn if turn.parent is None else turn.parent
+        episode = groups[key.group].episodes[key.episode]
+        number = sum(one.agent == turn.agent for one in episode.turns[:root])
+        members.append(
+            Member(
+                (key.group, key.episode, root),
+                turn.worth,
+                len(turn.completion_ids),
+                (key,),
+                (*place_of(episode, turn.agent), number),
             )
-        return spread(settings, groups, compare(members, how, earlier))
-
-    return judge
+        )
+    return spread(settings, groups, compare(members, how, earlier))

@@ -23,7 +23,6 @@ from typing import TypeVar
 from pydantic import Field
 
 from kapelle.algorithm import Credit, CreditFunction
-from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
 from kapelle.rows import Signals, TurnKey, in_rounds
@@ -45,18 +44,20 @@ class UMADConfig(Settings):
     influence: float = Field(default=0.0, ge=0.0)
     """η, in units of reward."""
 
-    def paid(self, source: RewardSource) -> RewardSource:
-        """Return a source that pays influence on top of another."""
-        eta = self.influence
-        if not eta:
-            return source
-
-        def with_influence(place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
-            moved = influence(place, episode, signals, eta)
-            paid = source(place, episode, signals)
-            return {index: reward + moved.get(index, 0.0) for index, reward in paid.items()}
-
-        return with_influence
+    def with_influence(
+        self, reward: Mapping[TurnKey, float], groups: Sequence[Group], signals: Signals
+    ) -> Mapping[TurnKey, float]:
+        """Return the rewards of a step's turns with influence paid on top."""
+        if not self.influence:
+            return reward
+        moved = {
+            TurnKey(g, e, index): value
+            for g, group in enumerate(groups)
+            for e, episode in enumerate(group.episodes)
+            if episode.error is None
+            for index, value in influence((g, e), episode, signals, self.influence).items()
+        }
+        return {key: value + moved.get(key, 0.0) for key, value in reward.items()}
 
     def gained(self, credit: CreditFunction) -> CreditFunction:
         """Return a credit function whose advantages are another's times the gains."""

@@ -51,9 +51,9 @@ from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
 from kapelle.functional.returns import return_to_go
-from kapelle.rows import Signals, TurnKey
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Team
-from kapelle.types import Episode, Group
+from kapelle.types import Group
 
 
 class _StepRounds(NamedTuple):
@@ -102,7 +102,6 @@ class MixedCredit:
         """Take the team whose trained agents are credited; networks are made when their input is known."""
         self._settings, self._mixer, self._seed = settings, mixer, seed
         self._agents = tuple(name for name in team.names if team.policy(name).trained)
-        self._pays = settings.umad.paid(self._penalties)
         self._credit = _CREDITS[settings.credit]
         self._replay = Replay(settings.fit.capacity)
         self._fit: MixerFit | None = None
@@ -185,25 +184,21 @@ class MixedCredit:
         self, pay: _Pay, step: _StepRounds, groups: Sequence[Group], signals: Signals
     ) -> dict[TurnKey, float]:
         """Every turn's pay, its own penalties and influence included, above the mean of its set."""
-        own: dict[tuple[int, int], Mapping[int, float]] = {}
+        forms = self._settings.forms
+        penalties = {key: forms.of(turn) for key, turn in turns_of(groups)}
+        own = self._settings.umad.with_influence(penalties, groups, signals)
         members: list[Member] = []
         less: dict[TurnKey, float] = {}
         for b, (value_A, less_A) in enumerate(zip(pay.value_BA.tolist(), pay.less_BA.tolist(), strict=True)):
             for agent, key in step.keys[b].items():
-                place, i = (key.group, key.episode), self._agents.index(agent)
-                if place not in own:
-                    own[place] = self._pays(place, groups[key.group].episodes[key.episode], signals)
-                value = value_A[i] + own[place][key.turn]
+                i = self._agents.index(agent)
+                value = value_A[i] + own[key]
                 episode = groups[key.group].episodes[key.episode]
                 like = (*place_of(episode, agent), step.number_B[b], pay.of)
                 members.append(Member((int(step.set_B[b]), agent), value, 0, (key,), like))
                 less[key] = less_A[i]
         compared = compare(members, CENTRED, self._earlier)
         return {key: value - less[key] for key, value in compared.items()}
-
-    def _penalties(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
-        forms = self._settings.forms
-        return {turn.index: forms.of(turn) for turn in episode.turns if turn.trained}
 
     def _measure(self, advantage: Mapping[TurnKey, float], step: _StepRounds) -> None:
         size = dict.fromkeys(self._agents, 0.0)

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kapelle.algorithms.shared import rewards
-from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
+from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, round_rewards
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Turn
 
@@ -57,14 +56,14 @@ class Fitted(NamedTuple):
     cut_N: Tensor
 
 
-def round_rewards(
+def earned_by_round(
     episode: Episode,
     rounds: Sequence[Mapping[str, Turn]],
     how: TeamReward,
     penalties: PenaltyConfig = FREE,
 ) -> Tensor:
     """Return what the team earned in each round → float64 [K]; the terminal reward is on the last one."""
-    placed = rewards.round_rewards(episode, how, penalties)
+    placed = round_rewards(episode, how, penalties)
     paid = [sum(placed[turn.index] for turn in movers.values()) for movers in rounds]
     return torch.tensor(paid, dtype=torch.float64)
 
@@ -90,7 +89,7 @@ def read_episode(
             if turn.seen <= first:
                 before.append(seen.observation_D)
         state_KD[k] = torch.stack(before).mean(0)
-    reward_K = round_rewards(episode, rounds, how).float()
+    reward_K = earned_by_round(episode, rounds, how).float()
     return Played(Rounds(saw_KAD, said_KAD, acted_KA, state_KD), reward_K, episode.truncated)
 
 
