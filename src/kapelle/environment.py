@@ -269,6 +269,13 @@ class Described:
         raise NotImplementedError
 
 
+CAPABILITIES = (
+    *(Alive, Answerable, Connecting, Doubting, Holding, Mixed, Opposed, PaysEpisodes),
+    *(Private, Reads, Recorded, Scripted, Skipping, Symmetric),
+)
+"""What an environment can declare; `Scorable` and `Retriable` are declared by worlds."""
+
+
 def environment_class(name: str) -> type:
     """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
     return find_class("environment", name, catalogue("kapelle.environments"))

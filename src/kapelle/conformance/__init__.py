@@ -8,27 +8,15 @@ environment's own script, with nonsense and with attempts to be paid for nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from kapelle.conformance.driving import accepts, drive
-from kapelle.conformance.finding import Finding
-from kapelle.conformance.solutions import gold_pays
-from kapelle.conformance.tasks import (
-    SPLITS,
-    first_tasks,
-    same_in_another_process,
-    same_tasks,
-    settings_survive,
-    splits_apart,
-)
-from kapelle.conformance.worlds import (
-    outcomes_kept,
-    private_views,
-    rewards_in_range,
-    same_worlds,
-    seats_alike,
-)
+from kapelle.conformance import checks
+from kapelle.conformance.driving import Finding, Unfit, accepts, asked, drive, reason
 from kapelle.environment import Environment, Private, Symmetric
+from kapelle.errors import EpisodeError, KapelleError
+from kapelle.runtime.deadlines import GaveUp
 
 __all__ = ["Finding", "Private", "Symmetric", "conform", "drive"]
 
@@ -43,21 +31,51 @@ async def conform(
 
     `agents` are names in seat order; None uses the smallest team that can play.
     """
-    seats = tuple(agents or _smallest_team(environment))
-    environment.check(seats)
-    chosen = {split: first_tasks(environment, split, tasks) for split in SPLITS}
-    findings = [
-        settings_survive(environment),
-        same_tasks(environment, chosen),
-        same_in_another_process(environment, chosen),
-        splits_apart(environment, chosen),
-        await same_worlds(environment, chosen["train"], seats),
-        await private_views(environment, chosen["train"], seats),
-        await rewards_in_range(environment, chosen["train"], seats),
-        await outcomes_kept(environment, chosen["train"], seats),
-        await seats_alike(environment, chosen["train"], seats),
-    ]
-    return findings + await gold_pays(environment, chosen)
+    try:
+        found = [checks.declared(environment), checks.described(environment)]
+    except Unfit as error:
+        return [Finding("description", "failed", str(error))]
+    if any(each.status == "failed" for each in found):
+        return found
+    try:
+        seats = tuple(agents or _smallest_team(environment))
+        asked("check", environment.check, seats)
+        chosen = {split: checks.first_tasks(environment, split, tasks) for split in checks.SPLITS}
+    except (Unfit, EpisodeError) as error:
+        return [*found, Finding("tasks", "failed", str(error))]
+    if empty := [split for split, own in chosen.items() if not own]:
+        return [
+            *found,
+            Finding("tasks", "failed", f"the {empty[0]} split has no task: `size('{empty[0]}')` is 0"),
+        ]
+    train = chosen["train"]
+    work: dict[str, Callable[[], object]] = {
+        "settings": lambda: checks.settings_survive(environment),
+        "tasks": lambda: checks.same_tasks(environment, chosen),
+        "other process": lambda: checks.same_in_another_process(environment, chosen),
+        "splits": lambda: checks.splits_apart(environment, chosen),
+        "determinism": lambda: checks.same_worlds(environment, train, seats),
+        "private views": lambda: checks.private_views(environment, train, seats),
+        "rewards": lambda: checks.rewards_in_range(environment, train, seats),
+        "records": lambda: checks.outcomes_kept(environment, train, seats),
+        "seats": lambda: checks.seats_alike(environment, train, seats),
+        "gold": lambda: checks.gold_pays(environment, chosen),
+    }
+    for name, each in work.items():
+        try:
+            result = each()
+            result = await result if isinstance(result, Awaitable) else result
+        except (KapelleError, KeyboardInterrupt, asyncio.CancelledError) as error:
+            if not isinstance(error, EpisodeError):
+                raise
+            result = Finding(name, "failed", str(error))
+        except Unfit as error:
+            # Every further check would stumble over the same method.
+            return [*found, Finding(name, "failed", str(error))]
+        except (Exception, GaveUp, SystemExit) as error:
+            return [*found, Finding(name, "failed", f"the environment's code raises {reason(error)}")]
+        found += result if isinstance(result, list) else [result]
+    return found
 
 
 def _smallest_team(environment: Environment) -> tuple[str, ...]:

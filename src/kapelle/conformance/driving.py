@@ -1,16 +1,27 @@
-"""Playing a world by hand: texts in place of a model."""
+"""Playing a world by hand: texts in place of a model, and nothing that its author's code does taken on trust."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from kapelle.environment import Environment, Outcome, Scripted, offers
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.environments.bounded_worlds import BoundedWorld, BrokenContract, open_world
+from kapelle.errors import ConfigError, DataError, EpisodeError
+from kapelle.rollout.outcomes import payments, plain_outcome, text
+from kapelle.runtime.deadlines import GaveUp, Patience, call
 from kapelle.types import Message, Task
+
+T = TypeVar("T")
 
 LONGEST = 2_000
 """Most steps of an episode; one that has not ended then is a fault."""
+SECONDS = 60.0
+"""How long one call of the environment may take while it is checked, where `environment.timeout` allows more."""
 
 NOTHING = (
     "",
@@ -31,6 +42,19 @@ Speaker = Callable[[str, str, int], str]
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    status: Literal["ok", "failed", "not checked"]
+    detail: str
+
+
+class Unfit(Exception):
+    """The environment's code breaks what environments promise; the message is the finding."""
+
+
+@dataclass(frozen=True, slots=True)
 class Played:
     """One episode, driven by hand."""
 
@@ -41,20 +65,154 @@ class Played:
     outcome: Outcome
 
 
+def reason(error: BaseException) -> str:
+    """Return in one line what the environment's code raised, and the last line of it that is not kapelle's."""
+    said = " ".join(str(error).split())[:300]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if "kapelle" not in Path(f.filename).parts and not f.filename.startswith("<")
+    ]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, BrokenContract | EpisodeError | GaveUp):
+        return said
+    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+
+
+def asked(what: str, work: Callable[..., T], *given: Any, seconds: float = SECONDS) -> T:
+    """Return what a call of the environment's code returns; Unfit says what it raised, or that it does not return.
+
+    Data that are missing and teams that do not fit keep their own error.
+    """
+    try:
+        return call(f"`{what}`", "environment", seconds, work, *given)
+    except (ConfigError, DataError, EpisodeError, KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - other people's code, which may raise anything, SystemExit too
+        raise Unfit(f"`{what}` raises {reason(error)}") from None
+
+
+def patience(environment: Environment) -> Patience:
+    """Return how long each call may take while an environment is checked."""
+    allowed = getattr(environment, "timeout", SECONDS)
+    seconds = float(allowed) if isinstance(allowed, int | float) else SECONDS
+    return Patience(environment=min(SECONDS, seconds), grader=min(SECONDS, seconds))
+
+
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
     """Return whether an environment takes a team of these names; data that are missing still raise."""
     try:
-        environment.check(names)
+        asked("check", environment.check, names)
     except ConfigError:
         return False
     return True
 
 
+class DrivenWorld:
+    """A world of which every call is bounded and every answer looked at; Unfit says what is wrong with one."""
+
+    def __init__(self, world: BoundedWorld, task: Task, agents: Sequence[str]) -> None:
+        self._world, self._task, self._agents = world, task, agents
+
+    @classmethod
+    async def open(
+        cls, environment: Environment, task: Task, agents: Sequence[str], seed: int
+    ) -> DrivenWorld:
+        """Open the world of one episode."""
+        made = open_world(environment, task, agents, seed, patience(environment))
+        return cls(await _awaited("start", task, made), task, agents)
+
+    def observe(self, agent: str) -> str:
+        """Return what an agent sees."""
+        return self._now("observe", lambda: text(self._world.observe(agent), f"`observe('{agent}')`"))
+
+    def movers(self) -> tuple[str, ...]:
+        """Return who may move."""
+        found: object = self._now("movers", self._world.movers)
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise Unfit(
+                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over"
+            )
+        for name in found:
+            if name not in self._agents:
+                raise Unfit(f"`movers` names {name!r:.60}, who is not in the team {list(self._agents)}")
+        return tuple(found)
+
+    async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
+        """Move; return what each agent is paid."""
+        paid = await _awaited("step", self._task, self._world.step(dict(actions), None))
+        return self._now("step", lambda: payments(paid, self._agents))
+
+    async def outcome(self) -> Outcome:
+        """Return how it ended."""
+        found: object = await _awaited("outcome", self._task, self._world.outcome())
+        if not isinstance(found, Outcome):
+            raise Unfit(
+                f"`outcome` returns {found!r:.60}, a {type(found).__name__}; return a kapelle.Outcome"
+            )
+        for part in ("rewards", "roles", "info"):
+            if not isinstance(getattr(found, part), Mapping):
+                raise Unfit(
+                    f"`outcome` returns an Outcome whose `{part}` is {getattr(found, part)!r:.60}, no mapping"
+                )
+        success: object = found.success
+        if success is not None and not (isinstance(success, int | float) or hasattr(success, "__float__")):
+            raise Unfit(f"`outcome` reports success {success!r:.60}; it is a number in [0, 1] or None")
+        return self._now("outcome", lambda: _plain(found, self._agents))
+
+    async def close(self) -> None:
+        """Close it."""
+        await _awaited("close", self._task, self._world.close())
+
+    def _now(self, method: str, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except (Unfit, KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - other people's code
+            raise Unfit(_blame(method, self._task, error)) from None
+
+
+async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except (Unfit, KeyboardInterrupt, asyncio.CancelledError, ConfigError, DataError):
+        raise
+    except EpisodeError as error:
+        if isinstance(error, BrokenContract):
+            raise Unfit(_blame(method, task, error)) from None
+        raise
+    except BaseException as error:  # noqa: BLE001 - other people's code
+        raise Unfit(_blame(method, task, error)) from None
+
+
+def _blame(method: str, task: Task, error: BaseException) -> str:
+    if isinstance(error, EpisodeError | GaveUp):
+        return f"{reason(error)} (task {task.id})"
+    return f"`{method}` raises {reason(error)} in task {task.id}"
+
+
+def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
+    rewards = payments(outcome.rewards, agents)
+    # A share outside [0, 1] is a finding of its own.
+    kept = None if outcome.success is None else float(outcome.success)
+    return Outcome(
+        rewards,
+        kept,
+        plain_outcome(Outcome({}, None, outcome.info, outcome.truncated, outcome.roles), {}).info,
+        bool(outcome.truncated),
+        outcome.roles,
+    )
+
+
 async def drive(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> Played:
-    """Play one episode in which `say` speaks for every agent; EpisodeError when it does not end."""
-    world = environment.start(task, agents, seed)
+    """Play one episode in which `say` speaks for every agent; EpisodeError when it fails or does not end.
+
+    Raises Unfit where the world breaks its contract: a method that is missing, raises or returns another type.
+    """
+    world = await DrivenWorld.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []
     paid = dict.fromkeys(agents, 0.0)
     moves = dict.fromkeys(agents, 0)
@@ -71,8 +229,8 @@ async def drive(
             for agent in movers:
                 moves[agent] += 1
         else:
-            raise EpisodeError(f"The episode of task {task.id} has not ended after {LONGEST} steps.")
-        outcome = world.outcome()
+            raise Unfit(f"the episode of task {task.id} has not ended after {LONGEST:,} steps")
+        outcome = await world.outcome()
     finally:
         await world.close()
     for agent, reward in outcome.rewards.items():
@@ -83,7 +241,7 @@ async def drive(
 async def attempt(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> Played | str:
-    """Play, or return the text of the EpisodeError that ended it; anything else is the environment's fault."""
+    """Play, or return the text of the EpisodeError that ended it; anything else is the environment's fault (Unfit)."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:
@@ -109,4 +267,11 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
     """Return a speaker that follows the environment's script, in each agent's own role or in `role`; `?` without one."""
     if not offers(environment, Scripted):
         return always("?")
-    return lambda agent, view, move: environment.script(role or agent, task, [Message("user", view)], move)
+
+    def say(agent: str, view: str, move: int) -> str:
+        said: object = asked("script", environment.script, role or agent, task, [Message("user", view)], move)
+        if not isinstance(said, str):
+            raise Unfit(f"`script` returns {said!r:.60}, a {type(said).__name__} and no text")
+        return said
+
+    return say

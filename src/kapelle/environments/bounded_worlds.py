@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from kapelle.environment import Environment, Outcome, Retriable, Scorable, World, offers
-from kapelle.errors import DataError
+from kapelle.errors import DataError, EpisodeError
 from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
 from kapelle.types import Split, Task
 
@@ -61,6 +61,33 @@ async def open_world(
     return world
 
 
+class BrokenContract(EpisodeError):
+    """A world lacks a method, or has one that is `async` where it must not be, or the other way round."""
+
+
+def _checked(world: object, name: str) -> Any:
+    """Return what `start` has returned; BrokenContract where that is no world."""
+    if isinstance(world, Coroutine):
+        world.close()
+        raise BrokenContract(
+            f"`start` of environment '{name}' is async. Write `def start`: it returns the world."
+        )
+    if isinstance(world, type):
+        raise BrokenContract(
+            f"`start` of environment '{name}' returns the class {world.__name__} itself; return an instance of it."
+        )
+    missing = [method for method in _METHODS if not callable(getattr(world, method, None))]
+    if missing:
+        raise BrokenContract(
+            f"`start` of environment '{name}' returns a {type(world).__name__}, which has no "
+            f"`{'`, no `'.join(missing)}`. A world has all of {', '.join(_METHODS)} (`kapelle.World`)."
+        )
+    return world
+
+
+_METHODS = ("observe", "movers", "step", "outcome", "close")
+
+
 class BoundedWorld:
     """A world, called where it is; every call raises GaveUp when it takes too long."""
 
@@ -81,7 +108,10 @@ class BoundedWorld:
 
     async def open(self, start: Callable[[], World]) -> None:
         """Open the world; nothing is left behind when that fails."""
-        self.inner = self._now("start", start)
+        self.inner = _checked(self._opened(start), self._name)
+
+    def _opened(self, start: Callable[[], World]) -> object:
+        return call(self._what("start"), "environment", self._patience.environment, start)
 
     def observe(self, agent: str) -> str:
         """See `environment.World`."""
@@ -122,7 +152,13 @@ class BoundedWorld:
         return f"`{method}` of environment '{self._name}'"
 
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
-        return call(self._what(method), "environment", self._patience.environment, work, *given)
+        found = call(self._what(method), "environment", self._patience.environment, work, *given)
+        if isinstance(found, Coroutine):
+            found.close()
+            raise BrokenContract(
+                f"{self._what(method)} is async. Write `def {method}`: its result is needed at once."
+            )
+        return found
 
     def _waiting(
         self,
@@ -132,11 +168,16 @@ class BoundedWorld:
         seconds: float | None = None,
     ) -> Awaitable[T]:
         most = self._patience.environment if seconds is None else seconds
-        return within(self._what(method), kind, most, _started(work))
+        return within(self._what(method), kind, most, _started(work, self._what(method)))
 
 
-async def _started(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
+async def _started(work: Callable[[], Awaitable[T]], what: str) -> T:
+    made = work()
+    if not isinstance(made, Awaitable):
+        raise BrokenContract(
+            f"{what} is not async: it returned {made!r:.60}. Write `async def {what.split('`')[1]}`."
+        )
+    return await made
 
 
 class _WorkerWorld(BoundedWorld):
@@ -145,7 +186,7 @@ class _WorkerWorld(BoundedWorld):
     async def open(self, start: Callable[[], World]) -> None:
         self._worker = _Worker()
         try:
-            self.inner = await self._waiting("start", _at_once(start))
+            self.inner = _checked(await self._waiting("start", _at_once(start)), self._name)
         except BaseException:
             self._worker.end()
             raise
@@ -216,7 +257,9 @@ class _Worker:
         """Start work on the thread."""
         if self.given_up:
             raise GaveUp("An earlier call of this world was given up, and its thread with it.")
-        return asyncio.run_coroutine_threadsafe(cast("Coroutine[Any, Any, T]", _started(work)), self._loop)
+        return asyncio.run_coroutine_threadsafe(
+            cast("Coroutine[Any, Any, T]", _started(work, "`call` of a world")), self._loop
+        )
 
     def give_up(self) -> None:
         """Leave the thread behind; where it computes, it is broken off."""

@@ -1,0 +1,324 @@
+"""`kapelle validate` answers every wrong environment with one sentence: what is wrong, where, and what to write."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kapelle.cli import main
+
+WORLD = """
+class Round:
+    def __init__(self, task, agents):
+        self.agents, self.done = tuple(agents), False
+    def observe(self, agent):
+        return "say 1"
+    def movers(self):
+        return () if self.done else self.agents
+    async def step(self, actions, final=None):
+        self.done = True
+        return {agent: float(text == "1") for agent, text in actions.items()}
+    def outcome(self):
+        return Outcome({}, 1.0)
+    async def close(self):
+        pass
+"""
+ENVIRONMENT = """
+class Env(Settings):
+    name: str = "wrong:Env"
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    @property
+    def sources(self):
+        return {"train": "a", "test": "b"}
+    def check(self, agents):
+        pass
+    def size(self, split):
+        return 40
+    def task(self, split, index):
+        return Task(f"{split}-{index}", f"{split} {index}")
+    def start(self, task, agents, seed):
+        return Round(task, agents)
+"""
+HEAD = "import asyncio, random, sys\nfrom kapelle import Settings, Outcome, Task\nfrom kapelle.environment import *\n"
+
+
+def written(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Write the module and return the words that validate its environment, under a file's name of its own."""
+    file = folder / "wrong.py"
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    return ["validate", f"{file}:Env"]
+
+
+def changed(source: str, method: str, body: str) -> str:
+    """Return the class with another body of a method; without the method where the body is empty."""
+    found = re.search(
+        rf"    (?:async )?def {method}\(.*?(?=\n    (?:async )?def |\n    @|\Z)", source, re.DOTALL
+    )
+    assert found, method
+    new = textwrap.indent(textwrap.dedent(body).strip(), "    ") if body else ""
+    return source[: found.start()] + new + source[found.end() :]
+
+
+WORLDS = {
+    "no close": ("close", "", "has no `close`"),
+    "no step": ("step", "", "has no `step`"),
+    "no observe": ("observe", "", "has no `observe`"),
+    "no movers": ("movers", "", "has no `movers`"),
+    "no outcome": ("outcome", "", "has no `outcome`"),
+    "sync step": (
+        "step",
+        "def step(self, actions, final=None):\n    self.done = True\n    return {}",
+        "Write `async def step`",
+    ),
+    "sync close": ("close", "def close(self):\n    pass", "Write `async def close`"),
+    "async outcome": (
+        "outcome",
+        "async def outcome(self):\n    return Outcome({}, 1.0)",
+        "Write `def outcome`",
+    ),
+    "async observe": ("observe", "async def observe(self, agent):\n    return 'x'", "Write `def observe`"),
+    "async movers": ("movers", "async def movers(self):\n    return ()", "Write `def movers`"),
+    "no view": ("observe", "def observe(self, agent):\n    return None", "`observe('agent_0')` is None"),
+    "a number to see": ("observe", "def observe(self, agent):\n    return 3", "`observe('agent_0')` is 3"),
+    "no movers' list": ("movers", "def movers(self):\n    return None", "`movers` returns None"),
+    "one mover as text": ("movers", "def movers(self):\n    return 'agent_0'", "`movers` returns 'agent_0'"),
+    "a stranger moves": ("movers", "def movers(self):\n    return ('bob',)", "'bob', who is not in the team"),
+    "a number moves": ("movers", "def movers(self):\n    return (1,)", "1, who is not in the team"),
+    "movers yields": (
+        "movers",
+        "def movers(self):\n    yield from self.agents",
+        "return a tuple of agents' names",
+    ),
+    "it never ends": (
+        "movers",
+        "def movers(self):\n    return self.agents",
+        "has not ended after 2,000 steps",
+    ),
+    "pays nothing at all": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True",
+        "paid None; it must be a mapping",
+    ),
+    "pays a list": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return [1.0]",
+        "paid [1.0]; it must be a mapping",
+    ),
+    "pays text": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return dict.fromkeys(actions, '1')",
+        "The reward of 'agent_0' is '1'",
+    ),
+    "pays no number": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n"
+        "    return dict.fromkeys(actions, float('nan'))",
+        "outside [0.0, 1.0]",
+    ),
+    "pays a stranger": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return {'bob': 1.0}",
+        "paid 'bob', who is not in the team",
+    ),
+    "another signature": (
+        "step",
+        "async def step(self, actions):\n    self.done = True\n    return {}",
+        "`step` raises TypeError",
+    ),
+    "step raises": (
+        "step",
+        "async def step(self, actions, final=None):\n    raise KeyError('x')",
+        "`step` raises KeyError: 'x' (wrong.py, line",
+    ),
+    "step exits": (
+        "step",
+        "async def step(self, actions, final=None):\n    sys.exit(3)",
+        "`step` raises SystemExit: 3",
+    ),
+    "step raises the base": (
+        "step",
+        "async def step(self, actions, final=None):\n    raise BaseException('odd')",
+        "`step` raises BaseException: odd",
+    ),
+    "no outcome's value": ("outcome", "def outcome(self):\n    return None", "return a kapelle.Outcome"),
+    "a dict as outcome": ("outcome", "def outcome(self):\n    return {}", "return a kapelle.Outcome"),
+    "success as text": ("outcome", "def outcome(self):\n    return Outcome({}, 'yes')", "success 'yes'"),
+    "success of seven": (
+        "outcome",
+        "def outcome(self):\n    return Outcome({}, 7.0)",
+        "success 7.0, outside [0, 1]",
+    ),
+    "no rewards": ("outcome", "def outcome(self):\n    return Outcome(None)", "whose `rewards` is None"),
+    "an object in info": (
+        "outcome",
+        "def outcome(self):\n    return Outcome({}, 1.0, {'a': object()})",
+        "which has no form in JSON",
+    ),
+    "close raises": (
+        "close",
+        "async def close(self):\n    raise OSError('disk')",
+        "`close` raises OSError: disk",
+    ),
+    "it cannot be made": (
+        "__init__",
+        "def __init__(self, task, agents):\n    raise RuntimeError('no engine')",
+        "`start` raises RuntimeError: no engine",
+    ),
+}
+
+ENVIRONMENTS = {
+    "start gives none": (
+        "start",
+        "def start(self, task, agents, seed):\n    return None",
+        "returns a NoneType",
+    ),
+    "start gives the class": (
+        "start",
+        "def start(self, task, agents, seed):\n    return Round",
+        "returns the class Round itself",
+    ),
+    "start is async": (
+        "start",
+        "async def start(self, task, agents, seed):\n    return Round(task, agents)",
+        "Write `def start`",
+    ),
+    "start takes less": ("start", "def start(self, task):\n    return None", "`start` raises TypeError"),
+    "task gives none": (
+        "task",
+        "def task(self, split, index):\n    return None",
+        "returns None; return a kapelle.Task",
+    ),
+    "task gives a dict": (
+        "task",
+        "def task(self, split, index):\n    return {}",
+        "returns {}; return a kapelle.Task",
+    ),
+    "tasks without text": (
+        "task",
+        "def task(self, split, index):\n    return Task(index, 'x')",
+        "has the id 0, which is no text",
+    ),
+    "tasks at random": (
+        "task",
+        "def task(self, split, index):\n    return Task(f'{split}{index}', str(random.random()))",
+        "has changed when it is asked for again",
+    ),
+    "a set in a task": (
+        "task",
+        "def task(self, split, index):\n    return Task(f'{split}{index}', f'{split}{index}', {'a': {1}})",
+        "are not JSON",
+    ),
+    "size is text": ("size", "def size(self, split):\n    return '40'", "`size('train')` returns '40'"),
+    "size is negative": ("size", "def size(self, split):\n    return -1", "`size('train')` returns -1"),
+    "nothing to play": ("size", "def size(self, split):\n    return 0", "the train split has no task"),
+    "size raises": (
+        "size",
+        "def size(self, split):\n    raise ValueError('x')",
+        "`size` raises ValueError: x",
+    ),
+    "check raises": (
+        "check",
+        "def check(self, agents):\n    raise AttributeError('q')",
+        "`check` raises AttributeError",
+    ),
+    "no task": ("task", "", "has no `task`"),
+}
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the command says in refusing."""
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    assert len(said.err.splitlines()) == 1
+    return said.out + said.err
+
+
+@pytest.mark.parametrize(("method", "body", "why"), WORLDS.values(), ids=WORLDS)
+def test_a_wrong_world_is_a_finding(
+    method: str,
+    body: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = written(tmp_path, HEAD + changed(WORLD, method, body) + ENVIRONMENT, monkeypatch)
+    assert why in refused(words, capsys)
+
+
+@pytest.mark.parametrize(("method", "body", "why"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_a_wrong_environment_is_a_finding(
+    method: str,
+    body: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = written(tmp_path, HEAD + WORLD + changed(ENVIRONMENT, method, body), monkeypatch)
+    assert why in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ('reward_range: str = "0..1"', "`reward_range` is '0..1'"),
+        ("reward_range: tuple[float, ...] = (0.0,)", "`reward_range` is (0.0,)"),
+        ("reward_range: tuple[float, float] = (1.0, 0.0)", "the smaller first"),
+    ],
+)
+def test_a_range_that_is_none_is_a_finding(
+    said: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ENVIRONMENT.replace("reward_range: tuple[float, float] = (0.0, 1.0)", said)
+    assert why in refused(written(tmp_path, HEAD + WORLD + text, monkeypatch), capsys)
+
+
+@pytest.mark.parametrize("what", ["hang", "compute"])
+def test_a_call_that_does_not_return_is_a_finding(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {
+        "hang": "async def step(self, actions, final=None):\n    await asyncio.sleep(1e6)",
+        "compute": "async def step(self, actions, final=None):\n    while True: pass",
+    }[what]
+    words = written(tmp_path, HEAD + changed(WORLD, "step", body) + ENVIRONMENT, monkeypatch)
+    assert "`step` of environment" in refused([*words, "environment.timeout=0.5"], capsys)
+
+
+NAMES = (
+    *("members", "skipped", "doubts", "connect", "script", "private", "contents", "descriptors", "alive"),
+    *("constant_sum", "extract", "pay", "symmetric", "answers_per_task", "recorded", "open_world", "offered"),
+    "blocking",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}", "int = 3"])
+def test_a_setting_may_have_the_name_of_a_capabilitys_method(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ENVIRONMENT.replace("    @property", f"    {name}: {kind}\n    @property", 1)
+    assert main(written(tmp_path, HEAD + WORLD + text, monkeypatch)) == 0
+    assert "is fit for training" in capsys.readouterr().out
+
+
+def test_a_method_that_is_not_declared_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ENVIRONMENT + "    def extract(self, text):\n        return text\n"
+    assert main(written(tmp_path, HEAD + WORLD + text, monkeypatch)) == 0
+    assert "`extract` (`kapelle.environment.Answerable`) is there but not declared" in capsys.readouterr().out
+
+
+def test_a_capability_without_its_method_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ENVIRONMENT.replace("class Env(Settings)", "class Env(Settings, Scripted)")
+    words = written(tmp_path, HEAD + WORLD + text, monkeypatch)
+    assert "it declares `Scripted` and has no `script`" in refused(words, capsys)
