@@ -115,8 +115,7 @@ WORLDS = {
     ),
     "pays no number": (
         "step",
-        "async def step(self, actions, final=None):\n    self.done = True\n"
-        "    return dict.fromkeys(actions, float('nan'))",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return dict.fromkeys(actions, float('nan'))",
         "outside [0.0, 1.0]",
     ),
     "pays a stranger": (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from kapelle.conformance import checks
 from kapelle.conformance.driving import Finding, Unfit, accepts, asked, drive, reason
@@ -49,7 +48,7 @@ async def conform(
             Finding("tasks", "failed", f"the {empty[0]} split has no task: `size('{empty[0]}')` is 0"),
         ]
     train = chosen["train"]
-    work: dict[str, Callable[[], object]] = {
+    work: dict[str, Callable[[], Finding | list[Finding] | Awaitable[Finding | list[Finding]]]] = {
         "settings": lambda: checks.settings_survive(environment),
         "tasks": lambda: checks.same_tasks(environment, chosen),
         "other process": lambda: checks.same_in_another_process(environment, chosen),
@@ -64,7 +63,8 @@ async def conform(
     for name, each in work.items():
         try:
             result = each()
-            result = await result if isinstance(result, Awaitable) else result
+            if isinstance(result, Awaitable):
+                result = await result
         except (KapelleError, KeyboardInterrupt, asyncio.CancelledError) as error:
             if not isinstance(error, EpisodeError):
                 raise
@@ -72,7 +72,7 @@ async def conform(
         except Unfit as error:
             # Every further check would stumble over the same method.
             return [*found, Finding(name, "failed", str(error))]
-        except (Exception, GaveUp, SystemExit) as error:
+        except (Exception, GaveUp, SystemExit) as error:  # noqa: BLE001 - the environment's own code
             return [*found, Finding(name, "failed", f"the environment's code raises {reason(error)}")]
         found += result if isinstance(result, list) else [result]
     return found
