@@ -17,10 +17,10 @@ from pathlib import Path
 
 from kapelle import Trainer
 from kapelle.cluster.actors import Connection
-from kapelle.cluster.crew import Crew
-from kapelle.cluster.placed import Bundles, Placed, RolloutPlace
+from kapelle.cluster.placement import Bundles, Placement, RolloutPlace
+from kapelle.cluster.ray_workers import RayWorkers
 from kapelle.rollout.play import shared_rollout
-from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import Resources
 from kapelle.training.rollouts import training_tasks
 
 TASKS, SAMPLES, ROUNDS = 64, 8, 5
@@ -41,8 +41,8 @@ def _measured(connection: Connection) -> dict[str, float]:
     connection.place(GROUP, [Resources()], spread=False, seconds=60, grows=False)
     settings = ("training.tasks_per_step=64", "warmup=null", "evaluation.before_and_after=false")
     with Trainer.from_recipe("demo", *settings) as trainer:
-        placed = Placed(connection.address, connection.namespace, GROUP, Bundles((RolloutPlace(0),)))
-        crew = Crew(
+        placed = Placement(connection.address, connection.namespace, GROUP, Bundles((RolloutPlace(0),)))
+        crew = RayWorkers(
             connection,
             placed,
             trainer.config,

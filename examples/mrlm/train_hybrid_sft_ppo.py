@@ -10,8 +10,8 @@ from pathlib import Path
 import kapelle
 from kapelle.algorithms import PPO, SFT
 from kapelle.environments import Arithmetic
+from kapelle.settings.base import AlgorithmSettings
 from kapelle.settings.dictionaries import ModelDict
-from kapelle.settings.sections import AlgorithmSettings
 from kapelle.workflows import Solo
 
 SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}

@@ -29,10 +29,9 @@ from kapelle.environments.rewarded import (
     rows_in_memory,
 )
 from kapelle.errors import ConfigError, DataError, did_you_mean
-from kapelle.settings.base import Settings
-from kapelle.settings.keywords import check_keywords
+from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
+from kapelle.settings.messages import check_keywords
 from kapelle.settings.schema import AgentConfig
-from kapelle.settings.sections import AlgorithmSettings, WorkflowSettings
 from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
 if TYPE_CHECKING:

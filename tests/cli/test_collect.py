@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_written_is_found_before_playing(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     Path("there.jsonl").write_text("precious")
-    monkeypatch.setattr("kapelle.cli.player.open_player", lambda _: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("kapelle.cli.named.open_player", lambda _: pytest.fail("a model is loaded"))
     said = kapelle("collect", "run", "--out", out, "--min-reward", "0")
     assert said.code == 2
     assert said.err.startswith(f"kapelle: {out} ")

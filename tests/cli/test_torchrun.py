@@ -17,9 +17,9 @@ import pytest
 from tests.runtime.test_guard import gone, until
 from tests.support.ranks import environment, free_port
 
-from kapelle.cli import main, torchrun
+from kapelle.cli import main, train_launch
 from kapelle.cli.source import find_stages, stage_sources
-from kapelle.cli.torchrun import Rank, _Launcher
+from kapelle.cli.train_launch import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, _state
 from kapelle.training import starting as joining
@@ -85,7 +85,7 @@ def test_the_code_is_that_of_the_first_that_says_one(
 def test_a_rank_that_is_killed_is_named_and_the_others_end(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "GRACE", 0.2)
+    monkeypatch.setattr(train_launch, "GRACE", 0.2)
     ranks = launched(WAIT, "os.kill(os.getpid(), 9)", DEAF)
     ranks[1].pulse.say("step 3, update")
     assert ended(ranks) == 2
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end(
 def test_a_rank_that_is_stopped_is_named_and_all_end(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "GRACE", 0.2)
+    monkeypatch.setattr(train_launch, "GRACE", 0.2)
     monkeypatch.setenv("KAPELLE_STALLED_AFTER", "0.5")
     assert ended(ranks := launched(WAIT, "os.kill(os.getpid(), signal.SIGSTOP)")) == 2
     said = capfd.readouterr().err
@@ -121,7 +121,7 @@ def when_deaf(rank: Rank, work: Callable[[], None]) -> None:
 def test_a_second_ctrl_c_ends_what_hears_none(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "AT_ONCE", 0.1)
+    monkeypatch.setattr(train_launch, "AT_ONCE", 0.1)
 
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -144,7 +144,7 @@ def test_a_stop_ends_a_rank_that_cannot_hear_it_yet(capfd: pytest.CaptureFixture
 def test_the_others_stop_with_a_rank_that_was_stopped_before_they_met(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "LEAVING", 5.0)
+    monkeypatch.setattr(train_launch, "LEAVING", 5.0)
     ranks = launched("sys.exit(143)", WAIT)
     assert ended(ranks) == 143
     assert ranks[1].process.returncode == -signal.SIGTERM

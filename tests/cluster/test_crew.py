@@ -13,8 +13,8 @@ from tests.training.test_queue import PPO, SMALL
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import crew
-from kapelle.cluster.placed import Bundles, Placed, RolloutPlace
+from kapelle.cluster import ray_workers
+from kapelle.cluster.placement import Bundles, Placement, RolloutPlace
 from kapelle.cluster.player import Player
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.interrupts import StopRequested
@@ -27,17 +27,17 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def placed(workers: int) -> Placed:
+def placed(workers: int) -> Placement:
     rollout = tuple(RolloutPlace(number) for number in range(workers))
-    return Placed("here", "of it", "group", Bundles(rollout))
+    return Placement("here", "of it", "group", Bundles(rollout))
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
     def make(workers: int, dies: Dies = lambda *_: False) -> Cluster:
         made = Cluster(dies)
-        monkeypatch.setattr(crew, "Connection", made)
-        monkeypatch.setattr(crew, "first_answered", lambda asked, _: asked[0] if asked else None)
+        monkeypatch.setattr(ray_workers, "Connection", made)
+        monkeypatch.setattr(ray_workers, "first_answered", lambda asked, _: asked[0] if asked else None)
         for name, value in placed(workers).variable().items():
             monkeypatch.setenv(name, value)
         return made
@@ -95,7 +95,7 @@ def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cl
     made = cluster(1, lambda _, asked: asked == "play")
     with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
         learned()
-    assert made.started == crew.DEATHS
+    assert made.started == ray_workers.DEATHS
 
 
 def test_what_a_worker_raises_is_raised_here(
@@ -129,7 +129,7 @@ def test_workers_that_play_for_nobody_are_ended(
         raise StopRequested
 
     with Trainer(**SETTINGS) as trainer:
-        monkeypatch.setattr(crew, "stop_if_asked", stop)
+        monkeypatch.setattr(ray_workers, "stop_if_asked", stop)
         with pytest.raises(StopRequested):
             next(trainer.steps())
         assert made.ended == [0, 1]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kapelle.cli import main
-from kapelle.cluster.lifeline import end_session
+from kapelle.runtime.process_tree import end_session
 
 
 def test_without_ray_one_line_says_what_to_install(

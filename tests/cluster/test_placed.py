@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kapelle.cluster.placed import Bundles, Placed, RolloutPlace, lay_out, placed_here
-from kapelle.settings.cluster import RayConfig
+from kapelle.cluster.placement import Bundles, Placement, RolloutPlace, lay_out, placement_here
+from kapelle.settings.schema import RayConfig
 
 
 def test_workers_are_dealt_in_turn_each_with_its_worlds() -> None:
@@ -26,6 +26,6 @@ def test_ranks_that_play_have_the_worlds() -> None:
 
 
 def test_a_rank_is_told_by_a_variable() -> None:
-    placed = Placed("10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,)))
-    assert placed_here(placed.variable()) == placed
-    assert placed_here({"RANK": "0"}) is None
+    placed = Placement("10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,)))
+    assert placement_here(placed.variable()) == placed
+    assert placement_here({"RANK": "0"}) is None

@@ -40,7 +40,7 @@ def test_it_prints_and_ends_as_its_process_does(monkeypatch: object, tmp_path: P
 
 
 def test_the_process_ends_with_its_actor(monkeypatch: object, tmp_path: Path) -> None:
-    held = "from kapelle.cluster.lifeline import hold_on; hold_on(); print('up', flush=True); import time; time.sleep(1000)"
+    held = "from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); print('up', flush=True); import time; time.sleep(1000)"
     host = started(monkeypatch, tmp_path, held)
     while not host.news()[0]:
         time.sleep(0.01)

@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster
 from kapelle.cluster.actors import Connection
 from kapelle.cluster.worlds import WorldHost, held_by_actors
 from kapelle.environment import environment_class
-from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import Resources
 
 
 def with_its_process(host: WorldHost) -> None:

@@ -13,10 +13,10 @@ import yaml
 from tests.support.tiny import sections
 
 from kapelle.comparison.contenders import Contender, Run, plan, read_contenders
-from kapelle.comparison.plot import draw
 from kapelle.comparison.results import (
     Measured,
     curves,
+    draw,
     held_out,
     measure,
     sampled,

@@ -13,7 +13,7 @@ from tests.support.episodes import turn
 from kapelle.errors import ConfigError
 from kapelle.runs import trackers
 from kapelle.runs.trackers import Guarded, TensorBoardTracker, WandbTracker, open_tracker, transcripts
-from kapelle.settings.keeping import TrackerConfig
+from kapelle.settings.schema import TrackerConfig
 from kapelle.types import Episode, Group, Task
 
 

@@ -20,7 +20,7 @@ from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runs.model_card import check_push
 from kapelle.runtime.credentials import bearer, sends_in_the_clear
 from kapelle.runtime.hub import hub_fault
-from kapelle.setup.endpoints import check_keys
+from kapelle.setup.preparation import check_keys
 from kapelle.team import Agent, Endpoint, Policy, Team
 
 VARIABLE = "KAPELLE_TEST_TOKEN"

@@ -14,7 +14,7 @@ from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError
 from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runtime.credentials import without_secrets
-from kapelle.settings.addresses import open_address
+from kapelle.settings.base import open_address
 from kapelle.settings.schema import EndpointConfig
 from kapelle.team import Endpoint
 

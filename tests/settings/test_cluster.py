@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kapelle.settings.cluster import RayConfig
+from kapelle.settings.schema import RayConfig
 
 
 @pytest.mark.parametrize(

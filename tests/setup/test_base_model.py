@@ -16,8 +16,7 @@ from kapelle import Trainer
 from kapelle.errors import ConfigError
 from kapelle.evaluation.playing import model_config
 from kapelle.runs.reader import read_provenance
-from kapelle.setup.base_model import LEFT_OUT
-from kapelle.setup.recipe import Recipe, builtin_recipes, lay_over, load_recipe, load_stages
+from kapelle.setup.recipe import LEFT_OUT, Recipe, builtin_recipes, lay_over, load_recipe, load_stages
 from kapelle.training.stages import read_stages
 
 QUICK = (

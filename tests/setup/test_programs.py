@@ -13,7 +13,7 @@ from kapelle.environments.mixture import Mixture, Part
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.mcp import Mcp
-from kapelle.setup.programs import without_programs
+from kapelle.setup.preparation import without_programs
 
 
 def recipe(folder: Path) -> tuple[str, Path]:

@@ -19,7 +19,7 @@ MOMENTS = ("rollout", "update", "publish", "save")
 SIGNS = {
     "worker": "ray::Player",
     "host": "ray::RankHost",
-    "rank": "kapelle.cluster.lifeline",
+    "rank": "kapelle.runtime.process_tree",
     "driver": "kapelle.cluster.driver",
     "gcs": "gcs_server",
     "raylet": "raylet/raylet",
@@ -70,14 +70,14 @@ def kill(victim: str) -> None:
 
 
 def _armed(moment: str, victim: str, done: Path) -> None:
-    from kapelle.cluster.crew import Crew
+    from kapelle.cluster.ray_workers import RayWorkers
     from kapelle.training.loop import Loop
     from kapelle.training.progress import Progress
 
     places: dict[str, tuple[type, str]] = {
-        "rollout": (Crew, "_ask"),
+        "rollout": (RayWorkers, "_ask"),
         "update": (Loop, "_learn"),
-        "publish": (Crew, "load"),
+        "publish": (RayWorkers, "load"),
         "save": (Progress, "save"),
     }
     kind, name = places[moment]

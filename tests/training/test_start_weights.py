@@ -9,9 +9,8 @@ from tests.support.tiny import same_bits
 
 from kapelle.cli.arguments import EVERYONE, start_words
 from kapelle.errors import CheckpointError, ConfigError, ModelError
-from kapelle.settings import keeping
-from kapelle.settings.keeping import by_agent
-from kapelle.settings.schema import PastAdapter
+from kapelle.settings import schema
+from kapelle.settings.schema import PastAdapter, by_agent
 from kapelle.training.trainer import Trainer
 
 
@@ -33,7 +32,7 @@ def begun(start: Any, tmp_path: Path, **over: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_what_is_named_is_found(trained: Path, tmp_path: Path) -> None:
-    assert EVERYONE == keeping.EVERYONE
+    assert EVERYONE == schema.EVERYONE
     assert by_agent("runs/a") == {"*": "runs/a"}
     assert start_words(None) == []
     assert start_words(["runs/a", "critic=b", "./x=y/z"]) == ['start_from={"*": "./x=y/z", "critic": "b"}']

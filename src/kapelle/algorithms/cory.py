@@ -23,8 +23,7 @@ from pydantic import Field, field_validator
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError
 from kapelle.rows import Learners
-from kapelle.settings.base import Settings
-from kapelle.settings.sections import AlgorithmSettings, Plugged
+from kapelle.settings.base import AlgorithmSettings, Plugged, Settings
 from kapelle.team import Team
 
 

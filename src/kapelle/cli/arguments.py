@@ -29,7 +29,7 @@ NEW = (
 # -------- The arguments of `kapelle runs`, and what other commands declare in the same way
 
 EVERYONE = "*"
-"""As in `settings.keeping`, which is not imported here: `--help` answers at once."""
+"""As in `settings.schema`, which is not imported here: `--help` answers at once."""
 ONE_OBJECT = "print one JSON object"
 
 

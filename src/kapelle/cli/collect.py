@@ -23,7 +23,7 @@ from kapelle.errors import ConfigError, DataError, OutputError
 from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
-    from kapelle.cli.player import Player
+    from kapelle.cli.named import Player
     from kapelle.runs.exports import Balance, Survey
 
 
@@ -38,7 +38,7 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
-    from kapelle.cli.player import open_player
+    from kapelle.cli.named import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
     from kapelle.runs.exports import answer_rows, balance, dump_rows
@@ -234,7 +234,7 @@ def _nothing(least: float, counts: Counts) -> str:
 
 
 def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> None:
-    from kapelle.cli.player import open_player
+    from kapelle.cli.named import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
     from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows

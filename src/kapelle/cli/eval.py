@@ -16,7 +16,7 @@ from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.named_checkpoint import split_run
 
 if TYPE_CHECKING:
-    from kapelle.cli.player import Player
+    from kapelle.cli.named import Player
     from kapelle.evaluation.evaluate import Baseline, Evaluation
     from kapelle.metrics.statistics import Rate
 
@@ -29,7 +29,7 @@ NAMES = 26
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result."""
     hush()
-    from kapelle.cli.player import open_player
+    from kapelle.cli.named import open_player
     from kapelle.evaluation.evaluate import (
         choose_tasks,
         compute_matched,

@@ -120,8 +120,7 @@ def seconds_of(text: str) -> int:
 def _check_recipe(arguments: argparse.Namespace) -> str:
     """Raise the first error that the training would meet before it starts; return the name of the recipe."""
     from kapelle.cli.source import find_stages, read_source
-    from kapelle.setup.preparation import prepare
-    from kapelle.setup.programs import without_programs
+    from kapelle.setup.preparation import prepare, without_programs
     from kapelle.training.stages import check_weights
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)

@@ -36,8 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(*, as_json: bool) -> int:
     from kapelle.settings.overlays import parse_yaml
-    from kapelle.setup.base_model import REAL
-    from kapelle.setup.recipe import builtin_recipes
+    from kapelle.setup.recipe import REAL, builtin_recipes
 
     descriptions = {}
     for name, text in builtin_recipes().items():

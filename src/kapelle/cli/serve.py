@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kapelle.cli.arguments import SESSION_IDLE, WORLD_IDLE
-from kapelle.cli.environments import environment_named
+from kapelle.cli.named import environment_named
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,8 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError("`--processes N` says how many processes `--launch` starts; give both.")
     if arguments.launch is not None and not arguments.dry_run:
-        launcher = importlib.import_module(f"kapelle.cli.{arguments.launch}")
-        return int(launcher.launch(arguments))
+        from kapelle.cli.train_launch import launch_ray, launch_torchrun
+
+        return launch_ray(arguments) if arguments.launch == "ray" else launch_torchrun(arguments)
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)
     if staged is not None and arguments.dry_run:
@@ -87,8 +87,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.models.renderer import light_renderer
     from kapelle.planning.planned_run import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
-    from kapelle.setup.preparation import prepare
-    from kapelle.setup.programs import without_programs
+    from kapelle.setup.preparation import prepare, without_programs
     from kapelle.signals.reference import ReferenceLogProbs
     from kapelle.training.stages import check_weights
 

@@ -64,7 +64,7 @@ def _looked_at(settings: S, *, start: bool) -> S:
     """Return the settings that are checked: without the programs that they name, unless these are to be started."""
     if start:
         return settings
-    from kapelle.setup.programs import without_programs
+    from kapelle.setup.preparation import without_programs
 
     checked, left_out = without_programs(settings)
     for program in left_out:

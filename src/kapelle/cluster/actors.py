@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ConfigError, EngineError
-from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import Resources
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5

@@ -1,6 +1,6 @@
 """The process that speaks to Ray for a run: it places actors, starts the ranks, and shows what they print.
 
-`guard.py` starts it and ends what it may leave.
+`launcher.py` starts it and ends what it may leave.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from types import FrameType
 from typing import Any
 
 from kapelle.cluster.actors import Actor, ActorLost, Asked, Connection, first_answered
-from kapelle.cluster.lifeline import end_session, hold_on
-from kapelle.cluster.placed import Placed, lay_out
+from kapelle.cluster.placement import Placement, lay_out
 from kapelle.cluster.ranks import SHARED, RankHost
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.machine import versions_of
-from kapelle.settings.cluster import RayConfig
+from kapelle.runtime.process_tree import end_session, end_with_stdin
+from kapelle.settings.schema import RayConfig
 
 EXIT_WRONG = 2
 LOOK = 0.2
@@ -49,11 +49,11 @@ class _Rank:
 
 
 def main() -> None:
-    """Run what the first argument says (see `guard.launch`) and end this process with the run's exit code."""
+    """Run what the first argument says (see `launcher.launch`) and end this process with the run's exit code."""
     order = json.loads(sys.argv[1])
     folder = Path(order["folder"])
     session = os.getsid(0)
-    hold_on(lambda: end_session(session))
+    end_with_stdin(lambda: end_session(session))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _note)
     try:
@@ -94,7 +94,8 @@ def _run(order: dict[str, Any], folder: Path) -> int:
         bundles, places = lay_out(config, count, int(order["worlds"]))
         name = f"kapelle-{secrets.token_hex(8)}"
         connection.place(name, bundles, spread=config.spread, seconds=config.timeout, grows=not own)
-        ranks = _hosts(connection, config, count)
+        hosts = [connection.actor(RankHost, bundle, config.trainer) for bundle in range(count)]
+        ranks = [_Rank(number, host, host.ask("about")) for number, host in enumerate(hosts)]
         where = [_answer_within(rank, config.timeout) for rank in ranks]
         _check_versions(where)
         first = {
@@ -103,7 +104,7 @@ def _run(order: dict[str, Any], folder: Path) -> int:
             "WORLD_SIZE": str(count),
         }
         for rank, place in zip(ranks, places, strict=True):
-            placed = Placed(connection.address, connection.namespace, name, place)
+            placed = Placement(connection.address, connection.namespace, name, place)
             # Of the machine's GPUs a rank sees its own alone.
             seat = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
             rank.host.ask("start", order["words"], seat, order["cwd"], order["path"]).answer()
@@ -112,11 +113,6 @@ def _run(order: dict[str, Any], folder: Path) -> int:
         raise EngineError(f"An actor was lost while the run was started: {lost}") from None
     finally:
         connection.leave()
-
-
-def _hosts(connection: Connection, config: RayConfig, count: int) -> list[_Rank]:
-    hosts = [connection.actor(RankHost, bundle, config.trainer) for bundle in range(count)]
-    return [_Rank(number, host, host.ask("about")) for number, host in enumerate(hosts)]
 
 
 def _answer_within(rank: _Rank, seconds: float) -> dict[str, Any]:

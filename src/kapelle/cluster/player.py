@@ -1,4 +1,4 @@
-"""An actor that plays whole groups of episodes for a rank of the trainer, with weights that it is given (`crew.py`)."""
+"""An actor that plays whole groups of episodes for a rank of the trainer, with weights that it is given (`ray_workers.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import Resources
 
 if TYPE_CHECKING:
     from kapelle.rollout.replica import Elsewhere

@@ -23,7 +23,7 @@ from kapelle.runtime.machine import versions_of
 SHARED = ("kapelle", "torch", "transformers", "ray")
 """What all machines of a run must have the same versions of."""
 TRAIN = (
-    "import sys; sys.path[:] = {path!r}; from kapelle.cluster.lifeline import hold_on; hold_on(); "
+    "import sys; sys.path[:] = {path!r}; from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); "
     "from kapelle.cli import main; raise SystemExit(main())"
 )
 """What the process of a rank runs."""

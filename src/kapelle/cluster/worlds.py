@@ -17,7 +17,7 @@ from contextlib import suppress
 from kapelle.cluster.actors import Actor, ActorLost, Connection
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.pool import LOOK, HeldHere, Hold
-from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
 """Bytes that are passed on at a time."""

@@ -58,7 +58,7 @@ class Comparison:
 
     def draw(self) -> Path:
         """Write `compare.svg` and return its path; ConfigError without matplotlib."""
-        from kapelle.comparison.plot import draw
+        from kapelle.comparison.results import draw
 
         # Where one seat wins what the others lose, each has a panel of its own: their mean is always the same.
         seats: list[str | None] = [None]

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Settings
-from kapelle.settings.sections import EnvironmentSettings, Plugged
+from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Message, Split, Task
 
 

@@ -31,8 +31,7 @@ from kapelle.environment import (
 )
 from kapelle.environments.inner_questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Settings
-from kapelle.settings.sections import EnvironmentSettings, Plugged
+from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Json, Message, Split, Task
 
 

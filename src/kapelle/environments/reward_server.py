@@ -36,8 +36,7 @@ from kapelle.grading.served_scores import ServedScores
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import patience_here, within
-from kapelle.settings.addresses import Address
-from kapelle.settings.base import FREE, FROM_HERE_ON
+from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Split, Task
 
 

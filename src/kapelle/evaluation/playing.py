@@ -9,8 +9,7 @@ from kapelle import environments
 from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, RunConfig
-from kapelle.setup.endpoints import check_endpoints
-from kapelle.setup.preparation import prepare
+from kapelle.setup.preparation import check_endpoints, prepare
 from kapelle.setup.recipe import lay_over, load_recipe
 
 MAX_TOKENS = 512

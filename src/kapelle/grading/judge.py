@@ -19,8 +19,7 @@ from kapelle.grading.text.extraction import said
 from kapelle.grading.verdict import Grade, no_answer, ungraded
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.http import post_with_retries
-from kapelle.settings.addresses import Address
-from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
+from kapelle.settings.base import FREE, FROM_HERE_ON, Address, Settings
 from kapelle.types import Message, conversation
 
 if TYPE_CHECKING:

@@ -159,6 +159,29 @@ def end_with_parent(
     threading.Thread(target=watch, name="kapelle-parent", daemon=True).start()
 
 
+def end_with_stdin(last: Callable[[], None] = lambda: None) -> None:
+    """End this process once its standard input is closed, after `last`: a pipe, which closes when the one that holds it ends."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 1):
+                pass
+        try:
+            last()
+        finally:
+            os._exit(EXIT_ALONE)
+
+    threading.Thread(target=watch, name="kapelle-parent", daemon=True).start()
+
+
+def end_session(session: int) -> None:
+    """Kill the processes of a session, except this one."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(entry.name)) == session and int(entry.name) != os.getpid():
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
 class LifeSigns:
     """Signs of life of a process on this machine; `look` again and again."""
 

@@ -6,14 +6,24 @@ field `name` identifies it; `runtime/plugins.py` finds the class for a name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+from urllib.parse import parse_qsl, urlsplit
 
 import pydantic
+from pydantic import AfterValidator, GetCoreSchemaHandler, SerializeAsAny
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from kapelle.algorithm import Algorithm
+from kapelle.environment import Environment
 from kapelle.errors import did_you_mean
+from kapelle.runtime.credentials import is_secret
+from kapelle.workflow import Workflow
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 
 class MayChange(Enum):
@@ -73,3 +83,79 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
         kind = PydanticCustomError(problem["type"], "{said}", {"said": said})
         details.append({"type": kind, "loc": problem["loc"], "input": problem["input"]})
     return pydantic.ValidationError.from_exception_data(model.__name__, details)
+
+
+# -------- Addresses of servers in settings: without secrets, because settings are stored, shown and quoted in errors.
+
+NO_URL = "it is no http(s) URL, such as http://localhost:8000/v1"
+
+
+def open_address(value: str) -> str:
+    """Return an http(s) URL without secrets; ValueError, which does not repeat them, for another text."""
+    try:
+        parts = urlsplit(value)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ValueError(NO_URL) from None
+    if not named or any(ord(character) <= 32 or ord(character) == 127 for character in value):
+        raise ValueError(NO_URL)
+    given = parse_qsl(parts.query) + parse_qsl(parts.fragment)
+    secret = next((name for name, _ in given if is_secret(name)), None)
+    if "@" in parts.netloc or secret is not None:
+        where = "a user or password before its host" if secret is None else f"the parameter `{secret}`"
+        raise ValueError(
+            f"it has {where}, which would be stored with the run. Put the secret into an environment variable and name "
+            "that variable (`api_key_env`, or `key_env` of a tool)"
+        )
+    return value
+
+
+Address = Annotated[str, AfterValidator(open_address)]
+"""A setting that is such a URL."""
+
+
+# -------- Types of a run's sections: settings of a plug-in, together with what the plug-in can do.
+#
+# A section (`environment`, `workflow`, `algorithm`) holds settings of the class that its `name` finds. Its type covers
+# both: it is settings, and it is an environment, a workflow, or a builder of an algorithm.
+
+
+class Section(Protocol):
+    """Settings of any plug-in."""
+
+    @property
+    def name(self) -> str:
+        """The name by which its class is found; a settings field."""
+        ...
+
+    def model_dump(self, *, mode: str = "python", exclude: Any = None) -> dict[str, Any]:
+        """Return the settings as plain values, without those in `exclude`."""
+        ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """Return the same settings with some of them replaced."""
+        ...
+
+
+class EnvironmentSettings(Section, Environment, Protocol):
+    """The section `environment`."""
+
+
+class WorkflowSettings(Section, Workflow, Protocol):
+    """The section `workflow`."""
+
+
+class AlgorithmSettings(Section, Protocol):
+    """The section `algorithm`."""
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        ...
+
+
+class Plugged:
+    """Marks a field whose type states what a plug-in can do: it holds any `Settings` and is written with all their fields."""
+
+    def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic validates and writes the field."""
+        return handler.generate_schema(SerializeAsAny[Settings])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from kapelle.settings.cluster import Resources
 from kapelle.settings.schema import (
     AgentConfig,
     DType,
@@ -17,6 +16,7 @@ from kapelle.settings.schema import (
     PastAdapter,
     PerTurn,
     RateConfig,
+    Resources,
     SamplingConfig,
     Schedule,
 )

@@ -11,21 +11,112 @@ from copy import copy
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, create_model, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator
 
 from kapelle.runtime.deadlines import Patience
-from kapelle.settings.addresses import Address
-from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
-from kapelle.settings.cluster import RayConfig
-from kapelle.settings.keeping import CheckpointConfig, EpisodesConfig, RecordConfig, StartFrom, TrackerConfig
-from kapelle.settings.sections import (
+from kapelle.settings.base import (
+    FREE,
+    FROM_HERE_ON,
+    Address,
     AlgorithmSettings,
     EnvironmentSettings,
     Plugged,
     Section,
+    Settings,
     WorkflowSettings,
 )
 from kapelle.team import ALL_LINEAR
+
+# -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
+
+EVERYONE = "*"
+"""In `start_from`: every policy that is trained and has no entry of its own."""
+
+
+def by_agent(value: object) -> object:
+    """Return `start_from` as a mapping where one folder is named for all."""
+    return {EVERYONE: value} if isinstance(value, str) else value
+
+
+StartFrom = Annotated[dict[str, str], BeforeValidator(by_agent)]
+
+
+class CheckpointConfig(Settings):
+    """When to save checkpoints and how many to keep."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps between checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+    best: str | None = None
+    """Metric of evaluations, or else of steps, whose best checkpoint is kept beside the newest: `success`, `reward/solver`. One is
+    saved after every evaluation that is better than all before."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Whether the best value of `best` is the highest or the lowest."""
+    background: bool = False
+    """Whether the next steps are taken while a checkpoint is written, from a copy in the machine's memory. One is written at a
+    time; it counts when it is sealed."""
+
+
+class EpisodesConfig(Settings):
+    """How long recorded episodes are kept; older ones are deleted after a checkpoint, in whole files of up to 16 steps."""
+
+    keep: int | None = Field(default=None, ge=1)
+    """Newest training steps whose episodes and traces are kept for certain; null keeps all."""
+    keep_evaluations: int | None = Field(default=None, ge=1)
+    """Newest training steps whose evaluations' episodes are kept for certain; null keeps all."""
+
+
+class RecordConfig(Settings):
+    """What a run records for people who look at it, beside what it needs itself."""
+
+    credit_episodes: int = Field(default=2, ge=0)
+    """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
+    groups whose returns differ most. 0 keeps none."""
+
+
+class TrackerConfig(Settings):
+    """A tracker in addition to the files of the run directory."""
+
+    name: Literal["tensorboard", "wandb", "mlflow", "trackio"]
+    project: str = "kapelle"
+    """Name of the project, or of MLflow's experiment."""
+    offline: bool = True
+    """Keep everything on this machine, where the tracker can."""
+    transcripts: int = Field(default=10, ge=0)
+    """Steps between two tables of what a few episodes' agents said; 0 sends none."""
+
+
+# -------- A cluster that Ray places a run on (`kapelle train … --launch ray`).
+
+
+class Resources(Settings):
+    """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
+
+    cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    """Cores; also the number of threads that torch uses, at least one."""
+    gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
+
+
+class RayConfig(Settings):
+    """What `--launch ray` places on a cluster, and what each of it takes."""
+
+    address: str | None = None
+    """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
+    rollout_workers: int = Field(default=1, ge=0)
+    """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
+    trainer: Resources = Resources()
+    """What each rank of the trainer takes."""
+    rollout: Resources = Resources()
+    """What each rollout worker takes."""
+    environment: Resources = Resources()
+    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
+    spread: bool = False
+    """Whether actors are put on as many machines as possible; otherwise on as few."""
+    timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
+    """Seconds that the cluster has to find room for all of them, and each actor to start."""
+
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Allowed names of agents and adapters: prompts put them in braces, files and metrics contain them."""

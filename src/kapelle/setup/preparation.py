@@ -7,29 +7,251 @@ engine = build_engine(config, models, prepared.team)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Connecting, Doubting, Skipping, offers
+from kapelle.environments.bounded_worlds import task_of
+from kapelle.environments.reward_server import RewardServer
+from kapelle.environments.tools.mcp import Mcp
+from kapelle.errors import ConfigError, ContextError, EpisodeError
+from kapelle.grading.judge import JudgeEndpoint
 from kapelle.metrics.definitions import misspelt
-from kapelle.models.outline import Outline, check_adapters, read_outlines
+from kapelle.models.checksums import verify_folder
+from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
 from kapelle.models.renderer import ReadRenderer, load_renderer
-from kapelle.models.weight_files import check_files
-from kapelle.setup.endpoints import check_endpoints, check_keys
-from kapelle.setup.looking_into import looked_into
-from kapelle.setup.prompts import check_prompts
+from kapelle.models.weight_files import check_files, folder_of
+from kapelle.rows import ReadsTokens
+from kapelle.runtime.credentials import bearer
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.http import Answer, error_message, exchange
+from kapelle.settings.base import Settings
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run
-from kapelle.team import Team
+from kapelle.team import Agent, Team
+from kapelle.types import Message, Task
 from kapelle.workflow import CountsTurns
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
-    from kapelle.settings.schema import RunConfig
+    from kapelle.models.renderer import ChatRenderer
+
+
+# -------- What only `validate` does before weights are loaded, because a run does it when it loads them: looking into every file.
+
+
+def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]) -> Iterator[str]:
+    """Yield what was found in the files of each model and adapter; ModelError for what could not be loaded."""
+    for path, outline in {path: models[base] for base, path in team.bases.items()}.items():
+        if path in given or path == "embedded":
+            continue
+        folder = folder_of(path)
+        if folder is None:
+            yield f"{path}: not downloaded yet, so its weights are not checked"
+            continue
+        unchanged = verify_folder(folder)
+        yield f"{path}: {_tried(path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
+    for policy in team.every.values():
+        if policy.past is not None and verify_folder(Path(policy.past)):
+            yield f"{policy.past}: as kapelle wrote it"
+
+
+def _tried(path: str, outline: Outline) -> str:
+    """Return a phrase that says what was tried with a model's files."""
+    later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
+    if outline_of_settings(read_settings(path)) is None:
+        from kapelle.models.loading_checks import check_architecture
+
+        if not check_architecture(path):
+            later.append("the output head (no small model can be made of these settings)")
+    return (
+        f"files whole; {' and '.join(later)} checked when it is loaded"
+        if later
+        else "files whole, weights fit"
+    )
+
+
+# -------- Whether agents' prompts fit their models: read with the models' tokenisers, before a model is loaded.
+
+
+def check_prompts(
+    config: RunConfig,
+    team: Team,
+    given: Mapping[str, LanguageModel] | None = None,
+    problems: int = 64,
+    renderer_of: ReadRenderer = load_renderer,
+) -> tuple[str, ...]:
+    """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
+
+    Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it. Returns what is to
+    be said of the models' chat templates and of answers that have less room than `max_tokens`.
+    """
+    environment = config.environment
+    memory = {path: model.renderer for path, model in (given or {}).items()}
+    renderers = {
+        path: memory.get(path) or renderer_of(path, config.model) for path in set(team.bases.values())
+    }
+    _check_readers(config, team, renderers)
+    longest: dict[str, int] = {}
+    readers = [(agent, team.policy(agent.name)) for agent in team.agents]
+    here = [(agent, renderers[team.bases[p.base]]) for agent, p in readers if p.endpoint is None]
+    for split in ("train", "test"):
+        size = environment.size(split)
+        for index in range(min(problems, problems if size is None else size)):
+            task = task_of(environment, split, index)
+            for agent, renderer in here:
+                tokens = _tokens(agent, task, renderer)
+                longest[agent.name] = max(tokens, longest.get(agent.name, 0))
+    notes = [note for renderer in renderers.values() for note in renderer.notes]
+    for agent, renderer in here:
+        tokens, most = longest.get(agent.name, 0), agent.sampling.max_tokens
+        if tokens + most > renderer.context:
+            several = " An episode fails whose next prompt does not fit with it." if len(here) > 1 else ""
+            notes.append(
+                f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
+                f"{renderer.context - tokens} fit: the model reads {renderer.context}. A longer answer is cut off there.{several}"
+            )
+    need = config.algorithm.build().critic
+    if need is not None and need.view == "central":
+        most = sum(longest.get(agent.name, 0) + agent.sampling.max_tokens for agent, _ in here)
+        reads = min(renderers[team.bases[critic.base]].context for critic in team.critics.values())
+        if most > reads:
+            notes.append(
+                f"The central critic reads what all agents read and wrote: first prompts and answers of `max_tokens` are {most} "
+                f"tokens, and its model reads {reads}. A run stops at the first episode that is longer for its critic."
+            )
+    return tuple(dict.fromkeys(notes))
+
+
+def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
+    """Return the tokens of an agent's first prompt for a task; ContextError when no answer fits after it."""
+    messages = [Message("system", agent.system)] if agent.system else []
+    messages.append(Message("user", (agent.prompt or "{question}").replace("{question}", task.question)))
+    try:
+        tokens = len(renderer.start(messages))
+    except ContextError as error:
+        raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
+    if tokens >= renderer.context:
+        raise ContextError(
+            f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads "
+            f"{renderer.context}. Use a model with a longer context (`model.embedded.context` for the "
+            "embedded one), or shorter prompts."
+        )
+    return tokens
+
+
+def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
+    """Refuse weights beside the team for which the token ids of the policies that they read mean other texts."""
+    for signal in config.algorithm.build().needs:
+        pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
+        for policy, reader in pairs.items():
+            own, other = (team.bases[team.every[name].base] for name in (policy, reader))
+            if not renderers[own].same_tokens(renderers[other]):
+                raise ConfigError(
+                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another "
+                    f"vocabulary: its log-probs would be of other texts. Name a model of the same family as the "
+                    f"{reader.split(':')[0]} of '{policy}'."
+                )
+
+
+# -------- Whether the servers that a run asks are there: tried before models load, because a run without them earns nothing.
+
+SECONDS = 5.0
+"""For a server to answer in."""
+
+
+class Asked(NamedTuple):
+    """A server that a run will ask."""
+
+    who: str
+    """What it is in the team."""
+    url: str
+    probe: str
+    """What is fetched to see whether it is there; whether there is such a page does not matter."""
+    key_env: str
+    """Environment variable that holds its key."""
+
+
+def check_endpoints(team: Team, environment: object) -> list[str]:
+    """Return the addresses of all servers that a run will ask; ConfigError for one that is not there or refuses the key."""
+    asked = check_keys(team, environment)
+    if not asked:
+        return []
+
+    async def all_of_them() -> list[str | None]:
+        return list(await asyncio.gather(*map(_fault, asked)))
+
+    for server, fault in zip(asked, run_async(all_of_them), strict=True):
+        if fault is not None:
+            raise ConfigError(f"{server.who} at {server.url} {fault}")
+    return [server.url for server in asked]
+
+
+def check_keys(team: Team, environment: object) -> list[Asked]:
+    """Return the servers that a run will ask, asking none; ConfigError for one whose key others on the network could read."""
+    asked = [*_endpoints(team), *_graders(environment)]
+    for server in asked:
+        try:
+            bearer(server.key_env, server.url)
+        except ConfigError as error:
+            raise ConfigError(f"{server.who}: {error}") from None
+    return asked
+
+
+def _endpoints(team: Team) -> Iterator[Asked]:
+    found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
+    for endpoint, name in found.items():
+        url = endpoint.url
+        yield Asked(
+            f"The endpoint of policy '{name}'", url, f"{url.rstrip('/')}/models", endpoint.api_key_env
+        )
+
+
+def _graders(settings: object) -> Iterator[Asked]:
+    """Yield the servers that grade, at any depth of an environment's settings."""
+    if isinstance(settings, JudgeEndpoint):
+        url = settings.endpoint
+        yield Asked("The judge", url, f"{url.rstrip('/')}/models", settings.api_key_env)
+        return
+    if isinstance(settings, RewardServer):
+        yield Asked("The reward server", settings.address, settings.address, settings.token_env)
+    inner = [value for _, value in settings] if isinstance(settings, BaseModel) else []
+    inner += settings.values() if isinstance(settings, Mapping) else []
+    inner += settings if isinstance(settings, list | tuple) else []
+    for value in inner:
+        yield from _graders(value)
+
+
+async def _fault(server: Asked) -> str | None:
+    """Return what is wrong with a server, and what to do; None where it answers."""
+    import httpx
+
+    headers = bearer(server.key_env, server.url)
+    try:
+        answer = await exchange("GET", server.probe, None, headers, SECONDS)
+    except EpisodeError as error:
+        return f"does not answer: {error}. Start it, or mend its address."
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        return f"does not answer: {reason}. Start it, or mend its address."
+    return _refused(answer, server.key_env, given=bool(headers))
+
+
+def _refused(answer: Answer, key_env: str, *, given: bool) -> str | None:
+    if answer.status in (401, 403):
+        held = f"in ${key_env}" if given else f"(${key_env} is empty)"
+        return f"refuses the key {held}: HTTP {answer.status}. Put its key into that variable."
+    if answer.status >= 500:
+        return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or start it again."
+    return None
+
 
 PROMPTS = 64
 """Tasks of each split whose first prompts are checked for length."""
@@ -172,3 +394,33 @@ def rows_left_out(config: RunConfig) -> list[str]:
 
 def _many(size: int | None) -> str:
     return "as many tasks as are asked for" if size is None else f"{size} tasks"
+
+
+# -------- Programs and servers that settings name and a run would start or ask: left out where a recipe is only looked at.
+
+S = TypeVar("S")
+
+
+def without_programs(settings: S) -> tuple[S, list[str]]:
+    """Return settings without the MCP servers among their tools, and what stands for each: its command or its address."""
+    left_out: list[str] = []
+    changed: S = _without(settings, left_out)
+    return changed, left_out
+
+
+def _without(value: Any, left_out: list[str]) -> Any:
+    """Return a value of settings without servers; the same object if it has none."""
+    if isinstance(value, Settings):
+        own = {name: getattr(value, name) for name in type(value).model_fields}
+        found = {name: _without(each, left_out) for name, each in own.items()}
+        changed = {name: each for name, each in found.items() if each is not own[name]}
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, Mapping):
+        inner = {key: _without(each, left_out) for key, each in value.items()}
+        return inner if any(inner[key] is not value[key] for key in inner) else value
+    if isinstance(value, tuple):
+        left_out += [each.server for each in value if isinstance(each, Mcp)]
+        kept = tuple(_without(each, left_out) for each in value if not isinstance(each, Mcp))
+        same = len(kept) == len(value) and all(one is other for one, other in zip(kept, value, strict=True))
+        return value if same else kept
+    return value

@@ -7,7 +7,7 @@ Errors name the key, the file that set it and the closest known key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -20,20 +20,131 @@ import yaml
 
 from kapelle.algorithm import algorithm_class
 from kapelle.algorithms.distill import Distill
-from kapelle.engines.rollout.protocol import engine_class
-from kapelle.engines.train.protocol import train_engine_class
-from kapelle.environment import environment_class
-from kapelle.errors import ConfigError
+from kapelle.engines.rollout.protocol import EngineSettings, engine_class
+from kapelle.engines.train.protocol import TrainEngineSettings, train_engine_class
+from kapelle.environment import Environment, environment_class
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
-from kapelle.settings.base import Settings
-from kapelle.settings.messages import check_sections, explain, models_in
-from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
+from kapelle.runs.reader import is_run, tag_hint
+from kapelle.settings.base import AlgorithmSettings, Settings
+from kapelle.settings.messages import check_sections, explain, models_in, settings_named
+from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
-from kapelle.setup.base_model import REAL, no_real_values, own_warmup_left_out
-from kapelle.setup.recipe_faults import check_class, no_recipe
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.workflow import workflow_class
+from kapelle.workflow import Workflow, workflow_class
 from kapelle.workflows.dag_file import fitted, is_workflow_file, read_workflow
+
+# -------- Which parts of a recipe belong to the embedded model, and what happens to them with another model.
+#
+# Recipes train the embedded model from nothing in minutes: a supervised warm-up of all its weights, learning rates of
+# 1e-3, answers of ten tokens. A recipe's section `real` holds the values for a pretrained model; `--real` lays it over
+# the recipe. Even without it, another `model.path` leaves out the recipe's own warm-up.
+
+REAL = "real"
+"""The section of a recipe that is laid over the rest by `--real`."""
+LEFT_OUT = "left out: the recipe's own is for the embedded model"
+"""Origin of a warm-up that is left out for another model."""
+
+
+def own_warmup_left_out(
+    values: dict[str, Any], origin: dict[str, str], own: frozenset[str]
+) -> tuple[str, ...]:
+    """Remove, in place, a warm-up that only the recipe itself asks for, where the base is not the embedded model.
+
+    `own` are the origins that count as the recipe itself. Returns notes for the user.
+    """
+    path, warmup = _path(values), values.get("warmup")
+    if path == "embedded" or not isinstance(warmup, Mapping):
+        return ()
+    asked = sorted(
+        {
+            source
+            for key, source in origin.items()
+            if (key == "warmup" or key.startswith("warmup.")) and source not in own
+        }
+    )
+    if asked or not own:
+        source = ", ".join(asked) or "the run's settings"
+        details = ", ".join(f"{key} {value}" for key, value in warmup.items())
+        return (f"warm-up: of all weights of {path} ({details}), as asked for by {source}.",)
+    values["warmup"] = None
+    replace_origin(origin, "warmup", None, LEFT_OUT)
+    note = f"warm-up: left out; the recipe's is for the embedded model and would move all weights of {path}"
+    return (f"{note}. Set warmup.steps=N to have one all the same.",)
+
+
+def no_real_values(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes for the user where a recipe with a section `real` runs another model without it."""
+    path = _path(values)
+    if path == "embedded":
+        return ()
+    note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
+    return (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
+
+
+def _path(values: Mapping[str, Any]) -> str:
+    model = values.get("model")
+    path = model.get("path") if isinstance(model, Mapping) else None
+    return "embedded" if path is None else str(path)
+
+
+# -------- Faults that are found before values are checked: a word that names no recipe, a class that lacks something.
+
+_CONTRACTS = {
+    "environment": Environment,
+    "workflow": Workflow,
+    "algorithm": AlgorithmSettings,
+    "engine": EngineSettings,
+    "train_engine": TrainEngineSettings,
+}
+"""Section → what its class has to offer."""
+
+
+def no_recipe(word: str, recipes: Iterable[str]) -> ConfigError:
+    """Return the error for a word that names no recipe: a setting without its value, a run, a folder, a misspelling."""
+    path = Path(word)
+    if is_run(path):
+        return ConfigError(
+            f"'{word}' is a run. Continue it with `kapelle train --resume {word}`; its settings alone are {path / 'config.yaml'}."
+        )
+    if tag_hint(path):
+        return ConfigError(
+            f"'{word}' is a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {word}`."
+        )
+    if path.is_dir():
+        return ConfigError(f"'{word}' is a folder. Name the YAML file in it that is the recipe.")
+    if path.suffix == ".json":
+        return ConfigError(f"Recipe file {word} cannot be read: No such file or directory.")
+    key = re.match(r"[A-Za-z_][\w.]*", word)
+    if (
+        key is not None
+        and not re.fullmatch(r"\w+", word)
+        and key[0].partition(".")[0] in RunConfig.model_fields
+    ):
+        return ConfigError(
+            f"'{word}' is neither a recipe nor a setting, which has no spaces: write {key[0].rstrip('.')}=VALUE."
+        )
+    hint = did_you_mean(word, recipes)
+    named = [] if hint.startswith(" Did you mean") else settings_named(word)
+    if named:
+        hint = f" Did you mean the setting {named[0]}=VALUE?"
+    elif not hint.startswith(" Did you mean"):
+        hint += " `kapelle recipes ls` lists them; a recipe of your own is a YAML file."
+    return ConfigError(f"Unknown recipe '{word}'.{hint}")
+
+
+def check_class(section: str, name: str, found: type) -> None:
+    """Raise ConfigError for a class that is no settings, or lacks what its section asks of it."""
+    if not issubclass(found, Settings):
+        raise ConfigError(f"The {section} '{name}' must be a subclass of kapelle.Settings.")
+    parts = [part for part in vars(_CONTRACTS[section]) if not part.startswith("_")]
+    missing = [part for part in parts if not hasattr(found, part) and part not in found.model_fields]
+    if missing:
+        raise ConfigError(
+            f"The {section} '{name}' has no `{'`, no `'.join(missing)}`. Add what is missing to the class "
+            f"{found.__name__}; docs/make_your_own.md shows one."
+        )
+
 
 M = TypeVar("M", bound=Settings)
 

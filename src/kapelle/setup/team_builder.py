@@ -115,7 +115,15 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             places.put(REWARD_BASE, model.dtype, model.device, "reward_model.device")
             critics[VERIFIER] = _saved_critic(verifier.folder, REWARD_BASE)
         else:
-            critics[VERIFIER] = _verifier(verifier.folder, config.team, policies, bases, places)
+            # The critic that a folder holds; it is not trained here, and uses a base that
+            # nothing trains.
+            moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
+            base = (
+                _placed(BASE, config.team, bases, places)
+                if moving is None
+                else _still_base(moving, config.team, bases, places)
+            )
+            critics[VERIFIER] = _saved_critic(verifier.folder, base)
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
@@ -176,23 +184,19 @@ def _policy(
 
         return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
-        return _own_model(seat.name, weights, lora, bases, places)
+        # A model that is trained in full belongs to its agent; others are loaded once for all agents. The prefixes
+        # keep both apart from `base`, whatever an agent or a folder is called.
+        kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
+        base = f"own:{seat.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
+        bases[base] = weights.model
+        places.put(base, weights.dtype, weights.device, f"weights.device` of agent `{seat.name}")
+        if weights.train == "lora":
+            return Policy(seat.name, base, lora)
+        name = seat.name if weights.train == "full" else f"frozen:{weights.model}{kind}"
+        return Policy(name, base, None, trained=weights.train == "full")
     if weights == "lora":
         return Policy(seat.name, BASE, lora)
     return Policy(weights, BASE, None, trained=weights == "shared")
-
-
-def _own_model(agent: str, weights: OwnModel, lora: Lora, bases: dict[str, str], places: Places) -> Policy:
-    # A model that is trained in full belongs to its agent; others are loaded once for all agents. The prefixes
-    # keep both apart from `base`, whatever an agent or a folder is called.
-    kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
-    base = f"own:{agent}" if weights.train == "full" else f"model:{weights.model}{kind}"
-    bases[base] = weights.model
-    places.put(base, weights.dtype, weights.device, f"weights.device` of agent `{agent}")
-    if weights.train == "lora":
-        return Policy(agent, base, lora)
-    name = agent if weights.train == "full" else f"frozen:{weights.model}{kind}"
-    return Policy(name, base, None, trained=weights.train == "full")
 
 
 def _critics(
@@ -230,15 +234,6 @@ def _critics(
             name, base, _lora(team.critic_lora), rate=_critic_rate(owner, critic_of, seats)
         )
     return critics, critic_of
-
-
-def _verifier(
-    folder: str, team: TeamConfig, policies: Mapping[str, Policy], bases: dict[str, str], places: Places
-) -> Critic:
-    """Return the critic that a folder holds; it is not trained here, and uses a base that nothing trains."""
-    moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
-    base = _placed(BASE, team, bases, places) if moving is None else _still_base(moving, team, bases, places)
-    return _saved_critic(folder, base)
 
 
 def _saved_critic(folder: str, base: str) -> Critic:

@@ -32,8 +32,7 @@ from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.named_checkpoint import check_start, check_verifier, weights_of
 from kapelle.runs.reader import is_run, read_latest, read_status
 from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
-from kapelle.settings.keeping import EVERYONE
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import EVERYONE, RunConfig
 from kapelle.setup.preparation import Prepared
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.algorithm import Algorithm
-from kapelle.cluster.crew import players_on
-from kapelle.cluster.placed import placed_here
+from kapelle.cluster.placement import placement_here
+from kapelle.cluster.ray_workers import players_on
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environments.elsewhere import told_of_changes
@@ -29,9 +29,8 @@ from kapelle.runtime.trees import leaves
 from kapelle.sandbox.pool import modes_required
 from kapelle.services.policy.outside import serve_outside
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.endpoints import check_endpoints
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
-from kapelle.setup.preparation import Prepared
+from kapelle.setup.preparation import Prepared, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
@@ -91,7 +90,7 @@ def load_pieces(
         _load_saved(algorithm, team, models, engine, hashes)
         player = rollout_engine
         hold: Hold = HeldHere
-        placed = placed_here()
+        placed = placement_here()
         if placed is not None and rollout_engine is None:
             if placed.bundles.rollout:
                 _check_apart(warmed, None)

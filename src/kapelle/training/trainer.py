@@ -27,8 +27,7 @@ from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import broadcast
-from kapelle.settings.base import Settings
-from kapelle.settings.cluster import RayConfig
+from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
 from kapelle.settings.dictionaries import (
     CheckpointDict,
     EpisodeDict,
@@ -45,21 +44,24 @@ from kapelle.settings.dictionaries import (
     TrainingDict,
     WarmupDict,
 )
-from kapelle.settings.keeping import CheckpointConfig, EpisodesConfig, RecordConfig, TrackerConfig
-from kapelle.settings.keywords import check_keywords
+from kapelle.settings.messages import check_keywords
 from kapelle.settings.schema import (
+    CheckpointConfig,
     EpisodeConfig,
+    EpisodesConfig,
     EvaluationConfig,
     GraderConfig,
     ModelConfig,
     OptimizerConfig,
+    RayConfig,
+    RecordConfig,
     RewardModelConfig,
     RunConfig,
     TeamConfig,
+    TrackerConfig,
     TrainingConfig,
     WarmupConfig,
 )
-from kapelle.settings.sections import AlgorithmSettings, EnvironmentSettings, Section, WorkflowSettings
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe, resolve

@@ -16,7 +16,7 @@ from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
-from kapelle.settings.addresses import open_address
+from kapelle.settings.base import open_address
 from kapelle.team import Endpoint
 from kapelle.types import conversation
 

@@ -19,8 +19,7 @@ from pydantic import Field, model_validator
 from kapelle.environments.tools.contract import Lost, Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import bearer, check_private
-from kapelle.settings.addresses import open_address
-from kapelle.settings.base import FREE, Settings
+from kapelle.settings.base import FREE, Settings, open_address
 from kapelle.types import Json
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.files import content_or_fault, folder_content
-from kapelle.settings.addresses import open_address
-from kapelle.settings.base import FREE, Settings
+from kapelle.settings.base import FREE, Settings, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32

@@ -18,8 +18,7 @@ from pydantic import Field, field_validator
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import bearer
-from kapelle.settings.addresses import open_address
-from kapelle.settings.base import FROM_HERE_ON, Settings
+from kapelle.settings.base import FROM_HERE_ON, Settings, open_address
 from kapelle.team import Policy
 from kapelle.types import Json
 

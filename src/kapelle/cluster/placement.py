@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 
 from kapelle.environments.external import External
 from kapelle.errors import ConfigError
-from kapelle.settings.cluster import RayConfig, Resources
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import RayConfig, Resources, RunConfig
 
 VARIABLE = "KAPELLE_RAY"
 """Of the environment of a rank that Ray has placed."""
@@ -36,7 +35,7 @@ class Bundles:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """Where one rank may start actors."""
 
     address: str
@@ -50,7 +49,7 @@ class Placed:
         return {VARIABLE: json.dumps(asdict(self))}
 
 
-def placed_here(environ: Mapping[str, str] = os.environ) -> Placed | None:
+def placement_here(environ: Mapping[str, str] = os.environ) -> Placement | None:
     """Return where this rank may start actors; None for a process that Ray has not placed."""
     if VARIABLE not in environ:
         return None
@@ -58,7 +57,7 @@ def placed_here(environ: Mapping[str, str] = os.environ) -> Placed | None:
     own = said["bundles"]
     rollout = tuple(RolloutPlace(each["bundle"], tuple(each["worlds"])) for each in own["rollout"])
     bundles = Bundles(rollout, tuple(own["worlds"]))
-    return Placed(said["address"], said["namespace"], said["group"], bundles)
+    return Placement(said["address"], said["namespace"], said["group"], bundles)
 
 
 def check_workers(config: RunConfig) -> None:

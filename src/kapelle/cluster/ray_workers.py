@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cluster.actors import Actor, ActorLost, Asked, Connection, first_answered
-from kapelle.cluster.placed import Placed, RolloutPlace
+from kapelle.cluster.placement import Placement, RolloutPlace
 from kapelle.cluster.player import Player
 from kapelle.cluster.worlds import held_by_actors
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
     from kapelle.team import Team
+
 
 LOOK = 0.2
 """Seconds between two looks at whether this process should stop, while it waits."""
@@ -70,17 +71,17 @@ class _Share:
 
 
 def players_on(
-    placed: Placed,
+    placed: Placement,
     config: RunConfig,
     team: Team,
     hashes: Mapping[str, str],
     models: Mapping[str, LanguageModel],
     engine: TrainEngine,
     closing: ExitStack,
-) -> tuple[Crew | None, Hold]:
+) -> tuple[RayWorkers | None, Hold]:
     """Return what plays for a rank that a cluster has placed: rollout workers, or else what holds its own worlds.
 
-    What they need is released by `closing`. See `Crew` for the rest.
+    What they need is released by `closing`. See `RayWorkers` for the rest.
     """
     bundles = placed.bundles
     if not bundles.rollout and not bundles.worlds:
@@ -89,16 +90,16 @@ def players_on(
     closing.callback(connection.leave)
     if not bundles.rollout:
         return None, held_by_actors(connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
-    return Crew(connection, placed, config, team, hashes, models, engine), HeldHere
+    return RayWorkers(connection, placed, config, team, hashes, models, engine), HeldHere
 
 
-class Crew:
+class RayWorkers:
     """The rollout workers of one rank."""
 
     def __init__(
         self,
         connection: Connection,
-        placed: Placed,
+        placed: Placement,
         config: RunConfig,
         team: Team,
         hashes: Mapping[str, str],

@@ -1,16 +1,19 @@
-"""Who plays in `eval` and `collect`: the newest checkpoint of a run, or a model as it is."""
+"""What people name on the command line: who plays (a run's checkpoint, or a model as it is), and environments."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kapelle import environments
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
-from kapelle.errors import ConfigError
+from kapelle.environment import Answerable, Environment, environment_class
+from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Returns
     from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
+
 
 MAY_CHANGE = ("environment.", "evaluation.", "episode.")
 """Settings of a run that affect what is played, not what was trained."""
@@ -75,3 +79,46 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
     trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
     returns = trainer.algorithm.returns or own_returns
     return Player(path, trainer.play, trainer.config, returns, trainer.done)
+
+
+def environment_named(name: str, settings: Sequence[str]) -> Environment:
+    """Return an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
+
+    `settings` are `environment.key=value`. ConfigError for a name that is none of these.
+    """
+    from kapelle.setup.recipe import lay_over, load_recipe
+
+    config: RunConfig
+    if is_recipe(name):
+        config = load_recipe(name, (), tuple(settings)).config
+    else:
+        values: dict[str, Any] = {"name": "openspiel", "game": name}
+        if name in environments.BUILTIN or ":" in name:
+            values = {"name": name}
+        else:
+            _check_game(name)
+        workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
+        whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
+        config = lay_over([("kapelle play", whole)], tuple(settings)).config
+    return config.environment
+
+
+def is_recipe(name: str) -> bool:
+    """Return whether a name is that of a built-in recipe, or of a YAML file."""
+    from kapelle.setup.recipe import builtin_recipes
+
+    return name in builtin_recipes() or name.endswith((".yaml", ".yml"))
+
+
+def _check_game(name: str) -> None:
+    from kapelle.environments.openspiel.games import load_game
+    from kapelle.setup.recipe import builtin_recipes
+
+    try:
+        load_game(name, {})
+    except KapelleError as error:
+        hint = did_you_mean(name, [*environments.BUILTIN, *builtin_recipes()])
+        unknown = f"'{name}' is not an environment, recipe or run directory"
+        if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
+            raise ConfigError(f"{error} Without its games, {unknown}.") from error
+        raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from kapelle.cluster.lifeline import end_session
 from kapelle.errors import ConfigError, EngineError
-from kapelle.settings.cluster import RayConfig
+from kapelle.runtime.process_tree import end_session
+from kapelle.settings.schema import RayConfig
 
 DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.driver import main; main()"
 """What the driver runs."""

@@ -48,7 +48,7 @@ STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, sign
 """Exit codes of a process that was asked to stop and has saved."""
 
 
-def launch(arguments: argparse.Namespace) -> int:
+def launch_torchrun(arguments: argparse.Namespace) -> int:
     """Start the command in as many processes as it says, without `--launch`, and return its exit code."""
     refuse_second_launcher()
     words = words_of(arguments) + (["--no-rich"] if arguments.no_rich else [])
@@ -297,3 +297,29 @@ class _Launcher:
             complain("A rank has ended because it lost another one that still runs. Resume the run.")
             return EXIT_WRONG
         return next((128 - code for code in codes if code < 0), 0)
+
+
+# -------- `--launch ray`: a run whose ranks and rollout workers are actors on a cluster (docs/ray.md).
+
+
+def launch_ray(arguments: argparse.Namespace) -> int:
+    """Check the recipe here, then run the command without `--launch` on a cluster, and return its exit code."""
+    # The launcher of torchrun's ranks stays small: what reads recipes is imported here alone.
+    from kapelle.cli.source import find_stages, read_source
+    from kapelle.cluster.launcher import check_installed, launch
+    from kapelle.cluster.placement import check_workers
+    from kapelle.setup.preparation import prepare
+
+    refuse_second_launcher()
+    check_installed()
+    how = {"resume": arguments.resume, "real": arguments.real}
+    staged = find_stages(arguments.words, arguments.run_dir, **how)
+    if staged is None:
+        configs = [read_source(arguments.words, arguments.run_dir, **how).config]
+    else:
+        configs = [config for _, config in staged.checked()]
+    for config in configs:
+        check_workers(config)
+        prepare(config)
+    processes, worlds = arguments.processes or 1, configs[0].episode.environment_workers
+    return launch(configs[0].ray, processes, worlds, [*words_of(arguments), "--no-rich"])
