@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Learners(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sampled:
     """A step that was played and is not learned from yet: the input of a signal."""
 
@@ -161,6 +162,16 @@ class Sampled:
     team: Team
     greedily: Callable[[], Sequence[Group]]
     """Plays each group's task once more, all agents greedy, one episode per task."""
+
+    @cached_property
+    def turns(self) -> Sequence[tuple[TurnKey, Turn]]:
+        """Every turn of every valid episode with its key (`turns_of`)."""
+        return turns_of(self.groups, trained_only=False)
+
+    @cached_property
+    def trained(self) -> Sequence[tuple[TurnKey, Turn]]:
+        """The turns that are trained on."""
+        return [(key, turn) for key, turn in self.turns if turn.trained]
 
 
 class Signal(Protocol):

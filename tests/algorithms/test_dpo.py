@@ -32,11 +32,11 @@ from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout
-from kapelle.rows import Sample, Signals, TurnKey
+from kapelle.rows import Sample, Sampled, Signals, TurnKey
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.model_loading import teacher
 from kapelle.setup.recipe import resolve
-from kapelle.signals.reference import reference_samples
+from kapelle.signals.reference import samples_for
 from kapelle.team import reference_name
 from kapelle.training.trainer import Trainer
 from kapelle.types import Split
@@ -254,7 +254,7 @@ def held_out_accuracy(run: Trainer) -> float:
     groups = run_async(lambda: rollout(play, tasks, 2, 0))
     gains = []
     for name in ("agent_0", reference_name("agent_0")):
-        samples = reference_samples(groups, run.team, {"agent_0": name})
+        samples = samples_for(Sampled(0, groups, run.team, lambda: groups), {"agent_0": name})
         gains.append([float(logp_T.sum()) for logp_T in run.engine.score(list(samples.values()))])
     ratio = [ours - theirs for ours, theirs in zip(*gains, strict=True)]
     ahead = [chosen > rejected for chosen, rejected in zip(ratio[::2], ratio[1::2], strict=True)]

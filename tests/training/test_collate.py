@@ -9,11 +9,11 @@ from tests.support.tiny import team_of
 
 from kapelle.algorithm import Credit, CriticLoss, CriticSpec
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
-from kapelle.rows import Signals, TurnKey
+from kapelle.rows import Sampled, Signals, TurnKey, turns_of
 from kapelle.signals.critic_values import value_samples
 from kapelle.signals.embeddings import embedding_samples
 from kapelle.signals.questions import central_prompt, critic_sample, policy_sample
-from kapelle.signals.reference import reference_samples
+from kapelle.signals.reference import samples_for
 from kapelle.team import Agent, Team
 from kapelle.training.collate import critic_samples, policy_samples
 from kapelle.types import Sampling
@@ -149,7 +149,7 @@ class TestTrainingSamples:
         values = {keys[0]: torch.tensor([0.1, 0.2]), keys[1]: torch.tensor([0.3])}
         reference = {key: torch.full_like(value, -9.0) for key, value in values.items()}
         signals = Signals(values, reference=reference, proximal={keys[0]: torch.tensor([-1.5, -2.5])})
-        policies = policy_samples(groups, team, credit, signals)
+        policies = policy_samples(turns_of(groups), team, credit, signals)
         # b's turn is left out of its policy's loss, and its critic still learns from it.
         assert list(policies) == [keys[0]]
         policy = policies[keys[0]]
@@ -186,5 +186,6 @@ class TestTrainingSamples:
     def test_references_are_asked_the_same_questions(self) -> None:
         team = team_of("a", "b")
         groups = [group(episode(turn("a", 0, 2), turn("b", 1, 1, trained=False)))]
-        asked = reference_samples(groups, team, {"a": "reference:a", "b": "reference:b"})
+        step = Sampled(1, groups, team, lambda: groups)
+        asked = samples_for(step, {"a": "reference:a", "b": "reference:b"})
         assert [(key.turn, s.learner, s.targets) for key, s in asked.items()] == [(0, "reference:a", (3, 4))]

@@ -43,6 +43,6 @@ class QMIX(CreditMixer):
         return mixer_row(self, self.name, self._mixer)
 
     def _mixer(self, width: int, agents: int) -> Module:
-        from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer
+        from kapelle.algorithms.value_decomposition.mixer_fit import MonotonicMixer
 
         return MonotonicMixer(width, agents, self.mixing.units, self.mixing.hidden)

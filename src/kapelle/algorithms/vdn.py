@@ -30,6 +30,6 @@ class VDN(CreditMixer):
 
 
 def _sum(width: int, agents: int) -> Module:
-    from kapelle.algorithms.value_decomposition.utilities import SumMixer
+    from kapelle.algorithms.value_decomposition.mixer_fit import SumMixer
 
     return SumMixer()

@@ -30,7 +30,7 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.rewards import need_team_return
-from kapelle.algorithms.value_decomposition.replay import earned_by_round
+from kapelle.algorithms.value_decomposition.mixer_fit import earned_by_round
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.rows import Learners, Sample, Sampled, TurnKey
 from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.questions import policy_sample
 from kapelle.team import Team, reference_name
-from kapelle.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,10 @@ def refreshed(every: int) -> tuple[RefreshReferences, ...]:
 
 def log_probs(step: Sampled, engine: Learners, learner: Mapping[str, str]) -> dict[TurnKey, Tensor]:
     """Return the log-probs `_T` of every trained turn by the learner that `learner` names for its policy."""
-    samples = reference_samples(step.groups, step.team, learner)
+    samples = samples_for(step, learner)
     return dict(zip(samples, engine.score(list(samples.values())), strict=True))
 
 
-def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, str]) -> dict[TurnKey, Sample]:
-    """Return the sample of every trained turn for its policy's reference (`name`: policy → reference)."""
-    return {key: policy_sample(turn, team, name[turn.policy], {}) for key, turn in turns_of(groups)}
+def samples_for(step: Sampled, learner: Mapping[str, str]) -> dict[TurnKey, Sample]:
+    """Return the sample of every trained turn for the learner that `learner` names for its policy."""
+    return {key: policy_sample(turn, step.team, learner[turn.policy], {}) for key, turn in step.trained}

@@ -14,7 +14,7 @@ from kapelle.errors import ConfigError, ContextError, did_you_mean
 from kapelle.models.peft_folders import read_lora
 from kapelle.rows import Beside, Learners, ReadsTokens, Sampled, TurnKey
 from kapelle.runtime.on_demand import Tensor
-from kapelle.signals.reference import reference_samples
+from kapelle.signals.reference import samples_for
 from kapelle.team import Policy, Team
 
 TEACHER = "teacher"
@@ -30,7 +30,7 @@ class TeacherLogProbs(Beside, ReadsTokens):
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
         """Return them; ContextError when a turn is too long for its teacher."""
-        samples = reference_samples(step.groups, step.team, self.readers(step.team))
+        samples = samples_for(step, self.readers(step.team))
         for sample in samples.values():
             reads = engine.renderer(sample.learner).context
             if len(sample.tokens) > reads:

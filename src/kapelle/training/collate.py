@@ -42,11 +42,11 @@ def fresh_samples(
 
 
 def policy_samples(
-    groups: Sequence[Group], team: Team, credit: Mapping[TurnKey, Credit], signals: Signals
+    turns: Sequence[tuple[TurnKey, Turn]], team: Team, credit: Mapping[TurnKey, Credit], signals: Signals
 ) -> dict[TurnKey, Sample]:
-    """Return what each policy learns from: one sample per credited turn."""
+    """Return what each policy learns from: one sample for each of the trained turns that has credit."""
     samples: dict[TurnKey, Sample] = {}
-    for key, turn in turns_of(groups):
+    for key, turn in turns:
         given = credit[key]
         if given.weight > 0:
             columns: dict[str, Tensor] = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,7 +18,6 @@ from kapelle.algorithm import (
     MIXER_UNDONE,
     Algorithm,
     Credit,
-    CreditFunction,
     CreditMemory,
     Mover,
     Order,
@@ -53,7 +53,7 @@ from kapelle.signals.verifier import scores
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.tracing import traces
-from kapelle.types import Group
+from kapelle.types import Group, Turn
 
 # -------- Steps that have nothing to learn from: why, and when to tell the user
 
@@ -110,17 +110,14 @@ class IdleSteps:
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
         if self._unscored == LONG:
+            said = [str(e.info[UNSCORED]) for group in step.groups for e in group.valid if UNSCORED in e.info]
+            reason = max(said, key=said.count)
             raise TrainingHalted(
-                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {_reason(step.groups)}. Return a number "
+                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {reason}. Return a number "
                 "for every answer that is good or bad, 0.0 where it is worth nothing."
             )
         if self._row == LONG:
             self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. What to do: {WHERE}")
-
-
-def _reason(groups: Sequence[Group]) -> str:
-    said = [str(e.info[UNSCORED]) for group in groups for e in group.valid if UNSCORED in e.info]
-    return max(said, key=said.count)
 
 
 # -------- Metrics of a step about credit, critics and time; `metrics` has those about episodes
@@ -128,11 +125,13 @@ def _reason(groups: Sequence[Group]) -> str:
 # Shapes: K tokens of one agent or critic in a step.
 
 
-def credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> dict[str, float]:
+def credit_metrics(
+    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
+) -> dict[str, float]:
     """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
     by_agent: dict[str, list[Tensor]] = {}
     row: dict[str, float] = {}
-    for key, turn in turns_of(groups):
+    for key, turn in turns:
         by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
         row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
     for agent, pieces in by_agent.items():
@@ -359,10 +358,14 @@ class Loop:
         doing(f"step {number}, update")
         clock.enter("update")
         self._play.engine.release_caches()
-        metrics |= self._update(self._paid(groups, signals), signals, number)
+        metrics |= self._update(sampled, signals)
         clock.leave()
         clock.enter("generate")
-        self._settle()
+        # Wait for the episodes that were played while this step learned; compare them with the weights that played.
+        settled = self._queue.settle()
+        if settled is not None:
+            assert self._sampler is not None, "only a sampler plays meanwhile"
+            self._compare(*settled, self._sampler.weights)
         metrics |= self._parity
         clock.leave()
         doing(f"step {number}, publishing its weights")
@@ -372,7 +375,7 @@ class Loop:
             hook(number, self._play.team, self._engine)
         self.publish()
         clock.leave()
-        tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
+        tokens = sum(len(turn.completion_ids) for _, turn in sampled.turns)
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         judged = self._config.reward_model is not None or self._algorithm.data.scores
         idle = why_idle(self._algorithm, metrics, updated=self._updated, judged=judged)
@@ -388,31 +391,22 @@ class Loop:
         if self._source is not None:
             return self._source(number)
         if not self._algorithm.plays:
-            return self._played(play, number).groups
-        begin = None if self._sampler is None else self._sampler.begin
+            return play_step(play, self._config, self._algorithm, number).groups
+        sampler = self._sampler
         versions = dict(self._engine.versions)
 
         def played(k: int, left: Sequence[PartialGroup]) -> PlayedStep:
-            return self._compared(play, k, left, versions)
+            step = (
+                play_step(play, self._config, self._algorithm, k, left)
+                if sampler is None
+                else sampler.begin(k, left)()
+            )
+            # Where steps are played ahead, the update comes too late to compare trainer and sampler.
+            if self._config.training.max_staleness:
+                self._compare(step, versions)
+            return step
 
-        return self._queue.take(number, versions, played, begin)
-
-    def _compared(
-        self, play: Play, number: int, left: Sequence[PartialGroup], versions: Mapping[str, int]
-    ) -> PlayedStep:
-        """Play a step; if the update comes too late to compare trainer and sampler, compare some turns now."""
-        sampler = self._sampler
-        played = self._played(play, number, left) if sampler is None else sampler.begin(number, left)()
-        if self._config.training.max_staleness:
-            self._compare(played, versions)
-        return played
-
-    def _settle(self) -> None:
-        """Wait for the episodes that were played while this step learned; compare them with the weights that played."""
-        settled = self._queue.settle()
-        if settled is not None:
-            assert self._sampler is not None, "only a sampler plays meanwhile"
-            self._compare(*settled, self._sampler.weights)
+        return self._queue.take(number, versions, played, None if sampler is None else sampler.begin)
 
     def _compare(
         self,
@@ -426,37 +420,31 @@ class Loop:
         fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
         self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, weights)])
 
-    def _played(self, play: Play, number: int, left: Sequence[PartialGroup] = ()) -> PlayedStep:
-        return play_step(play, self._config, self._algorithm, number, left)
-
-    def _update(self, groups: Sequence[Group], signals: Signals, number: int) -> dict[str, float]:
-        algorithm = self._algorithm
-        give = self._memory or algorithm.credit
-        often = algorithm.update.order.sequential or self._objective.epochs * self._objective.minibatches > 1
-        self._start.hold(self._engine if often else None, self._memory)
-        if self._start.lost and not self.may_go_back:
-            with unbroken():
-                return self._learn(give, groups, signals, number)
-        return self._learn(give, groups, signals, number)
+    def _update(self, sampled: Sampled, signals: Signals) -> dict[str, float]:
+        """Learn from a step and return metrics, in such a way that an interrupted step leaves no trace."""
+        several = self._algorithm.update.order.sequential or (
+            self._objective.epochs * self._objective.minibatches > 1
+        )
+        self._start.hold(self._engine if several else None, self._memory)
+        # Where nothing could restore the weights, a stop waits for the update's end.
+        with unbroken() if self._start.lost and not self.may_go_back else nullcontext():
+            return self._learn(sampled, signals)
 
     def take_back(self) -> bool:
         """Undo an unfinished step; False if weights have changed that cannot be restored."""
         return self._start.take_back(self._engine, self._memory)
 
-    def _learn(
-        self,
-        give: CreditMemory | CreditFunction | None,
-        groups: Sequence[Group],
-        signals: Signals,
-        number: int,
-    ) -> dict[str, float]:
-        team, algorithm = self._play.team, self._algorithm
+    def _learn(self, sampled: Sampled, signals: Signals) -> dict[str, float]:
+        """Give credit to a step's turns, and update policies and critics."""
+        team, algorithm, number = self._play.team, self._algorithm, sampled.number
+        groups = self._paid(sampled.groups, signals)
+        give = self._memory or algorithm.credit
         if give is None:
             samples = demonstrated_samples(groups, team, algorithm.data.observations)
             self._updated = bool(samples)
             return self._engine.update(samples, self._objective) if samples else {}
         credit = give(groups, signals)
-        metrics = credit_metrics(groups, credit)
+        metrics = credit_metrics(sampled.trained, credit)
         if self._memory is not None:
             metrics |= self._memory.metrics()
             if MIXER_UNDONE in metrics and self._config.training.non_finite == "stop":
@@ -470,7 +458,7 @@ class Loop:
             critics = critic_samples(groups, team, credit, signals, algorithm.critic, reader)
             if algorithm.critic.view != "answer":
                 metrics |= critic_metrics(critics)
-        learned = policy_samples(groups, team, credit, signals)
+        learned = policy_samples(sampled.trained, team, credit, signals)
         self._updated = bool(learned or critics)
         metrics |= update_in_order(
             self._engine,
@@ -481,7 +469,9 @@ class Loop:
         )
         if most := self._config.record.credit_episodes:
             with unbroken():  # weights have changed: a stop waits for the step's end
-                self._traces = traces(groups, credit, learned, self._engine, most, self._pieces)
+                self._traces = traces(
+                    groups, sampled.trained, credit, learned, self._engine, most, self._pieces
+                )
         return metrics
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:

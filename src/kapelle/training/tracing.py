@@ -13,34 +13,45 @@ from torch import Tensor
 from kapelle.algorithm import Credit
 from kapelle.engines.train.protocol import Examines, TrainEngine
 from kapelle.metrics.definitions import own_returns
-from kapelle.rows import Column, Sample, TurnKey, turns_of
+from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runs.episode_json import Trace, TracedTurn
-from kapelle.types import Group
+from kapelle.types import Group, Turn
 
 
 def traces(
     groups: Sequence[Group],
+    turns: Sequence[tuple[TurnKey, Turn]],
     credit: Mapping[TurnKey, Credit],
     samples: Mapping[TurnKey, Sample],
     engine: TrainEngine,
     most: int,
     known: dict[str, dict[int, str]],
 ) -> tuple[Trace, ...]:
-    """Return the traces of up to `most` episodes of a step that has just been learned from.
+    """Return the traces of up to `most` episodes of a step that has just been learned from; `turns` are its trained ones.
 
     `known` holds the text of tokens by policy and id, from step to step; what is missing is added.
 
     The engine evaluates their tokens with the new weights: that is all it costs.
     """
     kept = chosen(groups, most)
-    turns = [(key, turn) for key, turn in turns_of(groups) if key in samples and key[:2] in kept]
-    if not turns:
+    traced = [(key, turn) for key, turn in turns if key in samples and key[:2] in kept]
+    if not traced:
         return ()
-    shares = _totals(groups, credit)
-    evaluated = _evaluated(engine, [samples[key] for key, _ in turns])
-    lines = {place: line for line, place in enumerate(_places(groups))}
+    # For each policy, the sum of |weight × advantage| over the tokens of the step.
+    pieces: dict[str, list[Tensor]] = {}
+    for key, turn in turns:
+        if key in credit:
+            pieces.setdefault(turn.policy, []).append(credit[key].weight * credit[key].advantage_T)
+    shares = {policy: float(torch.cat(own).abs().sum()) for policy, own in pieces.items()}
+    asked = [samples[key] for key, _ in traced]
+    if isinstance(engine, Examines):
+        evaluated = engine.examine(asked)
+    else:
+        evaluated = [logp_T[:, None] for logp_T in engine.score(asked)]
+    places = [(g, e) for g, group in enumerate(groups) for e in range(len(group.episodes))]
+    lines = {place: line for line, place in enumerate(places)}
     found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
-    for (key, turn), row_T2 in zip(turns, evaluated, strict=True):
+    for (key, turn), row_T2 in zip(traced, evaluated, strict=True):
         drawn, vocabulary = found.setdefault((key.group, key.episode), ([], {}))
         texts = known.setdefault(turn.policy, {})
         for token in {*turn.prompt_ids, *turn.completion_ids} - texts.keys():
@@ -78,22 +89,3 @@ def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
             )
     places = [(g, e) for _, g, ends in sorted(ranked) for e in ends]
     return set(places[:most])
-
-
-def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    return [(g, e) for g, group in enumerate(groups) for e in range(len(group.episodes))]
-
-
-def _totals(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> dict[str, float]:
-    """Return, for each policy, the sum of |weight × advantage| over the tokens of the step."""
-    pieces: dict[str, list[Tensor]] = {}
-    for key, turn in turns_of(groups):
-        if key in credit:
-            pieces.setdefault(turn.policy, []).append(credit[key].weight * credit[key].advantage_T)
-    return {policy: float(torch.cat(own).abs().sum()) for policy, own in pieces.items()}
-
-
-def _evaluated(engine: TrainEngine, samples: Sequence[Sample]) -> list[Tensor]:
-    if isinstance(engine, Examines):
-        return engine.examine(samples)
-    return [logp_T[:, None] for logp_T in engine.score(samples)]

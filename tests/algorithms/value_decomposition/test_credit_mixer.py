@@ -17,7 +17,7 @@ from kapelle.algorithm import Credit, CreditMemory
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
-from kapelle.algorithms.value_decomposition.replay import Rounds
+from kapelle.algorithms.value_decomposition.mixer_fit import Rounds
 from kapelle.algorithms.vdn import VDN
 from kapelle.errors import ConfigError
 from kapelle.rows import Embedding, Signals, TurnKey, turns_of

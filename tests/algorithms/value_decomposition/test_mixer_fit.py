@@ -9,10 +9,20 @@ import torch
 from tests.support.tiny import same_bits
 from torch import nn
 
-from kapelle.algorithms.value_decomposition.mixer_fit import MixerFit, Target
-from kapelle.algorithms.value_decomposition.replay import Fitted, Played, Replay, Rounds, joined
+from kapelle.algorithms.value_decomposition.mixer_fit import (
+    Fitted,
+    MixerFit,
+    MonotonicMixer,
+    OwnUtilities,
+    Played,
+    Replay,
+    Rounds,
+    SumMixer,
+    Target,
+    TeamValue,
+    joined,
+)
 from kapelle.algorithms.value_decomposition.settings import FitConfig
-from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer, OwnUtilities, SumMixer, TeamValue
 
 F64 = torch.float64
 

@@ -16,10 +16,10 @@ from kapelle.algorithm import Credit
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
-from kapelle.algorithms.value_decomposition.utilities import OwnUtilities
+from kapelle.algorithms.value_decomposition.mixer_fit import OwnUtilities
 from kapelle.algorithms.vdn import VDN
 from kapelle.engines.train.protocol import Objective
-from kapelle.rows import Embedding, Signals, TurnKey
+from kapelle.rows import Embedding, Signals, TurnKey, turns_of
 from kapelle.training.collate import policy_samples
 from kapelle.types import Group, Task
 
@@ -128,7 +128,7 @@ def updated(credit: dict[TurnKey, Credit], of: Group) -> dict[str, dict[str, Ten
     """The adapters after one optimiser step on the first task's turns."""
     team, engine = team_of("a", "b"), train_engine(lora_policies("a", "b"))
     own = {key: given for key, given in credit.items() if key.group == 0}
-    samples = list(policy_samples([of], team, own, Signals()).values())
+    samples = list(policy_samples(turns_of([of]), team, own, Signals()).values())
     engine.update(samples, Objective(SurrogateConfig().build(), parity=False))
     return {name: frozen_copy(engine.weights(name)) for name in ("a", "b")}
 

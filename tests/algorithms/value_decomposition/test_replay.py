@@ -7,7 +7,7 @@ import torch
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import same_bits
 
-from kapelle.algorithms.value_decomposition.replay import (
+from kapelle.algorithms.value_decomposition.mixer_fit import (
     Played,
     Replay,
     Rounds,

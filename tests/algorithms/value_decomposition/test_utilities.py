@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kapelle.algorithms.value_decomposition.replay import Rounds
-from kapelle.algorithms.value_decomposition.utilities import (
+from kapelle.algorithms.value_decomposition.mixer_fit import (
     MonotonicMixer,
     OwnUtilities,
+    Rounds,
     SharedUtility,
     SumMixer,
     TeamValue,

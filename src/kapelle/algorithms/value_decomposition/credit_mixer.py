@@ -37,16 +37,18 @@ from torch import Tensor, nn
 from kapelle.algorithm import MIXER_UNDONE, Credit
 from kapelle.algorithms.shared.groups import CENTRED, Earlier, Member, compare, place_of
 from kapelle.algorithms.shared.monte_carlo import spread
-from kapelle.algorithms.value_decomposition.mixer_fit import Foresight, MixerFit
-from kapelle.algorithms.value_decomposition.replay import (
+from kapelle.algorithms.value_decomposition.mixer_fit import (
     Fitted,
+    Foresight,
+    MixerFit,
     Played,
     Replay,
+    TeamEstimate,
+    TeamValue,
     joined,
     read_groups,
 )
 from kapelle.algorithms.value_decomposition.settings import CreditMixer
-from kapelle.algorithms.value_decomposition.utilities import TeamEstimate, TeamValue
 from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility

@@ -1,4 +1,8 @@
-"""Fitting Q_tot to what teams earned: targets, target networks, the optimiser, and their state.
+"""The fit of value decomposition: episodes as joint rounds, networks that mix utilities into Q_tot, and what Q_tot is fitted to.
+
+Round k of an episode is the k-th trained turn of every agent that has one: the joint action of value decomposition. Q_i
+judges what agent i read and wrote in it, a mixer combines all Q_i to Q_tot, and Q_tot is fitted to what the team earned
+over a replay of episodes:
 
 - `monte_carlo`: Q_tot of a round is fitted to the discounted rewards that followed it. An episode cut by a limit of
   turns counts with what it was paid.
@@ -7,28 +11,336 @@
 
 Q̄ is the target network: a copy at the start, of utilities and mixer both, that follows softly or by period.
 
-Shapes: B rounds, N episodes, K rounds of one.
+Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episode, N episodes, B rounds of all in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kapelle.algorithms.value_decomposition.replay import Fitted, Replay, Rounds
+from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, round_rewards
 from kapelle.algorithms.value_decomposition.settings import FitConfig, Soft
-from kapelle.algorithms.value_decomposition.utilities import TeamEstimate, TeamValue
 from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
-from kapelle.functional.mixing import copied, periodic_update, soft_update
+from kapelle.functional.mixing import copied, periodic_update, qmix_mix, soft_update, vdn_mix
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.models.finite import learned, poisoned
+from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed
+from kapelle.types import Episode, Group, Turn
+
+# -------- Episodes as joint rounds, and the replay of them
+#
+# Agents are columns in seat order; one that has no k-th turn is masked.
+#
+# The state of a round is the mean of what agents read *before* the round: of its prompts, those that were fixed when
+# its first turn was. In a chain the Actor's prompt holds the Reasoner's turn of the same round; were it part of the
+# state, the mixer could explain the return without the Reasoner, and the Reasoner's credit would vanish.
+
+
+class Rounds(NamedTuple):
+    """Joint actions and the states they were taken in."""
+
+    saw_BAD: Tensor
+    said_BAD: Tensor
+    acted_BA: Tensor
+    """1.0 where the agent took its turn; its other entries are 0."""
+    state_BD: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One episode as a mixer reads it."""
+
+    rounds: Rounds
+    """K of them, in order."""
+    reward_K: Tensor
+    """What the team was paid for each round, once; the terminal reward is on the last."""
+    cut: bool
+    """True if a limit of turns ended the episode: its future was not seen."""
+
+
+class Fitted(NamedTuple):
+    """Several episodes, their rounds in a row."""
+
+    rounds: Rounds
+    reward_NK: Tensor
+    mask_NK: Tensor
+    """1.0 at an episode's rounds; `pack` with it takes `_NK` to the rows of `rounds`."""
+    cut_N: Tensor
+
+
+def earned_by_round(
+    episode: Episode,
+    rounds: Sequence[Mapping[str, Turn]],
+    how: TeamReward,
+    penalties: PenaltyConfig = FREE,
+) -> Tensor:
+    """Return what the team earned in each round → float64 [K]; the terminal reward is on the last one."""
+    placed = round_rewards(episode, how, penalties)
+    paid = [sum(placed[turn.index] for turn in movers.values()) for movers in rounds]
+    return torch.tensor(paid, dtype=torch.float64)
+
+
+def read_episode(
+    place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
+) -> Played | None:
+    """Return an episode's joint rounds with the embeddings of its turns; None where no agent learns."""
+    rounds = episode.rounds(agents, trained=True)
+    if not rounds:
+        return None
+    some = signals.embedding[TurnKey(*place, next(iter(rounds[0].values())).index)].observation_D
+    saw_KAD = torch.zeros(len(rounds), len(agents), some.shape[0])
+    said_KAD, acted_KA = torch.zeros_like(saw_KAD), torch.zeros(saw_KAD.shape[:2])
+    state_KD = torch.zeros(len(rounds), some.shape[0])
+    for k, movers in enumerate(rounds):
+        first = min(turn.index for turn in movers.values())
+        before: list[Tensor] = []
+        for agent, turn in movers.items():
+            seen = signals.embedding[TurnKey(*place, turn.index)]
+            i = agents.index(agent)
+            saw_KAD[k, i], said_KAD[k, i], acted_KA[k, i] = seen.observation_D, seen.action_D, 1.0
+            if turn.seen <= first:
+                before.append(seen.observation_D)
+        state_KD[k] = torch.stack(before).mean(0)
+    reward_K = earned_by_round(episode, rounds, how).float()
+    return Played(Rounds(saw_KAD, said_KAD, acted_KA, state_KD), reward_K, episode.truncated)
+
+
+def read_groups(
+    groups: Sequence[Group], signals: Signals, agents: Sequence[str], how: TeamReward
+) -> dict[tuple[int, int], Played]:
+    """Return every valid episode's joint rounds by (group, episode)."""
+    found = {
+        (g, e): read_episode((g, e), episode, signals, agents, how)
+        for g, group in enumerate(groups)
+        for e, episode in enumerate(group.episodes)
+        if episode.error is None
+    }
+    return {place: played for place, played in found.items() if played is not None}
+
+
+def joined(episodes: Sequence[Played]) -> Fitted:
+    """Return several episodes as one batch."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    reward_NK = pad([played.reward_K for played in episodes], batch_first=True)
+    mask_NK = pad([torch.ones_like(played.reward_K) for played in episodes], batch_first=True)
+    columns = zip(*(played.rounds for played in episodes), strict=True)
+    rounds = Rounds(*(torch.cat(column) for column in columns))
+    return Fitted(rounds, reward_NK, mask_NK, torch.tensor([float(played.cut) for played in episodes]))
+
+
+class Replay:
+    """The last `capacity` episodes, oldest first."""
+
+    def __init__(self, capacity: int) -> None:
+        """Remember at most `capacity` episodes."""
+        self.capacity = capacity
+        self.episodes: list[Played] = []
+
+    def add(self, episodes: Sequence[Played]) -> None:
+        """Remember episodes, and forget the oldest beyond the capacity."""
+        self.episodes = [*self.episodes, *episodes][-self.capacity :]
+
+    def draw(self, count: int, seed: int) -> Fitted:
+        """Return `count` episodes drawn uniformly without repetition, or all if there are fewer."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.episodes), generator=generator)[:count]
+        return joined([self.episodes[k] for k in order.tolist()])
+
+    def state(self) -> dict[str, object]:
+        """Return all episodes as a few tensors."""
+        if not self.episodes:
+            return {}
+        batch = joined(self.episodes)
+        return {
+            **batch.rounds._asdict(),
+            "reward_B": torch.cat([played.reward_K for played in self.episodes]),
+            "rounds": [len(played.reward_K) for played in self.episodes],
+            "cut": [played.cut for played in self.episodes],
+        }
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Restore what `state` returned."""
+        self.episodes = []
+        if not state:
+            return
+        counts, cuts = state["rounds"], state["cut"]
+        assert isinstance(counts, list)
+        assert isinstance(cuts, list)
+        columns = []
+        for name in (*Rounds._fields, "reward_B"):
+            column = state[name]
+            assert isinstance(column, Tensor)
+            columns.append([piece.clone() for piece in column.split(counts)])
+        for *rounds, reward_K, cut in zip(*columns, cuts, strict=True):
+            self.episodes.append(Played(Rounds(*rounds), reward_K, cut))
+
+
+# -------- The networks: a utility of each agent's turn, and what mixes them
+#
+# Q_i is a small MLP over what agent i read and wrote, both as vectors; a mixer combines all of them to Q_tot. The last
+# layer of a utility starts at 0, so that before anything is learned no agent has credit.
+#
+# Embeddings of a language model have a few coordinates far larger than the rest and a common offset. They are
+# therefore standardised by the mean and spread of the first data that the network is fitted on, and by the same ones
+# ever after.
+
+SMALLEST_SPREAD = 0.1
+"""Least spread of a coordinate, as a share of the mean spread: less is not scaled up to one."""
+
+
+class TeamEstimate(NamedTuple):
+    """The value of a round, and each agent's utility."""
+
+    utility_BA: Tensor
+    total_B: Tensor
+
+
+class Mixer(Protocol):
+    """Combines utilities to Q_tot, which never falls when one of them rises."""
+
+    def __call__(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
+        """Return Q_tot [B]; the utility of an agent that did not act is no part of it."""
+        ...
+
+
+class SumMixer(nn.Module):
+    """VDN: Q_tot = Σ Q_i (1706.05296 eq. 2)."""
+
+    def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
+        """Return Q_tot [B]; the state is not read."""
+        return vdn_mix(utility_BA, acted_BA)
+
+
+class MonotonicMixer(nn.Module):
+    """QMIX: a mixing network whose weights hypernetworks compute from the state (1803.11485 §4.1).
+
+    The hypernetworks start as constants (only the bias of their last layer is drawn): the effect of the state on the mix
+    is learned, and does not depend on chance for states never seen before.
+    """
+
+    def __init__(self, width: int, agents: int, units: int, hidden: int) -> None:
+        """Take D, A, H and the width of the hypernetworks' hidden layer."""
+        super().__init__()
+        self.agents, self.units = agents, units
+        self.w1 = layers(width, (hidden,), agents * units)
+        self.b1 = nn.Linear(width, units)
+        self.w2 = layers(width, (hidden,), units)
+        self.value = layers(width, (units,), 1)
+        for last in (self.w1[-1], self.b1, self.w2[-1], self.value[-1]):
+            assert isinstance(last, nn.Linear)
+            nn.init.constant_(last.weight, 0.0)
+
+    def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
+        """Return Q_tot [B]."""
+        w1_BAH = self.w1(state_BD).unflatten(-1, (self.agents, self.units))
+        value_B = self.value(state_BD).squeeze(-1)
+        return qmix_mix(utility_BA, acted_BA, w1_BAH, self.b1(state_BD), self.w2(state_BD), value_B)
+
+
+class OwnUtilities(nn.Module):
+    """One MLP per agent."""
+
+    def __init__(self, width: int, agents: int, hidden: Sequence[int]) -> None:
+        """Take D, A and the widths of hidden layers."""
+        super().__init__()
+        self.agents = nn.ModuleList(from_zero(layers(2 * width, hidden, 1)) for _ in range(agents))
+
+    def forward(self, saw_BAD: Tensor, said_BAD: Tensor) -> Tensor:
+        """Return Q_i [B, A]."""
+        joint_BAX = torch.cat([saw_BAD, said_BAD], dim=-1)
+        utilities = [net(joint_BAX[:, i]).squeeze(-1) for i, net in enumerate(self.agents)]
+        return torch.stack(utilities, dim=1)
+
+
+class SharedUtility(nn.Module):
+    """One MLP for all agents, with a learned vector for the agent whose turn it judges."""
+
+    def __init__(self, width: int, agents: int, hidden: Sequence[int], identity: int) -> None:
+        """Take D, A, the widths of hidden layers and of an agent's vector."""
+        super().__init__()
+        self.identity = nn.Parameter(torch.randn(agents, identity))
+        self.net = from_zero(layers(2 * width + identity, hidden, 1))
+
+    def forward(self, saw_BAD: Tensor, said_BAD: Tensor) -> Tensor:
+        """Return Q_i [B, A]."""
+        who_BAX = self.identity.expand(saw_BAD.shape[0], -1, -1)
+        utility_BA1: Tensor = self.net(torch.cat([saw_BAD, said_BAD, who_BAX], dim=-1))
+        return utility_BA1.squeeze(-1)
+
+
+class TeamValue(nn.Module):
+    """Utilities and mixer together; a target network is a copy of this."""
+
+    saw_mean_D: Tensor
+    saw_spread_D: Tensor
+    said_mean_D: Tensor
+    said_spread_D: Tensor
+
+    def __init__(self, width: int, utilities: nn.Module, mixer: nn.Module) -> None:
+        """Take D and the two parts."""
+        super().__init__()
+        self.utilities, self.mixer = utilities, mixer
+        for what in ("saw", "said"):
+            self.register_buffer(f"{what}_mean_D", torch.zeros(width))
+            self.register_buffer(f"{what}_spread_D", torch.ones(width))
+
+    @torch.no_grad()
+    def standardise_by(self, rounds: Rounds) -> None:
+        """Set mean and spread of embeddings from these rounds."""
+        acted_BA = rounds.acted_BA.bool()
+        for x_BAD, mean_D, spread_D in (
+            (rounds.saw_BAD, self.saw_mean_D, self.saw_spread_D),
+            (rounds.said_BAD, self.said_mean_D, self.said_spread_D),
+        ):
+            x_KD = x_BAD[acted_BA]
+            own_D = x_KD.std(0, correction=0)
+            least = SMALLEST_SPREAD * own_D.mean()
+            mean_D.copy_(x_KD.mean(0))
+            spread_D.copy_(torch.where(own_D.mean() > 0, own_D.clamp(min=least), torch.ones_like(own_D)))
+
+    def forward(self, rounds: Rounds) -> TeamEstimate:
+        """Return Q_i [B, A] and Q_tot [B]."""
+        saw_BAD = (rounds.saw_BAD - self.saw_mean_D) / self.saw_spread_D
+        said_BAD = (rounds.said_BAD - self.said_mean_D) / self.said_spread_D
+        utility_BA: Tensor = self.utilities(saw_BAD, said_BAD)
+        return TeamEstimate(utility_BA, self.mix(utility_BA, rounds))
+
+    def mix(self, utility_BA: Tensor, rounds: Rounds) -> Tensor:
+        """Return Q_tot [B] of other utilities in the same states."""
+        state_BD = (rounds.state_BD - self.saw_mean_D) / self.saw_spread_D
+        total_B: Tensor = self.mixer(utility_BA, rounds.acted_BA, state_BD)
+        return total_B
+
+
+def layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
+    """Return an MLP with ReLU between its layers."""
+    sizes = [width, *hidden, out]
+    modules: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        modules += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def from_zero(net: nn.Sequential) -> nn.Sequential:
+    """Return the net with its last layer at 0."""
+    last = net[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return net
+
+
+# -------- The fit, and how far its predictions can be trusted
 
 GRADIENT_NORM = 10.0
 """Norm to which the gradient of a fit is clipped, as in QMIX's code."""

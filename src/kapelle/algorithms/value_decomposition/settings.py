@@ -74,7 +74,7 @@ class UtilityConfig(Settings):
 
     def build(self, width: int, agents: int) -> nn.Module:
         """Return the networks for embeddings of a width."""
-        from kapelle.algorithms.value_decomposition.utilities import OwnUtilities, SharedUtility
+        from kapelle.algorithms.value_decomposition.mixer_fit import OwnUtilities, SharedUtility
 
         if self.sharing == "own":
             return OwnUtilities(width, agents, self.hidden)
