@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kapelle import functional
-from kapelle.functional import WeightedSum
+from kapelle.functional import divergences, masking, policy_losses
+from kapelle.functional.masking import WeightedSum
 
 F64 = torch.float64
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], WeightedSum]
@@ -18,27 +18,27 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], WeightedSum]
 def token_level(
     logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
 ) -> WeightedSum:
-    log_ratio = functional.token_log_ratio(logp, behaviour)
-    loss = functional.clipped_surrogate(log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3).loss
-    return functional.token_mean(loss + 0.1 * functional.kl_k3(logp, behaviour), mask)
+    log_ratio = policy_losses.token_log_ratio(logp, behaviour)
+    loss = policy_losses.clipped_surrogate(log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3).loss
+    return masking.token_mean(loss + 0.1 * divergences.kl_k3(logp, behaviour), mask)
 
 
 def sequence_mean_of_tokens(
     logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
 ) -> WeightedSum:
-    log_ratio = functional.token_log_ratio(logp, behaviour)
-    loss = functional.cispo(logp, log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3).loss
-    return functional.sequence_mean(loss, mask, segment, segments)
+    log_ratio = policy_losses.token_log_ratio(logp, behaviour)
+    loss = policy_losses.cispo(logp, log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3).loss
+    return masking.sequence_mean(loss, mask, segment, segments)
 
 
 def constant_level(
     logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
 ) -> WeightedSum:
-    log_ratio = functional.token_log_ratio(logp, behaviour)
-    loss = functional.dual_clipped_surrogate(
+    log_ratio = policy_losses.token_log_ratio(logp, behaviour)
+    loss = policy_losses.dual_clipped_surrogate(
         log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3
     ).loss
-    return functional.sequence_sum_over_constant(loss, mask, segment, segments, constant=7.0)
+    return masking.sequence_sum_over_constant(loss, mask, segment, segments, constant=7.0)
 
 
 def with_one_ratio_by(log_ratio_of: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]) -> Loss:
@@ -48,14 +48,14 @@ def with_one_ratio_by(log_ratio_of: Callable[[Tensor, Tensor, Tensor, Tensor, in
         logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
     ) -> WeightedSum:
         log_ratio = log_ratio_of(logp, behaviour, mask, segment, segments)
-        loss = functional.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
-        return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
+        loss = policy_losses.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
+        return masking.sequence_total(loss, masking.segment_count(mask, segment, segments))
 
     return loss_of
 
 
-turn_level = with_one_ratio_by(functional.turn_log_ratio)
-sequence_level = with_one_ratio_by(functional.sequence_log_ratio)
+turn_level = with_one_ratio_by(policy_losses.turn_log_ratio)
+sequence_level = with_one_ratio_by(policy_losses.sequence_log_ratio)
 
 LOSSES: list[Loss] = [token_level, sequence_mean_of_tokens, constant_level, turn_level, sequence_level]
 
@@ -88,13 +88,13 @@ def test_padding_equals_packing(loss: Loss, seed: int, lengths: list[int]) -> No
     there = loss(padded.reshape(-1), behaviour.reshape(-1), advantage, trained.reshape(-1), segment, n)
     (there_grad,) = torch.autograd.grad(there.total, padded, allow_unused=True)
 
-    packed = functional.pack(logp, present).requires_grad_()
-    segment_K = functional.pack(segment.view_as(present), present)
+    packed = masking.pack(logp, present).requires_grad_()
+    segment_K = masking.pack(segment.view_as(present), present)
     here = loss(
         packed,
-        functional.pack(behaviour, present),
+        masking.pack(behaviour, present),
         advantage,
-        functional.pack(trained, present),
+        masking.pack(trained, present),
         segment_K,
         n,
     )
@@ -102,7 +102,7 @@ def test_padding_equals_packing(loss: Loss, seed: int, lengths: list[int]) -> No
 
     torch.testing.assert_close(here.total, there.total, atol=1e-12, rtol=1e-12)
     assert here.weight == there.weight
-    torch.testing.assert_close(functional.unpack(here_grad, present), there_grad, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(masking.unpack(here_grad, present), there_grad, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -119,11 +119,11 @@ def test_any_split_into_microbatches_gives_the_same_gradient(
     def run(rows: slice, x: Tensor) -> WeightedSum:
         here = present[rows]
         return loss(
-            functional.pack(x[rows], here),
-            functional.pack(behaviour[rows], here),
+            masking.pack(x[rows], here),
+            masking.pack(behaviour[rows], here),
             advantage[rows],
-            functional.pack(trained[rows], here),
-            functional.pack(segment[rows], here) - (rows.start or 0),
+            masking.pack(trained[rows], here),
+            masking.pack(segment[rows], here) - (rows.start or 0),
             here.shape[0],
         )
 
@@ -139,9 +139,9 @@ def test_any_split_into_microbatches_gives_the_same_gradient(
 @pytest.mark.parametrize("loss", [token_level, turn_level])
 def test_losses_pass_the_numerical_gradient_check(loss: Loss) -> None:
     logp, behaviour, present, trained, advantage = batch(3, [4, 2, 3])
-    segment_K = functional.pack(rows_of(present).view_as(present), present)
+    segment_K = masking.pack(rows_of(present).view_as(present), present)
     # Where the ratio is held constant on purpose (CISPO) the value's own slope differs from
     # the gradient that is wanted: only the losses whose value is what they descend can be checked so.
-    packed = functional.pack(logp, present).requires_grad_()
-    rest = (functional.pack(behaviour, present), advantage, functional.pack(trained, present), segment_K, 3)
+    packed = masking.pack(logp, present).requires_grad_()
+    rest = (masking.pack(behaviour, present), advantage, masking.pack(trained, present), segment_K, 3)
     assert torch.autograd.gradcheck(lambda x: loss(x, *rest).total, (packed,))

@@ -109,7 +109,7 @@ class LanguageModel:
         """True if `transformers` has no fused attention for its architecture, whose scores then stand in memory."""
         settings = self.model.config
         heads = getattr(settings.get_text_config(), "num_attention_heads", None)
-        return self.flat is None and bool(heads) and settings._attn_implementation == "eager"  # noqa: SLF001 - said nowhere else
+        return self.flat is None and bool(heads) and settings._attn_implementation == "eager"  # noqa: SLF001 - it has no public name
 
     @property
     def hidden_size(self) -> int:
@@ -318,11 +318,8 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
     import copy
 
     assert not source.bank.adapters, "only a bare base is copied"
-    return LanguageModel(copy.deepcopy(source.model), source.tokenizer, _dtype_name(source.dtype), name)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, value in DTYPES.items() if value == dtype)
+    dtype = next(key for key, value in DTYPES.items() if value == source.dtype)
+    return LanguageModel(copy.deepcopy(source.model), source.tokenizer, dtype, name)
 
 
 class OutputHead(NamedTuple):

@@ -92,8 +92,8 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
     from jinja2 import TemplateError
 
     try:
-        said, model = (_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
-        template, context = _template_of(folder, said), _context_of_files(said, model)
+        settings, model = (_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
+        template, context = _template_of(folder, settings), _context_of_files(settings, model)
         if template is None or context is None:
             return None
         raw = _vocabulary(folder / "tokenizer.json")
@@ -101,7 +101,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
             return None
         added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
         words = model.get("text_config", model).get("vocab_size")
-        return LightTokenizer(str(folder), raw, template, added, _named(said)), context, words
+        return LightTokenizer(str(folder), raw, template, added, _named(settings)), context, words
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it
 
@@ -123,25 +123,25 @@ def _object(file: Path) -> Mapping[str, Any]:
     return value
 
 
-def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
+def _template_of(folder: Path, tokenizer_settings: Mapping[str, Any]) -> str | None:
     """Return the one chat template of a folder; None for several, or none."""
     if (folder / "additional_chat_templates").exists():
         return None
     file = folder / "chat_template.jinja"
-    found = file.read_text("utf-8") if file.is_file() else said.get("chat_template")
+    found = file.read_text("utf-8") if file.is_file() else tokenizer_settings.get("chat_template")
     return found if isinstance(found, str) else None
 
 
-def _context_of_files(said: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
+def _context_of_files(tokenizer_settings: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
     """Return the tokens that a model reads; None where only its class in transformers knows them."""
     settings = model.get("text_config", model)
     if settings.get("rope_scaling"):  # a form of before, which transformers converts
         return None
-    return context_in(settings, said.get("model_max_length", WITHOUT_LIMIT), by_class=True)
+    return context_in(settings, tokenizer_settings.get("model_max_length", WITHOUT_LIMIT), by_class=True)
 
 
-def _named(said: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: said.get(name) for name in NAMES}
+def _named(tokenizer_settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: tokenizer_settings.get(name) for name in NAMES}
     texts = {
         name: each["content"] if isinstance(each, Mapping) else each for name, each in found.items() if each
     }

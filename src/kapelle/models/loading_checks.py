@@ -34,7 +34,7 @@ WORDS = 512
 
 
 def check_names(path: str) -> bool:
-    """Raise ModelError unless a folder's files hold the weights that its settings describe; False where this cannot be told."""
+    """Raise ModelError unless a folder's files hold the weights that its settings describe; False where accelerate, which reads only the heads, is missing."""
     if find_spec("accelerate") is None:
         return False
     from transformers import AutoModelForCausalLM

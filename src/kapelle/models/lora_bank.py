@@ -320,7 +320,7 @@ class BankedLinear(nn.Module):
     def tokens_of_a_row(self, tokens: int) -> int:
         """Return how many tokens of an input each routed row has; the input may be rows × positions, or flattened.
 
-        Raises ModelError if the input is not the whole batch: its tokens could be anybody's.
+        Raises ModelError if the input is not the whole batch: the adapters of its tokens are unknown.
         """
         rows = self._bank[0].rows
         if rows and tokens % rows:

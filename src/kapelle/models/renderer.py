@@ -101,7 +101,7 @@ class ChatRenderer:
         return self._ids(self._form.text(messages, speak=True))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the ids of a conversation to which nobody is to add anything."""
+        """Return the ids of a finished conversation."""
         return self._ids(self._form.text(messages, speak=False))
 
     def extend(
@@ -146,9 +146,9 @@ class ChatRenderer:
             )
         return tail
 
-    def _render(self, said: list[dict[str, Json]], speak: bool) -> str:
+    def _render(self, turns: list[dict[str, Json]], speak: bool) -> str:
         with rendering(str(self._tokenizer.name_or_path)):
-            text = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=speak)
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=speak)
         assert isinstance(text, str)
         return text
 

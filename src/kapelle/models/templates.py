@@ -150,7 +150,7 @@ class TemplateForm:
     _header: str | None = None
 
     def text(self, messages: Sequence[Message], *, speak: bool) -> str:
-        """Return a conversation as text; with `speak` the agent goes on. Raises ModelError when the template fails."""
+        """Return a conversation as text; with `speak` it ends where the agent's next message begins. Raises ModelError when the template fails."""
         written = self._written(self._fitted(messages, speak=speak), speak=speak)
         if not self._takes("user"):
             raise ModelError(
@@ -187,25 +187,25 @@ class TemplateForm:
 
     def _fitted(self, messages: Sequence[Message], *, speak: bool) -> list[Message]:
         """Return messages that say the same, in roles and an order that the template takes."""
-        said: list[Message] = []
+        fitted: list[Message] = []
         joins = False
         for message in messages:
             foreign = message.role not in ("user", "assistant") and not self._takes(
-                *((message.role, "user") if not said else ("user", "assistant", message.role))
+                *((message.role, "user") if not fitted else ("user", "assistant", message.role))
             )
             role = "user" if foreign else message.role
-            before = said[-1].role if said else ""
+            before = fitted[-1].role if fitted else ""
             if role == before == "user" and (foreign or joins or not self._takes("user", "user")):
-                said[-1] = Message("user", f"{said[-1].content}\n\n{message.content}")
+                fitted[-1] = Message("user", f"{fitted[-1].content}\n\n{message.content}")
                 joins = foreign
                 continue
             if role == "assistant" and before != "user" and not self._follows(before):
-                said.append(Message("user", ""))
-            said.append(Message(role, message.content))
+                fitted.append(Message("user", ""))
+            fitted.append(Message(role, message.content))
             joins = foreign
-        if speak and messages and said[-1].role == "assistant" and not self._takes("user", "assistant", ""):
-            said.append(Message("user", ""))
-        return said
+        if speak and messages and fitted[-1].role == "assistant" and not self._takes("user", "assistant", ""):
+            fitted.append(Message("user", ""))
+        return fitted
 
     def _follows(self, before: str) -> bool:
         """Return whether an assistant's message may follow one of the role `before`; empty where it opens."""
@@ -214,7 +214,7 @@ class TemplateForm:
         )
 
     def _takes(self, *roles: str) -> bool:
-        """Return whether the template writes every message of such a conversation; a last empty role goes on speaking."""
+        """Return whether the template writes every message of such a conversation; a last empty role opens the agent's next message."""
         if roles not in self._taken:
             speak = not roles[-1]
             messages = [Message(role, word) for role, word in zip(roles, WORDS, strict=False) if role]
@@ -231,10 +231,10 @@ class TemplateForm:
         if self._in_parts is None:
             self._in_parts = False
             self._in_parts = not self._takes("user") and self._takes_parts()
-        said: list[dict[str, Json]] = [*conversation(messages)]
+        turns: list[dict[str, Json]] = [*conversation(messages)]
         if self._in_parts:
-            said = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in said]
-        return self._render(said, speak)
+            turns = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in turns]
+        return self._render(turns, speak)
 
     def _takes_parts(self) -> bool:
         """Return whether the template takes texts as lists of parts, as those of models that see images do."""

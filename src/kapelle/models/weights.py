@@ -35,7 +35,7 @@ def weights_hash(tensors: Mapping[str, Tensor], *, widened: bool = False) -> str
 
 
 def hash_of_base(base: LanguageModel) -> str:
-    """Return the hash of a base's own weights as float32: the same in whichever type that can hold them they are held."""
+    """Return the hash of a base's own weights as float32, which does not depend on the type that holds them."""
     return weights_hash(base.base_parameters(), widened=True)
 
 

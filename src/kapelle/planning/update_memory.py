@@ -127,7 +127,7 @@ def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
 
 
 def _tree(chain: Sequence[PlannedTurn], group: int) -> Tree:
-    """Return the sequences of a group's answers; their first prompt is shared where nobody has spoken before it."""
+    """Return the sequences of a group's answers; they share their first prompt if it opens the episode."""
     first, last = chain[0], chain[-1]
     length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
     if first.moment == 0 and group > 1:
@@ -249,8 +249,8 @@ class Compute:
 
     size: int
     """Bytes of the compute type."""
-    held: int
-    """Bytes of a weight as it is held."""
+    stored: int
+    """Bytes of a weight in memory."""
     cpu: bool
     full: bool
     """Whether its own weights train."""
@@ -314,7 +314,7 @@ def kept(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def activations(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the most bytes of activations in a pass beside the output head's, forward and backward.
+    """Return the most bytes of activations in a pass without the output head's, forward and backward.
 
     With the last hidden states, for the moment of the head; see `block_backward` for the other.
     """
@@ -332,7 +332,7 @@ def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def logits(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the most bytes of the output head beside its weights' gradient.
+    """Return the most bytes of the output head without its weights' gradient.
 
     Up to 2²¹ logits are computed at once: with the temperature, for the log-prob, their softmax and its entropy, or for
     learned entropy as many as autograd keeps. More come in pieces (`large_head.py`): two of a piece in float32 and one in
@@ -344,7 +344,7 @@ def logits(shape: Shape, work: Pass, how: Compute) -> int:
     rows = min(ROWS, count)
     words = min(shape.vocabulary, max(1, (PIECE if how.cpu else DEVICE_PIECE) // rows))
     piece, vector = rows * words, count * shape.hidden * 4
-    weights = words * shape.hidden * how.size * (how.held != how.size)
+    weights = words * shape.hidden * how.size * (how.stored != how.size)
     rounded = (count + rows) * shape.hidden * how.size * half
     if how.full:
         return piece * (3 * 4 + 2 * how.size * half) + vector + weights * (1 + half) + rounded

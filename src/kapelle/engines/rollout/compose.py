@@ -32,7 +32,7 @@ class ComposedEngine:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the engines have to say of themselves."""
+        """The engines' notes for the user."""
         return tuple(note for engine in self._engines for note in notes_of(engine))
 
     def renderer(self, policy: str) -> Renderer:

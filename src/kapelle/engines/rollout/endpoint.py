@@ -103,7 +103,7 @@ class EndpointEngine:
 
 
 _WITHHELD = ("content_filter", "error")
-"""Reasons for which a text was not written; an empty one then is nobody's answer."""
+"""Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
 
 
 def _completion(answer: bytes, endpoint: Endpoint) -> Completion:

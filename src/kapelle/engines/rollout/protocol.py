@@ -132,7 +132,7 @@ class Interruptible(Protocol):
         """Break off all requests once every coroutine waits for an answer, and return them; they are never answered.
 
         Those that are complete by then are answered first. A request continues as another one with `Request.begun`, which
-        reads prompt and ids anew: its log-probs are those of the weights that the engine holds then.
+        reads prompt and ids again: its log-probs are those of the weights that the engine holds then.
         """
         ...
 
@@ -166,11 +166,11 @@ class ChecksItself(Protocol):
 
 @runtime_checkable
 class HasNotes(Protocol):
-    """An engine with something to say of itself before it samples."""
+    """An engine that has notes for the user before it samples."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences for the user, such as why it will be slow; empty for nothing."""
+        """Sentences for the user, such as why it will be slow; often empty."""
         ...
 
 
@@ -197,12 +197,12 @@ Likeliest = tuple[tuple[int, float], ...]
 
 @runtime_checkable
 class KnowsAlternatives(Protocol):
-    """An engine that can also say what a policy might have said instead."""
+    """An engine that can also return the likeliest alternatives to each sampled token."""
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
         """Return the `count` likeliest tokens in the place of each id of a completion of this request.
 
-        Called beside the engine, on its thread; their log-probs are those of the distribution that was sampled from.
+        Called on the engine's thread, between its steps; the log-probs are those of the distribution that was sampled from.
         """
         ...
 
@@ -217,7 +217,7 @@ async def stream_or_generate(
 
 
 def notes_of(engine: RolloutEngine) -> Sequence[str]:
-    """Return what an engine has to say of itself."""
+    """Return an engine's notes for the user."""
     return engine.notes if isinstance(engine, HasNotes) else ()
 
 

@@ -99,7 +99,7 @@ class RequestQueue(Generic[Output]):
         self.arrived = []
 
     def drop_cancelled(self) -> None:
-        """Forget the requests that nobody waits for any more."""
+        """Forget cancelled requests."""
         self.arrived = [pending for pending in self.arrived if not pending.future.done()]
         self.waiting = [pending for pending in self.waiting if not pending.future.done()]
 

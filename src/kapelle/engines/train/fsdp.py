@@ -78,9 +78,9 @@ class FsdpTrainEngine:
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
     ) -> list[tuple[list[int], Batch]]:
-        """Return the passes over each base, by the name of one who stands on it; as many in every rank."""
-        said = json.dumps({name: len(own) for name, own in passes.items()}).encode()
-        counts = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: said)]
+        """Return the passes over each base, by the name of a learner on it; the same number in every rank."""
+        own_counts = json.dumps({name: len(own) for name, own in passes.items()}).encode()
+        counts = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: own_counts)]
         equalised: list[tuple[list[int], Batch]] = []
         for name, own in passes.items():
             missing = max(count[name] for count in counts) - len(own)

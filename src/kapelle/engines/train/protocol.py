@@ -64,7 +64,7 @@ class TrainSetup:
     references: bool = False
     """Whether every trained policy has a frozen reference (`reference_name`), a copy of it at the start."""
     embedders: bool = False
-    """Whether every policy's base, as it is at the start, gives embeddings (`embedder_name`)."""
+    """Whether a frozen copy of every policy's base gives embeddings (`embedder_name`)."""
     ranks: Ranks = ALONE
     """The processes that build the same engine, and call it with the same arguments in the same order."""
 
@@ -113,7 +113,7 @@ class TrainEngine(Protocol):
     def versions(self) -> Mapping[str, int]:
         """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges.
 
-        A step that changes nothing (`non_finite: skip`) is none. It shows whether an interrupted update changed weights.
+        A step that is left out (`non_finite: skip`) does not count. It shows whether an interrupted update changed weights.
         """
         ...
 
@@ -129,7 +129,7 @@ class TrainEngine(Protocol):
         ...
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference, with the names of `weights`; the optimiser stays as it is.
+        """Set the weights of a policy, critic or reference, with the names of `weights`; the optimiser does not change.
 
         Raises ModelError when names or shapes do not fit.
         """

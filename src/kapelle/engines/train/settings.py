@@ -30,7 +30,7 @@ class Ddp(Torch):
 
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Seconds for which a process waits for the others: at the start, and wherever they meet."""
+    """Seconds for which a process waits for the others, at the start and at every collective operation."""
 
 
 class Fsdp(Settings):
@@ -38,7 +38,7 @@ class Fsdp(Settings):
 
     name: Literal["fsdp"] = "fsdp"
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Seconds for which a process waits for the others: at the start, and wherever they meet."""
+    """Seconds for which a process waits for the others, at the start and at every collective operation."""
     cpu_offload: bool = False
     """Whether the parts of bases lie in the machine's memory while they are not computed with."""
 

@@ -48,8 +48,8 @@ class _ModelQueue(RequestQueue[RowOutput]):
         """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
 
-    def leave_cancelled(self) -> None:
-        """Forget the requests that nobody waits for any more, and end their rows."""
+    def drop_cancelled_rows(self) -> None:
+        """Forget cancelled requests, and end their rows."""
         self.drop_cancelled()
         gone = [pending for pending in self.in_flight if pending.future.done()]
         if gone:
@@ -128,8 +128,8 @@ class LocalEngine:
         self._patience = patience
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
-        self._breaking: asyncio.Future[list[Interrupted]] | None = None
-        """What waits for the requests that are broken off."""
+        self._interrupting: asyncio.Future[list[Interrupted]] | None = None
+        """Gets the requests that `interrupt` breaks off; None while it is not called."""
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
 
@@ -172,7 +172,7 @@ class LocalEngine:
         return await queue.answer_to(request, on_tokens)
 
     def _start_pump(self) -> asyncio.Task[None]:
-        """Return the task that answers requests, begun anew where none runs."""
+        """Return the task that answers requests; starts one if none runs."""
         if self._pump is None or self._pump.done():
             for left in self._queues:
                 # Requests that an interrupted run left here are cancelled: nothing waits for them.
@@ -183,13 +183,13 @@ class LocalEngine:
 
     async def interrupt(self) -> Sequence[Interrupted]:
         """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
-        broken: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
-        self._breaking = broken
+        interrupted: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
+        self._interrupting = interrupted
         try:
             await self._start_pump()
-            return broken.result()
+            return interrupted.result()
         finally:
-            self._breaking = None
+            self._interrupting = None
 
     def serve(self) -> None:
         """Answer each request as soon as its row is finished, and wait for no episodes, from now on.
@@ -241,7 +241,7 @@ class LocalEngine:
         self._loaded.clear()
 
     async def _drain(self, here: BatchBarrier) -> None:
-        while self._breaking is not None or any(queue.busy for queue in self._queues):
+        while self._interrupting is not None or any(queue.busy for queue in self._queues):
             try:
                 await wait_for_requests(
                     here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience
@@ -253,16 +253,16 @@ class LocalEngine:
                     _fail([*queue.clear(), *waiting], error)
             for queue in self._queues:
                 queue.enqueue_arrived()
-            if self._breaking is not None:
+            if self._interrupting is not None:
                 answered = sum(self._answer_finished(queue) for queue in self._queues)
                 if not answered:
-                    broken = [each for queue in self._queues for each in self._broken_off(queue)]
-                    self._breaking.set_result(broken)
+                    interrupted = [each for queue in self._queues for each in self._interrupted(queue)]
+                    self._interrupting.set_result(interrupted)
                     return
                 continue
             for queue in self._queues:
                 try:
-                    queue.leave_cancelled()
+                    queue.drop_cancelled_rows()
                     self._join_waiting(queue)
                     if queue.in_flight:
                         queue.decoder.advance(self._steps)
@@ -296,7 +296,7 @@ class LocalEngine:
         self._answer(queue)
         return before - len(queue.in_flight)
 
-    def _broken_off(self, queue: _ModelQueue) -> list[Interrupted]:
+    def _interrupted(self, queue: _ModelQueue) -> list[Interrupted]:
         """Drop all requests and return them with what their rows have sampled."""
         queue.decoder.interrupt()
         waiting, queue.waiting = queue.waiting, []

@@ -2,7 +2,7 @@
 
 Requests meet as in the local engine: when no coroutine can continue without an answer, all of them join the batch in a fixed
 order. What vLLM gets wrong silently is kept away from it: rows with and without an adapter are never in one batch
-(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model are loaded by starting anew.
+(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model are loaded by starting vLLM again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class VllmEngine:
         return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights: an adapter under a new name, a whole model by starting vLLM on it anew."""
+        """Take new weights: an adapter under a new name, a whole model by starting vLLM again."""
         loaded, queue = self._policy(policy), self._queue(policy)
         given = checked_weights(loaded, weights)
         if self._pump is None or self._pump.done():
@@ -322,7 +322,7 @@ def _fail(queue: _Queue, error: Exception) -> None:
 
 @dataclass(slots=True)
 class VllmPolicy:
-    """One policy: which model it stands on, and the weights that answer for it now."""
+    """One policy: its base model, and the weights that vLLM samples it with now."""
 
     policy: Policy
     model: LanguageModel
@@ -409,7 +409,7 @@ def checked_weights(loaded: VllmPolicy, weights: Mapping[str, object]) -> Mappin
 
 
 def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseModel:
-    """Return what vLLM is told of a base that these policies stand on."""
+    """Return how vLLM loads a base model of these policies."""
     loras = [policy.lora for policy in policies if policy.lora is not None]
     return BaseModel(
         path,

@@ -69,7 +69,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """One base model as vLLM is told of it."""
+    """One base model as vLLM loads it."""
 
     path: str
     """A folder in the form of `transformers`, or a name on the hub."""

@@ -149,7 +149,7 @@ class Served:
         self._done.put(found)
 
     def abort(self, rows: Sequence[str]) -> None:
-        """Close the connections of rows; the server drops what nobody waits for."""
+        """Close the connections of rows; the server then drops their requests."""
         for row in rows:
             sent = self._open.pop(row, None)
             if sent is not None:
@@ -258,7 +258,7 @@ class Dialect(NamedTuple):
     ask: Callable[[Row, str, BaseModel], Json]
     """Row, name of the base model, base model → body of the request; ValueError with the reason for a row that cannot be asked."""
     read: Callable[[str, int, bytes], Sampled]
-    """Row id, HTTP status, body → ids and log-probs, or why there are none."""
+    """Row id, HTTP status, body → ids and log-probs, or the error."""
 
 
 def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
@@ -325,10 +325,10 @@ def _read(
     status: int,
     answer: bytes,
 ) -> Sampled:
-    """Return a server's answer as a row: token ids and their log-probs, or why there are none."""
+    """Return a server's answer as a row: token ids and their log-probs, or the error."""
     if status != 200:
-        said = answer[:300].decode("utf-8", "replace")
-        return Sampled(row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {said}")
+        reason = answer[:300].decode("utf-8", "replace")
+        return Sampled(row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {reason}")
     try:
         tokens, logps, finish = parts(json.loads(answer))
         ids = tuple(int(token) for token in tokens)

@@ -58,7 +58,7 @@ class TorchTrainEngine:
         return self._learners.by_name
 
     def model_of(self, name: str) -> LanguageModel:
-        """Return the model that a learner, reference or embedder stands on."""
+        """Return the base model of a learner, reference or embedder."""
         return self._learners.placements[name].model
 
     def equalise_passes(self, equalise: EqualisePasses) -> None:
@@ -91,7 +91,7 @@ class TorchTrainEngine:
         return self._sharing.rows(samples, self._forward.examine)
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
-        """Raise ContextError where a critic would read more than its model's context: nobody cuts what it reads."""
+        """Raise ContextError where a critic would read more than its model's context; its input is never cut."""
         for sample in samples:
             placement, tokens = self._learners.placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:

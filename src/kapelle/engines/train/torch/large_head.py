@@ -92,7 +92,7 @@ def _at_once(
 
 
 class Wanted(NamedTuple):
-    """What a pass computes beside log-probs."""
+    """What a pass computes in addition to log-probs."""
 
     entropy: bool
     gradient: bool
@@ -247,11 +247,11 @@ def _add_towards(sum_KD: Tensor, share_KC: Tensor, piece: _Piece) -> None:
     _add_product(sum_KD, share_KC.to(piece.weight_CD.dtype), piece.weight_CD)
 
 
-def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, anew: bool = False) -> None:
-    """Add a matrix product to a sum, or begin it `anew`; products of half precision are rounded to it before."""
+def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, overwrite: bool = False) -> None:
+    """Add a matrix product to a sum, or `overwrite` it; products of half precision are rounded to it before."""
     if sum_AB.dtype == left_AC.dtype:
-        sum_AB.addmm_(left_AC, right_CB, beta=0 if anew else 1)
-    elif anew:
+        sum_AB.addmm_(left_AC, right_CB, beta=0 if overwrite else 1)
+    elif overwrite:
         sum_AB.copy_(left_AC @ right_CB)
     else:
         sum_AB += left_AC @ right_CB
@@ -355,7 +355,7 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
     of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
     hidden_grad_KD = torch.zeros_like(hidden_KD, dtype=problem.dtype) if of_hidden else None
     weight_grad_VD = None
-    if of_weight:  # every word is begun anew, if there are tokens
+    if of_weight:  # the first tokens overwrite every word
         weight_grad_VD = torch.empty_like(weight_VD) if len(token_K) else torch.zeros_like(weight_VD)
     bias_grad_V = torch.zeros_like(bias_V) if of_bias else None
     unit_K1 = (head.scale / temperature_K)[:, None]
@@ -378,7 +378,7 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
             _add_product(hidden_grad_KD[rows], half_KC, piece.weight_CD)
         if weight_grad_VD is not None:
             target_CD = weight_grad_VD[piece.words]
-            _add_product(target_CD, half_KC.T, problem.hidden_KD[rows], anew=rows.start == 0)
+            _add_product(target_CD, half_KC.T, problem.hidden_KD[rows], overwrite=rows.start == 0)
         if bias_grad_V is not None:
             bias_grad_V[piece.words] += grad_KC.sum(dim=0)
     if hidden_grad_KD is not None:

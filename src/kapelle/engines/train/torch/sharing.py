@@ -116,8 +116,8 @@ class AmongRanks:
         """Return what is wrong in some rank, where ranks hold parts of the weights; else all see the same."""
         if not self._in_lockstep:
             return wrong
-        said = self._ranks.all_gather("step", (wrong or "").encode)
-        return next((each.decode() for each in said if each), None)
+        faults = self._ranks.all_gather("step", (wrong or "").encode)
+        return next((each.decode() for each in faults if each), None)
 
 
 def _is_own(gradient: Tensor | None) -> bool:
