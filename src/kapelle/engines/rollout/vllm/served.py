@@ -328,7 +328,9 @@ def _read(
     """Return a server's answer as a row: token ids and their log-probs, or the error."""
     if status != 200:
         reason = answer[:300].decode("utf-8", "replace")
-        return Sampled(row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {reason}")
+        return Sampled(
+            row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {reason}"
+        )
     try:
         tokens, logps, finish = parts(json.loads(answer))
         ids = tuple(int(token) for token in tokens)
