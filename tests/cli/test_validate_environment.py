@@ -13,7 +13,7 @@ def test_a_sound_environment_is_fit_for_training(kapelle: Kapelle) -> None:
     assert said.code == 0, said.err
     lines = said.out.splitlines()
     assert lines[-1] == "multi_step is fit for training."
-    assert len(lines) == 12
+    assert len(lines) == 14
     assert all(line.startswith("ok  ") for line in lines[:-1])
 
 

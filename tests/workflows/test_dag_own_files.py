@@ -359,7 +359,7 @@ def test_a_process_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> No
 
 
 def test_a_class_of_kapelles_form_that_asks_no_questions_is_told_what_it_needs(tmp_path: Path) -> None:
-    (tmp_path / "count.py").write_text(OURS.replace("def extract", "def other"))
+    (tmp_path / "count.py").write_text(OURS.replace("Count(Settings, Answerable)", "Count(Settings)"))
     config: Any = laid(tmp_path, with_class("count.py:Count"))
     with pytest.raises(ConfigError, match=r"is a game of moves.* inherit from `kapelle.Answerable`"):
         config.workflow.check([Agent("reasoner"), Agent("actor")], config.environment)

@@ -118,7 +118,7 @@ def described(environment: Environment) -> Finding:
             "failed",
             f"`sources` is {sources!r:.60}; say in words where the tasks of `train` and `test` come from",
         )
-    return Finding(name, "ok", f"train: {sources['train']!r:.40}, test: {sources['test']!r:.40}")
+    return Finding(name, "ok", "rewards in {} to {}; train and test sources are named".format(*bounds))
 
 
 def fingerprint(environment: Environment, count: int) -> list[list[str]]:

@@ -22,34 +22,6 @@ from kapelle.settings.schema import (
 )
 
 
-class ResourcesDict(TypedDict, total=False):
-    """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
-
-    cpus: float
-    """Cores; also the number of threads that torch uses, at least one."""
-    gpus: float
-    """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
-
-
-class RayDict(TypedDict, total=False):
-    """What `--launch ray` places on a cluster, and what each of it takes."""
-
-    address: str | None
-    """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
-    rollout_workers: int
-    """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
-    trainer: Resources | ResourcesDict
-    """What each rank of the trainer takes."""
-    rollout: Resources | ResourcesDict
-    """What each rollout worker takes."""
-    environment: Resources | ResourcesDict
-    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
-    spread: bool
-    """Whether actors are put on as many machines as possible; otherwise on as few."""
-    timeout: float
-    """Seconds that the cluster has to find room for all of them, and each actor to start."""
-
-
 class CheckpointDict(TypedDict, total=False):
     """When to save checkpoints and how many to keep."""
 
@@ -94,6 +66,34 @@ class TrackerDict(TypedDict, total=False):
     """Keep everything on this machine, where the tracker can."""
     transcripts: int
     """Steps between two tables of what a few episodes' agents said; 0 sends none."""
+
+
+class ResourcesDict(TypedDict, total=False):
+    """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
+
+    cpus: float
+    """Cores; also the number of threads that torch uses, at least one."""
+    gpus: float
+    """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
+
+
+class RayDict(TypedDict, total=False):
+    """What `--launch ray` places on a cluster, and what each of it takes."""
+
+    address: str | None
+    """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
+    rollout_workers: int
+    """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
+    trainer: Resources | ResourcesDict
+    """What each rank of the trainer takes."""
+    rollout: Resources | ResourcesDict
+    """What each rollout worker takes."""
+    environment: Resources | ResourcesDict
+    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
+    spread: bool
+    """Whether actors are put on as many machines as possible; otherwise on as few."""
+    timeout: float
+    """Seconds that the cluster has to find room for all of them, and each actor to start."""
 
 
 class EmbeddedDict(TypedDict, total=False):
