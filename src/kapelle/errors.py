@@ -62,6 +62,10 @@ class ParityError(EngineError):
     """Trainer and sampler log-probs disagree: the sampler used other weights than the ones being trained."""
 
 
+class AlgorithmError(KapelleError):
+    """Signals, credit, a loss or a hook of an algorithm that training cannot use."""
+
+
 class NumericsError(KapelleError):
     """A loss, gradient, reward or log-prob that is not finite."""
 

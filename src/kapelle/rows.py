@@ -206,13 +206,6 @@ class Loads:
         raise NotImplementedError
 
 
-def gathered(needs: Sequence[Signal], step: Sampled, engine: Learners) -> Signals:
-    """Return the results of the signals."""
-    found = {name: rows for signal in needs for name, rows in signal.gather(step, engine).items()}
-    named = {name: found.pop(name) for name in NAMED & found.keys()}
-    return Signals(**named, step=step.number, more=found)
-
-
 NAMED = {"values", "bootstrap", "after", "reference", "proximal", "greedy", "embedding", "score"}
 """Fields of `Signals` that signals fill."""
 

@@ -20,7 +20,8 @@ from tests.support.tiny import sections, team_of
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, algorithm_class
-from kapelle.rows import Column, Learners, Sample, Sampled, Signals, TurnKey, gathered, turns_of
+from kapelle.rows import Column, Learners, Sample, Sampled, Signals, TurnKey, turns_of
+from kapelle.training.boundary import gather_signals
 from kapelle.training.collate import critic_samples
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group, Payment, Task, Turn
@@ -218,7 +219,7 @@ def fitted(
     step = Sampled(1, groups, team, lambda: ())
 
     def judge() -> tuple[Mapping[TurnKey, Credit], Signals]:
-        signals = gathered(algorithm.needs, step, cast("Learners", critics))
+        signals = gather_signals(algorithm, step, cast("Learners", critics))
         return give(groups, signals), signals
 
     while critics.fit(critic_samples(groups, team, *judge(), need)) > 1e-5:

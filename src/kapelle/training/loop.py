@@ -42,7 +42,7 @@ from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, shared_rollout
-from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, gathered, turns_of
+from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
@@ -50,6 +50,7 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.runtime.trees import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
+from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.tracing import traces
@@ -325,8 +326,8 @@ class Loop:
                 signal.load()
         critic, update = algorithm.critic, algorithm.update
         self._objective = Objective(
-            algorithm.policy_loss,
-            critic.loss if critic else None,
+            checked_loss(algorithm.name, "policy_loss", algorithm.policy_loss),
+            checked_loss(algorithm.name, "critic_loss", critic.loss) if critic else None,
             critic.coefficient if critic else 1.0,
             update.entropy,
             update.epochs,
@@ -351,7 +352,7 @@ class Loop:
         doing(f"step {number}, scores")
         clock.enter("score")
         sampled = Sampled(number, groups, play.team, lambda: self._greedily(play, groups, number))
-        signals = gathered(self._algorithm.needs, sampled, self._engine)
+        signals = gather_signals(self._algorithm, sampled, self._engine)
         clock.leave()
         if signals.score:
             metrics |= verifier_metrics(groups, signals.score)
@@ -371,8 +372,7 @@ class Loop:
         doing(f"step {number}, publishing its weights")
         clock.enter("publish")
         # Run the algorithm's hooks after an update, and publish the new weights.
-        for hook in self._algorithm.after_update:
-            hook(number, self._play.team, self._engine)
+        after_update(self._algorithm, sampled, self._engine)
         self.publish()
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in sampled.turns)
@@ -443,11 +443,12 @@ class Loop:
             samples = demonstrated_samples(groups, team, algorithm.data.observations)
             self._updated = bool(samples)
             return self._engine.update(samples, self._objective) if samples else {}
-        credit = give(groups, signals)
+        stop = self._config.training.non_finite == "stop"
+        credit = give_credit(algorithm, give, sampled, groups, signals, stop)
         metrics = credit_metrics(sampled.trained, credit)
         if self._memory is not None:
             metrics |= self._memory.metrics()
-            if MIXER_UNDONE in metrics and self._config.training.non_finite == "stop":
+            if MIXER_UNDONE in metrics and stop:
                 raise NumericsError(
                     f"At step {number} the fit of utilities and mixer broke its weights. No checkpoint holds them; lower "
                     "`algorithm.fit.lr` in a new run, or leave such fits out: resume with `training.non_finite=skip`."

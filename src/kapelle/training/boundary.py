@@ -1,0 +1,237 @@
+"""What an algorithm's own code returns, checked where training takes it: signals, credit, losses and hooks.
+
+Anybody may write an algorithm, and a mistake in one is found here: one sentence names the algorithm, and for credit the
+agent and the turn. Everything behind this module may rely on what it was given.
+
+Shapes: T completion tokens of one turn.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Credit, CreditFunction, Loss
+from kapelle.errors import AlgorithmError, KapelleError, NumericsError
+from kapelle.rows import NAMED, Learners, Sampled, Signals, TurnKey
+from kapelle.types import Group, Turn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Signals:
+    """Return what the algorithm's signals found out about a step.
+
+    Raises:
+        AlgorithmError: a signal raises, returns no mapping of mappings, or has tensors for tokens that are not there.
+    """
+    rows: dict[str, Any] = {}
+    for signal in algorithm.needs:
+        who = f"the signal `{type(signal).__name__}`"
+        found: object = _called(algorithm, who, signal.gather, step, engine)
+        if not isinstance(found, Mapping) or not all(isinstance(own, Mapping) for own in found.values()):
+            raise AlgorithmError(
+                f"Algorithm '{algorithm.name}': `gather` of {who} returned {_said(found)}. Return a dict from the name "
+                "of a result, such as 'values', to a dict from `TurnKey` to the result of that turn."
+            )
+        rows |= found
+    for field in ("reference", "proximal"):
+        own = rows.get(field, {})
+        for key, turn in step.turns:
+            if key in own:
+                _need_floats(
+                    algorithm, f"`Signals.{field}`", own[key], (len(turn.completion_ids),), key, turn
+                )
+    named = {name: rows.pop(name) for name in NAMED & rows.keys()}
+    return Signals(**named, step=step.number, more=rows)
+
+
+def give_credit(
+    algorithm: Algorithm,
+    give: CreditFunction,
+    step: Sampled,
+    groups: Sequence[Group],
+    signals: Signals,
+    stop: bool,
+) -> Mapping[TurnKey, Credit]:
+    """Return the credit of every turn that is trained on. `groups` are the step's with all that their turns were paid.
+
+    With `stop`, advantages and returns must be finite; without it, the engine leaves out an update that is not.
+
+    Raises:
+        AlgorithmError: `give` raises, leaves out a turn, invents one, or gives one something of a wrong type or shape.
+        NumericsError: an advantage or return is not finite.
+    """
+    credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)
+    if not isinstance(credit, Mapping):
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}': `credit` returned {_said(credit)}. Return a dict from `TurnKey` to `Credit`."
+        )
+    critic = algorithm.critic
+    for key, turn in step.turns:
+        if key in credit:
+            _check_turn(algorithm, key, turn, credit[key], signals, stop)
+        elif turn.trained or (critic is not None and critic.everyone):
+            raise AlgorithmError(
+                f"Algorithm '{algorithm.name}' gave no credit to {_name(key, turn)}. `credit` returns one `Credit` for every "
+                "turn of `kapelle.rows.turns_of(groups)`; one with `weight=0.0` is left out of the loss."
+            )
+    known = {key for key, _ in step.turns}
+    if invented := [key for key in credit if key not in known]:
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is no turn of a finished episode of this "
+            "step. Keys are those of `kapelle.rows.turns_of(groups)`: `TurnKey(group, episode, turn)`, each from 0."
+        )
+    return credit
+
+
+def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable[P, Loss]:
+    """Return an algorithm's loss (`policy_loss` or `critic_loss`) that raises AlgorithmError where it returns no `Loss`."""
+    who = f"Algorithm '{algorithm}': `{kind}`"
+
+    def checked(*given: P.args, **named: P.kwargs) -> Loss:
+        try:
+            found: object = loss(*given, **named)
+        except Exception as error:
+            _tell_whose(who, error)
+            raise
+        if not isinstance(found, Loss):
+            raise AlgorithmError(
+                f"{who} returned {_said(found)}. Return `kapelle.algorithm.Loss(total, weight)`."
+            )
+        for name, value in (("total", found.total), ("weight", found.weight)):
+            scalar: object = value
+            if not isinstance(scalar, Tensor) or scalar.ndim:
+                raise AlgorithmError(
+                    f"{who} returned a `{name}` that is {_said(scalar)}. It is a scalar tensor: a sum over the batch."
+                )
+        if not found.total.requires_grad:
+            raise AlgorithmError(
+                f"{who} returned a `total` without a gradient. Compute it from the outputs that it is given, without `detach`."
+            )
+        return found
+
+    return checked
+
+
+def after_update(algorithm: Algorithm, step: Sampled, engine: Learners) -> None:
+    """Run the algorithm's hooks in their order; AlgorithmError if one raises."""
+    for hook in algorithm.after_update:
+        _called(algorithm, f"the hook `{type(hook).__name__}`", hook, step.number, step.team, engine)
+
+
+def _check_turn(
+    algorithm: Algorithm, key: TurnKey, turn: Turn, given: object, signals: Signals, stop: bool
+) -> None:
+    if not isinstance(given, Credit):
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(given)}. Give it a `kapelle.Credit`."
+        )
+    tokens = len(turn.completion_ids)
+    advantage_T: object = given.advantage_T
+    if isinstance(advantage_T, Tensor) and not (turn.trained and given.weight):
+        tokens = advantage_T.numel()  # no policy learns from it
+    shaped: list[tuple[str, Tensor, tuple[int, ...]]] = [("advantage_T", given.advantage_T, (tokens,))]
+    if given.return_T is not None and key in signals.values:
+        shaped.append(("return_T", given.return_T, tuple(signals.values[key].shape)))
+    if given.after is not None:
+        shaped.append(("after", given.after, ()))
+    for name, tensor, shape in shaped:
+        _need_floats(algorithm, f"`{name}`", tensor, shape, key, turn)
+    weight: object = given.weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. It is a number from 0.0 on; 0.0 "
+            "leaves the turn out of the loss."
+        )
+    pair: object = given.pair
+    if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. It is a whole number, the same for "
+            "both sides, or None."
+        )
+    if stop and weight > 0:
+        for name, tensor, _ in shaped:
+            if not bool(torch.isfinite(tensor).all()):
+                raise NumericsError(
+                    f"Algorithm '{algorithm.name}' gave {_name(key, turn)} a `{name}` that is not finite. Look at the episode's "
+                    "rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+                )
+
+
+def _need_floats(
+    algorithm: Algorithm, what: str, value: object, shape: tuple[int, ...], key: TurnKey, turn: Turn
+) -> None:
+    if isinstance(value, Tensor) and tuple(value.shape) == shape and value.is_floating_point():
+        return
+    wanted = (
+        f"one value for each of the completion's {shape[0]} tokens, shape [{shape[0]}]"
+        if shape == (len(turn.completion_ids),)
+        else f"shape {list(shape)}"
+    )
+    raise AlgorithmError(
+        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(value)} as {what}. It is a tensor of floats with {wanted}."
+    )
+
+
+def _name(key: TurnKey, turn: Turn) -> str:
+    """Return a turn in words."""
+    return f"agent '{turn.agent}' for turn {key.turn} of episode {key.episode} of group {key.group}"
+
+
+def _said(value: object) -> str:
+    """Return a value of a user's code in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)} and type {value.dtype}".replace("torch.", "")
+    if value is None or isinstance(value, bool | int | float | TurnKey):
+        return repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 - the user's own code
+        shown = ""
+    return f"{shown} (a {type(value).__name__})" if 0 < len(shown) <= 60 else f"a {type(value).__name__}"
+
+
+def _called(
+    algorithm: Algorithm, who: str, call: Callable[..., R], *given: Any, step: Sampled | None = None
+) -> R:
+    """Return what a part of an algorithm returns; AlgorithmError says what it raised and where."""
+    try:
+        return call(*given)
+    except Exception as error:
+        _tell_whose(f"Algorithm '{algorithm.name}': {who}", error, step)
+        raise
+
+
+def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None:
+    """Raise AlgorithmError with what an algorithm's own code raised, and where; errors of kapelle's code are left alone.
+
+    The place is the innermost frame outside of kapelle, torch, numpy and the standard library.
+    """
+    frame, own = error.__traceback__, None
+    while frame is not None:
+        if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in NOT_ITS_OWN:
+            own = frame
+        frame = frame.tb_next
+    if own is None or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
+        return
+    said = " ".join(str(error).split())[:300]
+    if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
+        turns = dict(step.turns)
+        key = error.args[0]
+        said = f"nothing is there for {_name(key, turns[key])}" if key in turns else said
+    where = f"{Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}"
+    raise AlgorithmError(
+        f"{who} raised {type(error).__name__} ({where}){f': {said}' if said else ''}."
+    ) from error
+
+
+NOT_ITS_OWN = {"kapelle", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
+"""Packages in whose code an algorithm's mistake shows, and is not made."""
