@@ -103,7 +103,6 @@ def moved(trainer: Trainer, steps: int) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
 def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
-    assert len(PLAYING) == 20
     with Trainer(config(name, siirl(cycle=1, share_reward_in_agent=True))) as trainer:
         # PPO trains one policy, whose turn it always is.
         assert moved(trainer, 3) == ([["shared"]] * 3 if name == "ppo" else [["a"], ["b"], ["a"]])
