@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from kapelle.runtime.plugins import find_class
+from kapelle.runtime.plugins import catalogue, find_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,33 +21,6 @@ if TYPE_CHECKING:
     from kapelle.rows import Learners, Sample, Signal, Signals, TurnKey
     from kapelle.team import Team
     from kapelle.types import Episode, Group
-
-BUILTIN_ALGORITHMS: Mapping[str, str] = {
-    "sft": "kapelle.algorithms.sft:SFT",
-    "verifier": "kapelle.algorithms.verifier:Verifier",
-    "distill": "kapelle.algorithms.distill:Distill",
-    "dpo": "kapelle.algorithms.dpo:DPO",
-    "grpo": "kapelle.algorithms.grpo:GRPO",
-    "rloo": "kapelle.algorithms.rloo:RLOO",
-    "opo": "kapelle.algorithms.opo:OPO",
-    "remax": "kapelle.algorithms.remax:ReMax",
-    "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
-    "rae": "kapelle.algorithms.rae:RAE",
-    "at_grpo": "kapelle.algorithms.at_grpo:ATGRPO",
-    "cory": "kapelle.algorithms.cory:CORY",
-    "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
-    "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
-    "mars": "kapelle.algorithms.mars:MARS",
-    "ppo": "kapelle.algorithms.ppo:PPO",
-    "ippo": "kapelle.algorithms.ppo:IPPO",
-    "mappo": "kapelle.algorithms.mappo:MAPPO",
-    "marft": "kapelle.algorithms.marft:MARFT",
-    "happo": "kapelle.algorithms.happo:HAPPO",
-    "maporl": "kapelle.algorithms.maporl:MAPoRL",
-    "vdn": "kapelle.algorithms.vdn:VDN",
-    "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
-    "qmix": "kapelle.algorithms.qmix:QMIX",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,4 +332,4 @@ class Algorithm:
 
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
-    return find_class("algorithm", name, BUILTIN_ALGORITHMS)
+    return find_class("algorithm", name, catalogue("kapelle.algorithms"))

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiny import frozen_copy, learners_of, same_bits
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.models.language_model import load_language_model
 from kapelle.runs.reader import read_metrics
 from kapelle.settings.schema import ModelConfig
@@ -60,7 +60,7 @@ def learned(trainer: Trainer) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILTIN_ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     settings = run_of(name)
     if name == "distill":

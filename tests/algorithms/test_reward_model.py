@@ -14,7 +14,8 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import learners_of, same_bits
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction
+from kapelle.algorithm import Credit, CreditFunction
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
 from kapelle.errors import ConfigError, ModelError
 from kapelle.rows import Signals, TurnKey
@@ -73,7 +74,7 @@ def spied(trainer: Trainer) -> Spy:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BUILTIN_ALGORITHMS if name not in PAID_OTHERWISE])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PAID_OTHERWISE])
 def test_what_is_learned_from_is_the_environment_s_reward_and_lambda_times_the_score(
     name: str, folder: Path
 ) -> None:

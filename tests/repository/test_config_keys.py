@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kapelle import environments, workflows
-from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
+from kapelle.algorithm import algorithm_class
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.engines import rollout, train
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
@@ -25,7 +26,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
 def roots() -> Iterator[type[Settings]]:
     yield RunConfig
     yield Timed
-    yield from map(algorithm_class, BUILTIN_ALGORITHMS)
+    yield from map(algorithm_class, ALGORITHMS)
     yield from map(environment_class, environments.BUILTIN)
     yield from map(workflow_class, workflows.BUILTIN)
     yield from map(engine_class, rollout.BUILTIN)
@@ -81,4 +82,4 @@ def test_keys_of_a_base_class_count_once() -> None:
     keys = all_keys()
     assert ("TrainingConfig", "steps") in keys
     assert ("RunConfig", "seed") in keys
-    assert len([owner for owner, key in keys if key == "group_size"]) < len(BUILTIN_ALGORITHMS)
+    assert len([owner for owner, key in keys if key == "group_size"]) < len(ALGORITHMS)

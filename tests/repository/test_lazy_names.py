@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.environments import BUILTIN as ENVIRONMENTS
 from kapelle.lazy_names import OFFERING
 from kapelle.runtime.plugins import find_class
@@ -19,7 +19,7 @@ from kapelle.workflows import BUILTIN as WORKFLOWS
 PIECES = [
     (kind, name, catalogue)
     for kind, catalogue in (
-        ("algorithm", BUILTIN_ALGORITHMS),
+        ("algorithm", ALGORITHMS),
         ("environment", ENVIRONMENTS),
         ("workflow", WORKFLOWS),
     )

@@ -169,3 +169,11 @@ def test_nameless_modules_are_found() -> None:
 )
 def test_stubs_are_found(stub: str) -> None:
     assert list(rules.unfinished(stub))
+
+
+def test_a_class_without_bases_may_declare_what_its_heirs_provide() -> None:
+    code = "class CLASS:\n    def f(self):\n        BODY\n        raise NotImplementedError\n"
+    declared = code.replace("BODY", '"""Return it."""')
+    assert not list(rules.unfinished(declared))
+    assert list(rules.unfinished(declared.replace("CLASS", "Done(Base)")))
+    assert list(rules.unfinished(code.replace("BODY", "x = 1")))

@@ -15,7 +15,7 @@ from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.models.language_model import load_language_model
 from kapelle.settings.schema import ModelConfig
 
@@ -112,12 +112,12 @@ def test_two_processes_learn_what_one_learns() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_algorithm(ranks: int) -> None:
-    check([(name, {}) for name in BUILTIN_ALGORITHMS] + FEW, ranks)
+    check([(name, {}) for name in ALGORITHMS] + FEW, ranks)
 
 
 @pytest.mark.ranks
 def test_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
-    check([(name, FSDP) for name in BUILTIN_ALGORITHMS] + SHARDED, 3)
+    check([(name, FSDP) for name in ALGORITHMS] + SHARDED, 3)
 
 
 def resumed(run: Path, steps: int, engine: str) -> dict[str, Any]:

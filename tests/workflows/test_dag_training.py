@@ -17,7 +17,7 @@ from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import in_turn
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.algorithms.marft import MARFT
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.reader import read_metrics
@@ -33,7 +33,7 @@ NEED: dict[str, dict[str, Any]] = {
     "vdn": {"group_size": 4, "credit_warmup_steps": 0, "fit": {"min_fill": 2, "updates": 2}},
 }
 """What an algorithm needs said beside its name; the others play groups of four."""
-PLAYING = [name for name in BUILTIN_ALGORITHMS if name not in {"sft", "distill", "dpo", "verifier"}]
+PLAYING = [name for name in ALGORITHMS if name not in {"sft", "distill", "dpo", "verifier"}]
 
 
 BASE: dict[str, Any] = {

@@ -13,7 +13,8 @@ from tools.docs_site.settings_table import PLUGGED, known_keys, meaning, models_
 
 import kapelle
 from kapelle import environments, workflows
-from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
+from kapelle.algorithm import algorithm_class
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.cli.parser import COMMANDS, parse
 from kapelle.engines import rollout, train
 from kapelle.engines.rollout.protocol import engine_class
@@ -24,7 +25,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.workflow import workflow_class
 
 KINDS = {
-    "algorithms": ("algorithm", BUILTIN_ALGORITHMS, algorithm_class),
+    "algorithms": ("algorithm", ALGORITHMS, algorithm_class),
     "environments": ("environment", environments.BUILTIN, environment_class),
     "workflows": ("workflow", workflows.BUILTIN, workflow_class),
     "engines": ("engine", rollout.BUILTIN, engine_class),

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, requires, ver
 from importlib.util import find_spec
 from typing import Any
 
-from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
 from kapelle.runtime.plugins import catalogue
@@ -69,7 +69,7 @@ NEEDS = {
 def _names() -> dict[str, list[str]]:
     """Return what recipes may name, by section, with what other packages offer by entry points."""
     catalogues = {
-        "algorithms": BUILTIN_ALGORITHMS,
+        "algorithms": ALGORITHMS,
         "environments": catalogue("kapelle.environments"),
         "workflows": catalogue("kapelle.workflows"),
         "engines": catalogue("kapelle.engines.rollout"),
