@@ -10,48 +10,20 @@ from typing import Literal
 
 import kapelle
 from kapelle.algorithms import GRPO
+from kapelle.environments import BaseEnvironment, BaseWorld
 from kapelle.types import Split
 from kapelle.workflows import Solo
 
 
-class ParityWorld:
-    """One question: is the number of ones even or odd?"""
-
-    def __init__(self, task: kapelle.Task, agents: Sequence[str]) -> None:
-        self._task, self._agents = task, tuple(agents)
-        self._rewards: dict[str, float] = {}
-
-    def observe(self, agent: str) -> str:
-        return self._task.question
-
-    def movers(self) -> tuple[str, ...]:
-        return () if self._rewards else self._agents
-
-    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        right = self._task.data["answer"]
-        self._rewards = {agent: float(text.strip()[:1] == right) for agent, text in actions.items()}
-        return {}
-
-    def outcome(self) -> kapelle.Outcome:
-        return kapelle.Outcome(self._rewards, success=max(self._rewards.values(), default=0.0))
-
-    async def close(self) -> None:
-        pass
-
-
-class Parity(kapelle.Settings, kapelle.Answerable):
+class Parity(BaseEnvironment, kapelle.Answerable):
     """Bits in, `e` or `o` out. Test problems have another length than training problems."""
 
     name: Literal["own_environment:Parity"] = "own_environment:Parity"
     bits: int = 3
-    reward_range: tuple[float, float] = (0.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
         return {"train": f"{self.bits} bits", "test": f"{self.bits + 1} bits"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        pass
 
     def size(self, split: Split) -> int:
         return 1 << (self.bits + (split == "test"))
@@ -60,11 +32,21 @@ class Parity(kapelle.Settings, kapelle.Answerable):
         bits = format(index, f"0{self.bits + (split == 'test')}b")
         return kapelle.Task(f"{split}-{bits}", bits, {"answer": "eo"[bits.count("1") % 2]})
 
-    def start(self, task: kapelle.Task, agents: Sequence[str], seed: int) -> ParityWorld:
+    def start(self, task: kapelle.Task, agents: Sequence[str], seed: int) -> "ParityWorld":
         return ParityWorld(task, agents)
 
     def extract(self, text: str) -> str | None:
         return text.strip()[:1] or None
+
+
+class ParityWorld(BaseWorld):
+    """One question: is the number of ones even or odd?"""
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        right = self.task.data["answer"]
+        self.rewards = {agent: float(text.strip()[:1] == right) for agent, text in actions.items()}
+        self.success, self.over = max(self.rewards.values()), True
+        return {}
 
 
 def main(steps: int = 20) -> None:

@@ -38,6 +38,8 @@ BUILTIN: Mapping[str, str] = {
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
+    "BaseEnvironment": "kapelle.environments.base",
+    "BaseWorld": "kapelle.environments.base",
     "Part": "kapelle.environments.mixture",
     "Answers": "kapelle.environments.questions",
     "Questions": "kapelle.environments.questions",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from kapelle.environments.adapters.textarena import TextArena as TextArena
     from kapelle.environments.algebra import Algebra as Algebra
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
+    from kapelle.environments.base import BaseEnvironment as BaseEnvironment
+    from kapelle.environments.base import BaseWorld as BaseWorld
     from kapelle.environments.bfcl import Bfcl as Bfcl
     from kapelle.environments.code.environment import Code as Code
     from kapelle.environments.debate_topics import DebateTopics as DebateTopics
