@@ -71,7 +71,7 @@ def test_no_environment_is_forgotten() -> None:
 
 async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     findings = await conform(environment_class(name)(**settings))
-    assert len(findings) == 11
+    assert findings[-1].name == "cheating", "a check before the last gave up"
     return [finding for finding in findings if finding.status == "failed"]
 
 
@@ -208,11 +208,11 @@ FAULTS = {
     "shared": ("splits", "share the question 'say word"),
     "dice": ("determinism", "differs"),
     "look": ("private views", "depends on who looked before"),
-    "range": ("rewards", "two finite numbers"),
-    "stranger": ("rewards", "pays 'nobody'"),
+    "range": ("description", "two finite numbers"),
+    "stranger": ("determinism", "paid 'nobody', who is not in the team"),
     "too much": ("rewards", r"pays 2.0, outside \[0.0, 1.0\]"),
     "success": ("rewards", "success 7.0"),
-    "endless": ("records", "has not ended after 2000 steps"),
+    "endless": ("determinism", "has not ended after 2,000 steps"),
     "seat": ("seats", "exchanging the texts of two seats changes"),
     "script": ("gold", r"pays .*, not 1.0"),
     "empty": ("cheating", "pays the full reward for ''"),
@@ -248,10 +248,12 @@ async def test_the_smallest_team_that_can_play_is_taken() -> None:
     assert findings["gold"].status == "not checked"
 
 
-class Unequal(Matrix):
+class Unequal(Matrix, Symmetric):
     """Says that its seats are alike, which they are not."""
 
-    symmetric: bool = True
+    @property
+    def symmetric(self) -> bool:
+        return True
 
 
 @pytest.mark.slow
