@@ -27,7 +27,8 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
-from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.services.policy.admission import Limits
+from kapelle.services.policy.service import PolicyServer, serve_policy
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Message, Sampling, Task
 from kapelle.workflows.solo import Solo

@@ -9,7 +9,8 @@ from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
-from kapelle.viewer import curves, drawn_runs
+from kapelle.viewer import curves
+from kapelle.viewer import server as drawn_runs
 from kapelle.viewer.answering import dumped
 from kapelle.viewer.curves import Source, color, grouped, page, source_of
 from kapelle.viewer.library import Library

@@ -8,8 +8,16 @@ from tests.support.viewed_runs import AGENTS, group, turn, write_run
 
 from kapelle.runs.episode_json import dump_episode
 from kapelle.types import Episode, Message, Task
-from kapelle.viewer.drawing import conversation, folded
-from kapelle.viewer.episode import episode_of, read_episode, read_step, sees, tokens_of, witnesses
+from kapelle.viewer.episode import (
+    conversation,
+    episode_of,
+    folded,
+    read_episode,
+    read_step,
+    sees,
+    tokens_of,
+    witnesses,
+)
 from kapelle.viewer.lines import parsed
 
 

@@ -16,8 +16,7 @@ from tests.support.viewed_runs import append_step, write_run
 from kapelle.runs.writer import RunDirectory
 from kapelle.viewer.building import TAKEN, build, only_builder
 from kapelle.viewer.index import Index
-from kapelle.viewer.index_tables import SORTS, Tables, asked
-from kapelle.viewer.survey import Progress, Survey
+from kapelle.viewer.index_tables import SORTS, Progress, Survey, Tables, asked
 
 
 @pytest.fixture

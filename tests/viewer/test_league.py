@@ -14,11 +14,10 @@ from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
-from kapelle.viewer.league import opposed, standing
+from kapelle.viewer.league import linked, opposed, ratings, standing
 from kapelle.viewer.library import Library
-from kapelle.viewer.meetings import FIXED, Pair, Player, Tally, players_of, tallies
-from kapelle.viewer.ratings import linked, ratings
 from kapelle.viewer.server import viewer
+from kapelle.viewer.skimming import FIXED, Pair, Player, Tally, players_of, tallies
 
 
 def turn(agent: str, version: int, policy: str = "") -> dict[str, Any]:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.viewer.pages import figure, render, spark
-from kapelle.viewer.plain_text import cut, one_line, shown
+from kapelle.viewer.pages import cut, figure, one_line, render, shown, spark
 
 
 @pytest.mark.parametrize(

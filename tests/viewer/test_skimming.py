@@ -10,11 +10,10 @@ import pytest
 from tests.support.viewed_runs import write_run
 
 from kapelle.runs.step_rows import pack
-from kapelle.viewer import episode_lines
+from kapelle.viewer import lines as episode_lines
 from kapelle.viewer.episode import episode_of
-from kapelle.viewer.episode_lines import lines_of
-from kapelle.viewer.lines import parsed
-from kapelle.viewer.newest import rows_in_order
+from kapelle.viewer.index import rows_in_order
+from kapelle.viewer.lines import lines_of, parsed
 from kapelle.viewer.skimming import _without_numbers, skimmed
 
 TURN: dict[str, Any] = {

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kapelle.viewer.table import ends, means, metrics_of, stretches
+from kapelle.viewer.library import ends, means, metrics_of, stretches
 
 
 def write(run: Path, *rows: dict[str, Any]) -> None:

@@ -182,7 +182,7 @@ class _Turns:
 
 
 async def _of_agent(agents: Agents, agent: str, request: Any) -> str:
-    from kapelle.services.policy.chats import prompted, read_chat
+    from kapelle.services.policy.agents import prompted, read_chat
 
     chat, messages = read_chat(agents, agent, agent, request)
     chat = await prompted(chat, agents, messages, None)

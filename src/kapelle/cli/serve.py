@@ -95,8 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policy(folder: Path, which: str | None, binding: Binding, arguments: argparse.Namespace) -> int:
+    from kapelle.services.policy.admission import Limits
     from kapelle.services.policy.recording import EpisodeFile
-    from kapelle.services.policy.serving import Limits, serve_policy
+    from kapelle.services.policy.service import serve_policy
     from kapelle.training.served import open_served
 
     record = file_of(arguments.record)

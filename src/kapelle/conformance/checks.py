@@ -197,7 +197,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
     return Finding("splits", "ok", "the checked tasks share no question")
 
 
-# -------- FROM conformance.worlds: Check worlds: repeatable, discreet, rewards in range, stored without loss, fair to seats.
+# -------- Check worlds: repeatable, discreet, rewards in range, stored without loss, fair to seats
 
 
 async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
@@ -306,7 +306,7 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
     return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
 
 
-# -------- FROM conformance.solutions: Check that the right answer earns the full reward and nothing else does.
+# -------- Check that the right answer earns the full reward and nothing else does
 
 
 async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:

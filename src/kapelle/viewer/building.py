@@ -20,10 +20,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kapelle.viewer.episode_lines import Place, Stamp, lines_of
-from kapelle.viewer.index_tables import Tables
+from kapelle.viewer.index_tables import Survey, Tables
+from kapelle.viewer.lines import Place, Stamp, lines_of
 from kapelle.viewer.skimming import Skimmed, skimmed
-from kapelle.viewer.survey import Survey
 
 BATCH = 0.5
 """Seconds of reading between two commits."""

@@ -10,9 +10,8 @@ from typing import Any
 
 from kapelle.metrics.definitions import describe
 from kapelle.metrics.timeline import ACTIVITIES
-from kapelle.viewer.library import Run
+from kapelle.viewer.library import AXES, Run, ends, means, stretches
 from kapelle.viewer.lines import number
-from kapelle.viewer.table import AXES, ends, means, stretches
 
 POINTS = 1000
 """Most points of one curve on a page."""

@@ -1,14 +1,16 @@
-"""One episode as a page reads it: whatever its row holds, it becomes something that can be shown."""
+"""One episode as a page reads and draws it: whatever its row holds, it becomes lanes of turns and shades of tokens, with traces of credit."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kapelle.viewer.episode_lines import group_of, lines_of
-from kapelle.viewer.lines import number, parsed
+from kapelle.viewer.lines import group_of, lines_of, newest_traces, number, parsed, trace_lines
+from kapelle.viewer.pages import shown
 
 FORMS = (1,)
 """Versions of traces that are read; see docs/log.md."""
@@ -262,3 +264,150 @@ def mapping(value: object) -> Mapping[str, Any]:
 def whole(value: object) -> int | None:
     """Return a whole number that a double holds; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
+
+
+# -------- Traces: what each token of a kept episode was credited with, as a run records it beside its episodes
+
+NEWEST = 4
+"""Files of traces that the vocabulary is gathered from."""
+_LINE = re.compile(rb'\{"format":\d{1,6},"step":\d{1,12},"line":(\d{1,12}),')
+"""How the writer begins a row: what tells whose trace it is without parsing it."""
+
+
+def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[str, Any]]:
+    """Return an episode's trace, by the index of the turn; empty where none was kept."""
+    if split != "train":
+        return {}
+    for raw in trace_lines(run, step):
+        row = parsed(raw) if _line(raw) in (None, line) else None
+        if row is not None and row.get("line") == line and row.get("format") in FORMS:
+            turns = row.get("turns")
+            found = turns if isinstance(turns, list) else []
+            return {
+                each["index"]: each
+                for each in found
+                if isinstance(each, dict) and isinstance(each.get("index"), int)
+            }
+    return {}
+
+
+def traced(run: Path, step: int) -> set[int]:
+    """Return the lines of a step's episodes that have a trace."""
+    found = set()
+    for raw in trace_lines(run, step):
+        line = _line(raw)
+        if line is None and isinstance(own := (parsed(raw) or {}).get("line"), int):
+            line = own
+        if line is not None:
+            found.add(line)
+    return found
+
+
+def vocabulary_of(run: Path, episode: Episode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Return pieces of text by token id, as far as traces of the run show them."""
+    found: dict[int, str] = {}
+    for step in newest_traces(run, NEWEST):
+        for raw in trace_lines(run, step):
+            pieces = (parsed(raw) or {}).get("vocabulary")
+            if isinstance(pieces, dict):
+                found |= {
+                    int(key): str(piece)
+                    for key, piece in pieces.items()
+                    if str(key).isdecimal() and len(str(key)) < 12
+                }
+    for turn in episode.turns:
+        pieces = trace.get(turn.index, {}).get("pieces")
+        if isinstance(pieces, list):
+            found |= {token: str(piece) for token, piece in zip(turn.ids, pieces, strict=False)}
+    return found
+
+
+def prompt_of(turn: Turn, vocabulary: Mapping[int, str]) -> str | None:
+    """Return a turn's prompt as the model read it; None where not all of its tokens are known."""
+    pieces = [vocabulary.get(token) for token in turn.prompt]
+    return None if None in pieces else "".join(piece for piece in pieces if piece is not None)
+
+
+def _line(raw: bytes) -> int | None:
+    found = _LINE.match(raw, 0, 80)
+    return None if found is None else int(found[1])
+
+
+# -------- What a page draws of an episode: turns in lanes, tokens in shades, what each agent could read
+
+LANES = 6
+"""Agents beside one another; further ones share the last lane."""
+COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
+"""What tokens may be coloured by."""
+
+
+def conversation(
+    episode: Episode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str], reader: str
+) -> list[dict[str, Any]]:
+    """Return the turns of an episode in time order, each with its lane and with what `reader` knows of it."""
+    seen_by = witnesses(episode)
+    drawn = []
+    for turn in episode.turns:
+        own = [each for each in episode.turns if each.agent == reader]
+        known = turn.agent == reader or any(sees(each, turn, own[: k + 1]) for k, each in enumerate(own))
+        candidates = [each for each in episode.branches if each.parent == turn.index]
+        drawn.append(
+            {
+                **_drawn_turn(turn, episode, trace, vocabulary),
+                "hidden": bool(reader) and not known,
+                "seen_by": seen_by[turn.index],
+                "branches": [_drawn_turn(each, episode, trace, vocabulary) for each in candidates],
+            }
+        )
+    return drawn
+
+
+def _drawn_turn(
+    turn: Turn, episode: Episode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str]
+) -> dict[str, Any]:
+    own = trace.get(turn.index)
+    tokens = tokens_of(turn, own, vocabulary)
+    readable = bool(tokens) and all(token.piece is not None for token in tokens)
+    lane = episode.agents.index(turn.agent) if turn.agent in episode.agents else 0
+    return {
+        "turn": turn,
+        "lane": 1 + min(lane, LANES - 1),
+        "color": 1 + lane % 7,
+        "tokens": [_token(token) for token in tokens]
+        if readable or not turn.text
+        else [_token(t) for t in tokens],
+        "readable": readable,
+        "more_tokens": len(turn.ids) - len(tokens),
+        "prompt": prompt_of(turn, vocabulary),
+        "traced": own is not None,
+        "hidden": False,
+        "mean_logprob": _mean([token.logprob for token in tokens]),
+        "advantage": _mean([token.advantage for token in tokens]),
+    }
+
+
+def _token(token: Token) -> dict[str, Any]:
+    values = [getattr(token, name) for name in COLUMNS]
+    return {
+        "text": shown(token.piece) if token.piece is not None else f"{token.id}",
+        "known": token.piece is not None,
+        "id": token.id,
+        "values": " ".join("-" if value is None else f"{value:.6g}" for value in values),
+        "break": "\n" in (token.piece or ""),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return what an environment reports of an outcome: a name, one line, and the whole as text."""
+    rows = []
+    for name, value in info.items():
+        whole = (
+            value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=True, default=str)
+        )
+        rows.append({"name": str(name), "line": " ".join(whole.split()), "whole": whole})
+    return rows

@@ -12,13 +12,26 @@ from markupsafe import Markup
 from kapelle.errors import RunDirectoryError
 from kapelle.viewer import curves
 from kapelle.viewer.answering import MOST_RUNS, dumped, labels
-from kapelle.viewer.drawing import COLUMNS, conversation, folded
-from kapelle.viewer.episode import step_episodes
+from kapelle.viewer.episode import (
+    COLUMNS,
+    conversation,
+    folded,
+    step_episodes,
+    trace_of,
+    traced,
+    vocabulary_of,
+)
 from kapelle.viewer.library import Library, Run
 from kapelle.viewer.pages import render
-from kapelle.viewer.presenting import agents_of, differing, listed, settings_rows, warnings
-from kapelle.viewer.team_map import newest_episodes, team_rows
-from kapelle.viewer.traces import trace_of, traced, vocabulary_of
+from kapelle.viewer.presenting import (
+    agents_of,
+    differing,
+    listed,
+    newest_episodes,
+    settings_rows,
+    team_rows,
+    warnings,
+)
 
 SCRIPTS = ("uplot.js", "charts.js", "episode.js")
 STYLES = ("uplot.css", "viewer.css")

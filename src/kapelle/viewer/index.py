@@ -15,16 +15,111 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kapelle.viewer.building import DAMAGED, FAILED, build, is_damage, only_builder
-from kapelle.viewer.episode_lines import Place, Stamp
-from kapelle.viewer.index_tables import FORM, Tables
-from kapelle.viewer.survey import Progress, Survey
-from kapelle.viewer.traffic import Traffic
+from kapelle.viewer.index_tables import FORM, Progress, Survey, Tables, row_of
+from kapelle.viewer.lines import Place, Stamp, group_of, lines_of
+from kapelle.viewer.skimming import skimmed, spreads
+
+# -------- The first pages of the table of episodes, read from the steps' own files: what is shown while an index is made
+
+PATIENCE = 0.15
+"""Seconds for which steps are counted to find where a page begins; a later page waits for the index."""
+
+
+def rows_in_order(
+    run: Path,
+    there: Mapping[Place, Stamp],
+    query: Mapping[str, str],
+    agents: Sequence[str],
+    start: int,
+    count: int,
+) -> list[dict[str, Any]] | None:
+    """Return rows as the index would, newest or oldest steps first; None for a query that needs the index."""
+    sort = query.get("sort") or "newest"
+    if sort not in ("newest", "oldest") or any(query.get(name) for name in ("q", "outcome", "task", "agent")):
+        return None
+    split = "test" if query.get("split") == "test" else "train"
+    steps = sorted(step for own, step in there if own == split and _within(step, query))
+    end = time.monotonic() + PATIENCE
+    rows: list[dict[str, Any]] = []
+    for step in reversed(steps) if sort == "newest" else steps:
+        if len(rows) >= count:
+            break
+        lines = lines_of(run, split, step)
+        if len(lines) <= start:
+            start -= len(lines)
+            if time.monotonic() > end:
+                return None
+            continue
+        rows += _rows(lines, (split, step), agents, start, count - len(rows))
+        start = 0
+    return rows
+
+
+def _within(step: int, query: Mapping[str, str]) -> bool:
+    first, last = query.get("from", ""), query.get("to", "")
+    after = step >= int(first) if first.isdecimal() and len(first) < 12 else True
+    return after and (step <= int(last) if last.isdecimal() and len(last) < 12 else True)
+
+
+def _rows(
+    lines: Sequence[bytes], place: Place, agents: Sequence[str], start: int, count: int
+) -> list[dict[str, Any]]:
+    """Return rows of one step; besides theirs, only lines of the same groups are read."""
+    wanted = range(start, min(start + count, len(lines)))
+    groups = {group_of(lines[line]) for line in wanted}
+    read = [
+        skimmed(raw, line)
+        for line, raw in enumerate(lines)
+        if line in wanted or None in groups or group_of(raw) in groups
+    ]
+    found = [each for each in read if each is not None]
+    widest = spreads(found)
+    return [row_of(place, each, widest[each.group], agents) for each in found if each.line in wanted]
+
+
+# -------- Whether somebody waits for a page: what works in the background lets them go first
+
+
+class Traffic:
+    """Counts the calls that are being answered; those that stay open to be told news do not count."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a page is being made."""
+        return self._calls > 0
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a call while it is being answered."""
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Do not count a call while it waits for what works in the background."""
+        with self._lock:
+            self._calls -= 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls += 1
+
 
 AT_ONCE = 1_000_000
 """Bytes of episodes, as they are stored, that a page waits for; with more to index it goes on without them."""

@@ -1,26 +1,515 @@
-"""The viewer's addresses and what answers them; every one of them only reads."""
+"""The viewer's addresses, the one check before them, and what answers; every one of them only reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from kapelle.runs.findings import read_exact
 from kapelle.services.binding import Binding
-from kapelle.viewer import about_runs
-from kapelle.viewer.answering import chosen, html, one, said
-from kapelle.viewer.browsing import Browsing
-from kapelle.viewer.drawn_runs import DrawnRuns
-from kapelle.viewer.following import MOST_FOLLOWERS, Followers, follow
-from kapelle.viewer.guarding import NEWS, Guard
-from kapelle.viewer.library import Library
-from kapelle.viewer.presenting import compared, differing, listed, warnings
-from kapelle.viewer.traffic import Traffic
+from kapelle.services.http.application import SAFE, Asgi, Receive, Scope, Send, check_call, headers_of, raw
+from kapelle.services.http.refusals import Refusal
+from kapelle.viewer import curves
+from kapelle.viewer.answering import chosen, dumped, html, json_text, labels, numbers, one, said
+from kapelle.viewer.curves import system_page
+from kapelle.viewer.episode import (
+    COLUMNS,
+    Episode,
+    conversation,
+    folded,
+    read_episode,
+    read_step,
+    trace_of,
+    traced,
+    vocabulary_of,
+)
+from kapelle.viewer.index import Index, Traffic, rows_in_order
+from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
+from kapelle.viewer.league import drawn, opposed, standing
+from kapelle.viewer.library import Library, Run
+from kapelle.viewer.lines import damaged_files
+from kapelle.viewer.pages import shown
+from kapelle.viewer.presenting import (
+    agents_of,
+    alike,
+    at,
+    compared,
+    differing,
+    graph,
+    listed,
+    newest_episodes,
+    settings_rows,
+    stages,
+    team_rows,
+    warnings,
+)
+
+# -------- The one check before every page: who calls, by which name, with which method; and what a browser may do with it
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+"""What a page may load and call: its own server, and nothing that stands in the page itself."""
+NEWS = "/events"
+"""The address that stays open to tell what is new."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """Lets a call pass to the pages if it may, and sends every answer with the policy."""
+
+    def __init__(self, pages: Asgi, binding: Binding, traffic: Traffic) -> None:
+        self._pages = pages
+        self._traffic = traffic
+        self._binding = binding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = headers_of(scope)
+        try:
+            check_call(self._binding, scope["method"], headers)
+            _check_reading(scope["method"], headers)
+        except Refusal as refusal:
+            await _refuse(refusal, send)
+            return
+        if scope["path"] == NEWS:  # stays open
+            await self._pages(scope, receive, _with_policy(send))
+            return
+        with self._traffic.answering():
+            await self._pages(scope, receive, _with_policy(send))
+
+
+def _check_reading(method: str, headers: Mapping[str, str]) -> None:
+    """Raise Refusal unless a call only reads, and is no part of another site's page."""
+    if method not in SAFE:
+        raise Refusal(405, "Pages here are only read: GET and HEAD.", None, None, {"allow": "GET, HEAD"})
+    if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        raise Refusal(403, "Pages of other sites may not load this one.")
+
+
+def _with_policy(send: Send) -> Send:
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message.get("headers", ())}
+            own = [pair for pair in raw(HEADERS) if pair[0] not in given]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
+        await send(message)
+
+    return sending
+
+
+async def _refuse(refusal: Refusal, send: Send) -> None:
+    body = f"{refusal.message}\n".encode()
+    headers = {
+        **HEADERS,
+        "content-type": "text/plain; charset=utf-8",
+        "content-length": str(len(body)),
+        **refusal.headers,
+    }
+    await send({"type": "http.response.start", "status": refusal.status, "headers": raw(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+# -------- Addresses of what a run is: its team, its settings, its machine
+
+
+def _team(library: Library, request: Request) -> Response:
+    """Return the page of a run's team."""
+    run = one(library, request.path_params["key"])
+    summary = listed(run)
+    episodes = newest_episodes(run)
+    rows = team_rows(run, episodes)
+    return html(
+        "team.html",
+        run=summary,
+        tab="team",
+        team=rows,
+        graph=graph([row["name"] for row in rows], episodes),
+        sharing=at(run.settings(), "team", "sharing"),
+        workflow=at(run.settings(), "workflow", "name"),
+        stages=stages(run, library.runs()),
+    )
+
+
+def _settings(library: Library, request: Request) -> Response:
+    """Return the page of a run's settings: those that are not defaults, or all."""
+    run = one(library, request.path_params["key"])
+    query, every = request.query_params.get("q", ""), request.query_params.get("all") == "1"
+    rows = [
+        row
+        for row in settings_rows(run)
+        if (every or row["own"] or query) and query.lower() in f"{row['name']} {row['value']}".lower()
+    ]
+    return html("settings.html", run=listed(run), rows=rows, query=query, all=every)
+
+
+def _system(library: Library, request: Request) -> Response:
+    """Return the page of a run's machine."""
+    return html("system.html", run=listed(one(library, request.path_params["key"])))
+
+
+def _system_curves(library: Library, request: Request) -> Response:
+    """Return what that page draws."""
+    run = one(library, request.path_params["key"])
+    return numbers(system_page(run, run.path.name))
+
+
+# -------- The address of curves, which remembers its newest answers: of ten thousand steps one takes a tenth of a second to make
+
+KEPT = 4
+"""Answers that are remembered; one has a megabyte for each long run."""
+
+
+class DrawnRuns:
+    """Answers with the curves of runs."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._answers: deque[tuple[list[curves.Source], list[list[str]], str]] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+
+    def answer(self, request: Request) -> Response:
+        """Return what a page of curves draws, as JSON."""
+        runs = chosen(self._library, request)
+        together = request.query_params.get("group") == "1"
+        # Runs of a group are cut at the same steps.
+        width = curves.width_of(max(map(curves.rows_of, runs), default=0)) if together else None
+        sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
+        groups = group_names(runs) if together else []
+        agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
+        said = self._remembered(sources, [groups, agents])
+        if said is None:
+            drawn = curves.grouped(list(zip(groups, sources, strict=True))) if together else sources
+            said = dumped(curves.page(drawn, agents))
+            with self._lock:
+                self._answers.append((sources, [groups, agents], said))
+        return json_text(said)
+
+    def _remembered(self, sources: Sequence[curves.Source], names: Sequence[Sequence[str]]) -> str | None:
+        """Return the answer that was made of these very sources; None where there is none."""
+        with self._lock:
+            for known, called, said in self._answers:
+                same = len(known) == len(sources) and all(a is b for a, b in zip(known, sources, strict=True))
+                if same and called == names:
+                    return said
+        return None
+
+
+def group_names(runs: Sequence[Run]) -> list[str]:
+    """Return what each run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
+    kinds = [alike(run) for run in runs]
+    first = dict(reversed(list(zip(kinds, runs, strict=True))))
+    names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
+    shared = list(names.values())
+    return [
+        f"{names[kind]} ({first[kind].path.name})" if shared.count(names[kind]) > 1 else names[kind]
+        for kind in kinds
+    ]
+
+
+# -------- Runs as they are written: server-sent events with the rows that were appended, and nothing else
+
+PAUSE = 0.25
+"""Seconds between two looks at the sizes of files."""
+MOST_WATCHED = 200
+"""Runs of a list that are watched, those that changed last."""
+MOST_FOLLOWERS = 64
+"""Pages that are told news at once; further ones are refused and show what was there."""
+BREATH = 15.0
+"""Seconds after which a connection without news is shown to be alive."""
+
+
+class Followers:
+    """Pages that are told news."""
+
+    count = 0
+
+    async def counted(self, news: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what is new, and count it as long as somebody listens."""
+        self.count += 1
+        try:
+            async for event in news:
+                yield event
+        finally:
+            self.count -= 1
+
+
+async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]) -> AsyncIterator[bytes]:
+    """Yield an event for each step that is appended to these runs; without runs, one for each change of any run.
+
+    `from` in the query is how many rows the page has of each run, joined by commas; rows after them are sent first.
+    """
+    starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
+    watched = list(runs) or library.runs()[:MOST_WATCHED]
+    known = {}
+    for k, run in enumerate(watched):
+        known[run.key] = await asyncio.to_thread(_known, run)
+        known[run.key].rows = min([known[run.key].rows, *starts[k : k + 1]])
+    quiet = 0.0
+    yield b"retry: 1000\n\n"
+    while True:
+        events = []
+        if not runs:  # those that came, and those that are gone
+            watched = (await asyncio.to_thread(library.runs))[:MOST_WATCHED]
+            keys = {run.key for run in watched}
+            events += [_event("anew", {"run": key}) for key in sorted(keys ^ known.keys())]
+            known = {key: each for key, each in known.items() if key in keys}
+        for run in watched:
+            if run.key not in known:
+                known[run.key] = await asyncio.to_thread(_known, run)
+            events += await asyncio.to_thread(_news, run, known[run.key])
+        for event in events:
+            quiet = 0.0
+            yield event
+        await asyncio.sleep(PAUSE)
+        quiet += PAUSE
+        if quiet >= BREATH:
+            quiet = 0.0
+            yield b": still here\n\n"
+
+
+@dataclass(slots=True)
+class Known:
+    """What a page has been told of a run."""
+
+    rows: int
+    generation: int
+    measured: Mapping[str, Any] | None
+    """Its newest evaluation."""
+    state: tuple[str, str]
+
+
+def _known(run: Run) -> Known:
+    with run.lock:
+        run.refresh()
+        return Known(len(run.metrics), run.metrics.generation, run.measured(), _state(run))
+
+
+def _state(run: Run) -> tuple[str, str]:
+    status = run.status()
+    return str(status["state"]), str(status["phase"])
+
+
+def _news(run: Run, known: Known) -> list[bytes]:
+    """Return what is new of a run, and note that it has been told."""
+    with run.lock:
+        now = _known(run)
+        rows = run.metrics.rows_from(known.rows) if now.generation == known.generation else []
+    events = []
+    if now.generation != known.generation:
+        events.append(_event("anew", {"run": run.key}))
+    elif rows:
+        events.append(_event("rows", {"run": run.key, "rows": rows}))
+    if now.measured is not known.measured and now.measured is not None:
+        measured = {name: now.measured[name] for name in ("success", "step")}
+        events.append(_event("measured", {"run": run.key, **measured}))
+    if now.state != known.state:
+        events.append(_event("state", {"run": run.key, "state": now.state[0], "phase": now.state[1]}))
+    known.rows, known.generation, known.measured, known.state = (
+        now.rows,
+        now.generation,
+        now.measured,
+        now.state,
+    )
+    return events
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {dumped(data)}\n\n".encode("ascii")
+
+
+# -------- Addresses of episodes: the table of a run's episodes, one episode, a group or several side by side
+
+ROWS = 50
+"""Episodes of one page of the table."""
+MISSING = "There is no such episode in this run, or its line is damaged."
+BESIDE = 8
+"""Episodes that are shown side by side at most."""
+
+
+class Browsing:
+    """Answers for the episodes of all runs; keeps an index for each run that was looked into."""
+
+    def __init__(self, library: Library, traffic: Traffic) -> None:
+        self._library = library
+        self._traffic = traffic
+        self._indexes: dict[str, Index] = {}
+        self._lock = threading.Lock()
+
+    def index(self, run: Run) -> Index:
+        """Return a run's index, opened when it is first asked for."""
+        with self._lock:
+            if run.key not in self._indexes:
+                self._indexes[run.key] = Index(run.path, agents_of(run), traffic=self._traffic)
+            return self._indexes[run.key]
+
+    def table(self, request: Request) -> Response:
+        """Return a page of the table of episodes."""
+        run = one(self._library, request.path_params["key"])
+        query = dict(request.query_params)
+        index = self.index(run)
+        done = index.refresh()
+        sort = query.get("sort") if query.get("sort") in SORTS else "newest"
+        word = query.get("page", "1")
+        at = max(1, int(word)) if word.isdecimal() and len(word) < 7 else 1
+        start, count = (at - 1) * ROWS, None
+        wanted = asked(query, index.agents)
+        rows = None
+        if not done.whole:
+            rows = rows_in_order(run.path, index.there(), query, index.agents, start, ROWS + 1)
+        if rows is None:
+            rows = index.ask(
+                lambda tables: tables.find(wanted, str(sort), query.get("agent", ""), start, ROWS + 1)
+            )
+            count = index.ask(lambda tables: tables.count(wanted))
+        kept = {name: value for name, value in query.items() if value and name != "page"}
+        return html(
+            "episodes.html",
+            run=listed(run),
+            tab="episodes",
+            rows=rows[:ROWS],
+            agents=index.agents,
+            traced={step: traced(run.path, step) for step in {row["step"] for row in rows}}
+            if kept.get("split") != "test"
+            else {},
+            query=query,
+            sorts=list(SORTS),
+            sort=sort,
+            count=count,
+            more=count == COUNTED and not wanted.plain,
+            done=done,
+            faults=damaged_files(run.path),
+            window=WINDOW,
+            before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
+            after=urlencode({**kept, "page": at + 1}) if len(rows) > ROWS else None,
+            at=at,
+        )
+
+    def league(self, request: Request) -> Response:
+        """Return the page of who played whom."""
+        run = one(self._library, request.path_params["key"])
+        index = self.index(run)
+        done = index.refresh()
+        parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
+        summary = listed(run) | {"league": True, "path": run.path}
+        return html("league.html", run=summary, parts=parts, done=done, exact=read_exact(run.path))
+
+    def league_curves(self, request: Request) -> Response:
+        """Return what that page draws."""
+        run = one(self._library, request.path_params["key"])
+        index = self.index(run)
+        index.refresh()
+        with run.lock:
+            run.refresh()
+            return numbers(drawn(run, index.ask(Tables.met), read_exact(run.path)))
+
+    def episode(self, request: Request) -> Response:
+        """Return the page of one episode."""
+        run, split, step, line = self._place(request)
+        found, group, count = read_step(run.path, split, step, line)
+        if found is None:
+            raise HTTPException(404, MISSING)
+        index = self.index(run)
+        done = index.refresh()
+        same: list[dict[str, Any]] = []
+        if done.ready:
+            wanted = elsewhere(found.task, split, step, line)
+            same = index.ask(lambda tables: tables.find(wanted, "oldest", "", 0, 40))
+        reader = request.query_params.get("as", "")
+        color = request.query_params.get("color", "logprob")
+        lines = [each.line for each in group]
+        return html(
+            "episode.html",
+            run=listed(run),
+            tab="episodes",
+            group=group,
+            same=[row for row in same if row["line"] not in lines or row["step"] != step],
+            color_names=COLUMNS,
+            color=color if color in COLUMNS else "logprob",
+            reader=reader if reader in found.agents else "",
+            before=line - 1 if line else None,
+            after=line + 1 if line + 1 < count else None,
+            **self._drawn(run, split, step, found, reader),
+        )
+
+    def together(self, request: Request) -> Response:
+        """Return several episodes side by side: those of a group, or those that the query names as `split.step.line`."""
+        run = one(self._library, request.path_params["key"])
+        places = []
+        for word in request.query_params.getlist("e")[:BESIDE]:
+            split, _, rest = word.partition(".")
+            step, _, line = rest.partition(".")
+            if split in ("train", "test") and step.isdecimal() and line.isdecimal() and len(rest) < 20:
+                places.append((split, int(step), int(line)))
+        drawn = [self._drawn(run, *place[:2], self._read(run, *place), "") for place in places]
+        color = request.query_params.get("color", "logprob")
+        return html(
+            "together.html",
+            run=listed(run),
+            tab="episodes",
+            drawn=drawn,
+            color_names=COLUMNS,
+            color=color if color in COLUMNS else "logprob",
+        )
+
+    def whole(self, request: Request) -> Response:
+        """Return all of one turn's text, as plain text."""
+        run, split, step, line = self._place(request)
+        found = self._read(run, split, step, line)
+        turn = request.path_params["turn"]
+        text = next((each.text for each in (*found.turns, *found.branches) if each.index == turn), None)
+        if text is None:
+            raise HTTPException(404, "There is no such turn in this episode.")
+        return PlainTextResponse(shown(text))
+
+    def _drawn(self, run: Run, split: str, step: int, episode: Episode, reader: str) -> dict[str, Any]:
+        trace = trace_of(run.path, split, step, episode.line)
+        vocabulary = vocabulary_of(run.path, episode, trace)
+        return {
+            "episode": episode,
+            "split": split,
+            "step": step,
+            "turns": conversation(episode, trace, vocabulary, reader),
+            "info": folded(episode.info),
+            "data": folded(episode.data),
+            "traced": bool(trace),
+        }
+
+    def _place(self, request: Request) -> tuple[Run, str, int, int]:
+        given = request.path_params
+        if given["split"] not in ("train", "test"):
+            raise HTTPException(404, "Episodes are of `train` or `test`.")
+        return one(self._library, given["key"]), given["split"], given["step"], given["line"]
+
+    def _read(self, run: Run, split: str, step: int, line: int) -> Episode:
+        found = read_episode(run.path, split, step, line)
+        if found is None:
+            raise HTTPException(404, MISSING)
+        return found
+
 
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
@@ -51,10 +540,10 @@ def routes(library: Library, traffic: Traffic) -> list[Route]:
         own("/", _runs),
         own("/compare", _compare),
         own("/run/{key}", _run),
-        own("/run/{key}/team", about_runs.team),
-        own("/run/{key}/settings", about_runs.settings),
-        own("/run/{key}/system", about_runs.system),
-        own("/run/{key}/system.json", about_runs.system_curves),
+        own("/run/{key}/team", _team),
+        own("/run/{key}/settings", _settings),
+        own("/run/{key}/system", _system),
+        own("/run/{key}/system.json", _system_curves),
         Route("/run/{key}/episodes", episodes.table, methods=["GET"]),
         Route(at, episodes.episode, methods=["GET"]),
         Route(f"{at}/{{turn:int}}", episodes.whole, methods=["GET"]),

@@ -17,9 +17,8 @@ from tests.support.tls import certificate_here
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
-from kapelle.services.grpc.guard import Caps
 from kapelle.services.grpc.refusals import wrong
-from kapelle.services.grpc.server import GrpcServer
+from kapelle.services.grpc.server import Caps, GrpcServer
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
 SMALL = 1 << 16

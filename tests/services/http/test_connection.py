@@ -16,7 +16,7 @@ import pytest
 from tests.support.tls import certificate_here
 
 from kapelle.services.binding import Binding
-from kapelle.services.http import connection
+from kapelle.services.http import server as connection
 from kapelle.services.http.application import Answer, Application, Call, Route, Stream
 from kapelle.services.http.server import HttpServer
 from kapelle.types import Json

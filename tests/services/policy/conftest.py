@@ -12,7 +12,8 @@ from tests.support.tiny import sections, stir
 
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.services.policy.admission import Limits
+from kapelle.services.policy.service import PolicyServer, serve_policy
 from kapelle.training.trainer import Trainer
 
 

@@ -9,9 +9,7 @@ import pytest
 
 from kapelle.engines.rollout.protocol import Completion
 from kapelle.services.http.refusals import Refusal
-from kapelle.services.policy.chat_form import read_request
-from kapelle.services.policy.completions import message_of
-from kapelle.services.policy.conversation import read_messages
+from kapelle.services.policy.chat_form import message_of, read_messages, read_request
 from kapelle.services.policy.sessions import Sessions
 from kapelle.types import Turn
 

@@ -10,7 +10,7 @@ from tests.support.hostile_bodies import RAW, answered, bodies, check_refused
 
 from kapelle.services.binding import Binding
 from kapelle.services.http.application import Application
-from kapelle.services.policy.serving import PolicyServer
+from kapelle.services.policy.service import PolicyServer
 
 GOOD: dict[str, Any] = {
     "model": "duo/first",

@@ -12,7 +12,8 @@ import pytest
 
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.services.policy.admission import Limits
+from kapelle.services.policy.service import PolicyServer, serve_policy
 
 ASKED: dict[str, Any] = {
     "model": "duo/first",

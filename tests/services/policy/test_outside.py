@@ -20,9 +20,8 @@ from kapelle.environments.external.switchboard import Seat, Switchboard
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play as RolloutPlay
 from kapelle.services.http.application import Call
-from kapelle.services.policy.agents import Agents
+from kapelle.services.policy.agents import Agents, read_chat
 from kapelle.services.policy.chat_form import read_request
-from kapelle.services.policy.chats import read_chat
 from kapelle.services.policy.engine_thread import EngineThread
 from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.loop import Step

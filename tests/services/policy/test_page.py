@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from kapelle.services.policy.page import FILES
-from kapelle.services.policy.serving import PolicyServer
+from kapelle.services.policy.service import PolicyServer
 
 
 def test_it_holds_nothing_inline_and_loads_nothing_from_elsewhere(

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from playwright.async_api import async_playwright
 
-from kapelle.services.policy.serving import PolicyServer
+from kapelle.services.policy.service import PolicyServer
 
 BROWSER = os.environ.get("KAPELLE_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
 

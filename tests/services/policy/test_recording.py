@@ -13,8 +13,9 @@ from kapelle.errors import DataError, OutputError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
 from kapelle.services.http.refusals import Refusal
+from kapelle.services.policy.admission import Limits
 from kapelle.services.policy.recording import FILE, EpisodeFile, read_recorded
-from kapelle.services.policy.serving import Limits, serve_policy
+from kapelle.services.policy.service import serve_policy
 from kapelle.services.policy.sessions import Sessions
 from kapelle.types import Episode
 

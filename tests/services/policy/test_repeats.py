@@ -10,7 +10,7 @@ from openai import NotFoundError, OpenAI
 from tests.services.policy.test_recording import episode, reward
 from tests.support.breaking import breaking
 
-from kapelle.services.policy.serving import PolicyServer
+from kapelle.services.policy.service import PolicyServer
 
 QUESTION: list[Any] = [{"role": "user", "content": "2+2?"}]
 

@@ -15,7 +15,8 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.services.policy.admission import Limits
+from kapelle.services.policy.service import PolicyServer, serve_policy
 from kapelle.workflow import Scene
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105

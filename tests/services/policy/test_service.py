@@ -12,7 +12,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
-from kapelle.services.policy.serving import PolicyServer
+from kapelle.services.policy.service import PolicyServer
 from kapelle.types import Message, Sampling, Task
 
 

@@ -14,8 +14,9 @@ from tests.support.serving import Reciting, staged
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
+from kapelle.services.policy.admission import Limits
 from kapelle.services.policy.recording import read_recorded
-from kapelle.services.policy.serving import Limits, serve_policy
+from kapelle.services.policy.service import serve_policy
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

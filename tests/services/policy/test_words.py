@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.services.policy.words import Words
+from kapelle.services.policy.agents import Words
 
 
 def spoken(ids: Sequence[int]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from kapelle.services.reward.batches import FAILED, Batches, Full
 from kapelle.services.reward.scores import Answered, Score
+from kapelle.services.reward.service import FAILED, Batches, Full
 
 
 class Slow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,21 +16,144 @@ from kapelle.environments.bounded_worlds import task_of
 from kapelle.environments.elsewhere import WorkerLost
 from kapelle.rollout.workers.session import OpenWorld, Session, error_form
 from kapelle.runtime.deadlines import Patience, call, patience_here
-from kapelle.services.environments.answers import (
-    act_message,
-    act_question,
-    outcome_message,
-    raised,
-    view_message,
-)
 from kapelle.services.environments.sessions import Sessions
 from kapelle.services.environments.shelf import SPLITS, Held, Shelf
-from kapelle.services.environments.stream import Answered, OneStream
-from kapelle.services.grpc.refusals import Refused, wrong
+from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
+from kapelle.services.log import log_failure
 from kapelle.types import Task
+from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
-from kapelle.wire.values import from_message, from_task, to_task
+from kapelle.wire.values import from_message, from_task, to_map, to_task
+
+# -------- From questions of the contract to sessions, and from what they answer to the contract's messages
+
+
+def view_message(view: Mapping[str, Any]) -> pb.View:
+    """Return a session's view as a message."""
+    shown, movers = view["shown"], view["movers"]
+    return pb.View(
+        movers=movers.get("value", ()),
+        movers_error=raised(movers["error"]) if "error" in movers else None,
+        shown={agent: seen["value"] for agent, seen in shown.items() if "value" in seen},
+        shown_errors={agent: raised(seen["error"]) for agent, seen in shown.items() if "error" in seen},
+    )
+
+
+def act_message(answer: Mapping[str, Any]) -> pb.ActReply:
+    """Return the answer to a move as a message."""
+    return pb.ActReply(rewards=_rewards(answer["rewards"]), view=view_message(answer["view"]))
+
+
+def act_question(asked: pb.ActRequest) -> dict[str, Any]:
+    """Return a move as a session takes it."""
+    question: dict[str, Any] = {
+        "call": "act",
+        "actions": {move.agent: move.text for move in asked.moves},
+        "final": asked.final if asked.HasField("final") else None,
+    }
+    if asked.HasField("answers_allowed"):
+        question["allow_answers"] = asked.answers_allowed
+    return question
+
+
+def outcome_message(outcome: Mapping[str, Any]) -> pb.Outcome:
+    """Return a session's outcome as a message."""
+    return pb.Outcome(
+        rewards=_rewards(outcome["rewards"]),
+        success=outcome["success"],
+        info=to_map(outcome["info"], "info"),
+        truncated=outcome["truncated"],
+        roles=[pb.Role(agent=agent, role=role) for agent, role in outcome["roles"].items()],
+    )
+
+
+def raised(form: list[str]) -> str:
+    """Return the message of what an environment raised."""
+    return ": ".join(form)
+
+
+def _rewards(rewards: Mapping[str, float]) -> list[pb.Reward]:
+    return [pb.Reward(agent=agent, amount=amount) for agent, amount in rewards.items()]
+
+
+# -------- One stream of questions about sessions: many under way at once, answered as they are done
+
+UNDER_WAY = 4096
+"""Questions of one stream that are not answered yet."""
+Answered = tuple[str, Any]
+"""The kind of an answer, and its message."""
+
+
+class OneStream:
+    """The questions of one caller and the sessions that it opened here."""
+
+    def __init__(self, answer: Callable[[pb.StreamQuestion, OneStream], Awaitable[Answered]]) -> None:
+        """Take what answers one question."""
+        self._answer = answer
+        self.sessions: set[str] = set()
+        self._done: asyncio.Queue[pb.StreamAnswer | None] = asyncio.Queue()
+        self._asked: set[asyncio.Task[None]] = set()
+        self._unsent = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Read no more questions; the stream ends when those that were read are answered."""
+        self._ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def answers(self, questions: AsyncIterator[pb.StreamQuestion]) -> AsyncIterator[pb.StreamAnswer]:
+        """Yield answers until there are no more questions and all are answered; Refused where the server ends first."""
+        self._reading = asyncio.create_task(self._read(questions))
+        try:
+            while (answer := await self._done.get()) is not None:
+                yield answer
+                self._unsent -= 1
+            if self._ended:
+                raise leaving()
+            self._reading.result()  # what was no question ends the stream with that error
+        finally:
+            self._reading.cancel()
+            for task in self._asked:
+                task.cancel()
+
+    async def _read(self, questions: AsyncIterator[pb.StreamQuestion]) -> None:
+        try:
+            async for question in questions:
+                self._unsent += 1
+                if self._unsent > UNDER_WAY:
+                    full = busy(
+                        f"{UNDER_WAY:,} questions of this stream are not answered yet. Ask again later."
+                    )
+                    self._done.put_nowait(_refusal(question.number, full))
+                    continue
+                task = asyncio.create_task(self._one(question))
+                self._asked.add(task)
+                task.add_done_callback(self._asked.discard)
+        finally:
+            if self._asked:
+                await asyncio.wait(self._asked)
+            self._done.put_nowait(None)
+
+    async def _one(self, question: pb.StreamQuestion) -> None:
+        try:
+            kind, message = await self._answer(question, self)
+            answer = pb.StreamAnswer(number=question.number, **{kind: message})
+            if answer.ByteSize() > LARGEST:  # sent, it would end the whole stream
+                raise Refused("ABORTED", f"EpisodeError: The answer has more than {LARGEST:,} bytes.")
+        except Refused as refused:
+            answer = _refusal(question.number, refused)
+        except Exception as error:
+            log_failure("A question of a stream failed.", error)
+            answer = _refusal(question.number, Refused("INTERNAL", "The service failed; its log says why."))
+        self._done.put_nowait(answer)
+
+
+def _refusal(number: int, refused: Refused) -> pb.StreamAnswer:
+    return pb.StreamAnswer(number=number, error=pb.Error(code=refused.code, message=refused.message))
+
 
 T = TypeVar("T")
 CONTRACT = 1
@@ -320,7 +443,7 @@ async def _or_refused(work: Awaitable[T]) -> T:
         raise
     except WorkerLost as lost:
         raise Refused("DATA_LOSS" if lost.blamed else "UNAVAILABLE", f"The world is lost: {lost}") from None
-    except BaseException as error:  # noqa: BLE001 - environments are other people's code; told to whoever asked
+    except BaseException as error:
         raise Refused("ABORTED", raised(error_form(error))) from None
 
 

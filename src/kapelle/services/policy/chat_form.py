@@ -1,14 +1,21 @@
-"""A request of OpenAI's chat completions, read strictly: whatever cannot be done is refused by its name."""
+"""OpenAI's chat completions: requests, read strictly, their messages as agents read them, and answers whole or in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from kapelle.services.http.bodies import Body, read_body
-from kapelle.types import Json, Sampling
+from kapelle.engines.rollout.protocol import Completion, Likeliest
+from kapelle.environments.tools.contract import tools_prompt
+from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
+from kapelle.services.http.refusals import Body, read_body, wrong
+from kapelle.types import Json, Message, Sampling
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -188,3 +195,179 @@ def _without_nulls(value: Json) -> Json:
             for message in messages
         ]
     return kept
+
+
+# -------- Messages in OpenAI's form as the messages that an agent reads, with tools in the form that kapelle's agents know
+
+
+class Said(NamedTuple):
+    """An answer of an agent: the words beside its calls, and the calls."""
+
+    content: str | None
+    """All words outside the calls, those of its thoughts too; what stands before the first call as it is, but for
+    the spaces at its end. None for no words."""
+    calls: tuple[Call, ...]
+
+
+NAMED = ("system", "user")
+"""Roles in which several may speak: an agent reads `NAME: ` before their words. An assistant's name is its own, and a
+tool's answer belongs to its call."""
+
+
+def read_messages(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool], system: str | None
+) -> list[Message]:
+    """Return the conversation that an agent reads: the caller's, or its own system message where the caller has none.
+
+    Tools stand before the first message that is no system message, where agents of the environment `tools` read them.
+    """
+    read = [read_message(message) for message in messages]
+    if not any(message.role == "system" for message in read) and system:
+        read.insert(0, Message("system", system))
+    if tools:
+        first = next((place for place, message in enumerate(read) if message.role == "user"), None)
+        if first is None:
+            raise wrong(
+                "Tools need a message of the role `user`, before which the agent reads of them.", "tools"
+            )
+        prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], "hermes")
+        read[first] = Message("user", f"{prompt}\n\n{read[first].content}")
+    return read
+
+
+def read_message(message: ChatMessage) -> Message:
+    """Return one message as an agent reads it; Refusal (400) for calls that are none."""
+    role = "system" if message.role == "developer" else message.role
+    if role != "assistant" and message.tool_calls:
+        raise wrong("Only messages of the role `assistant` call tools.", "messages")
+    words = message.text
+    if message.name is not None and role in NAMED and words:
+        words = f"{message.name}: {words}"  # chat templates know no names
+    return Message(role, "\n".join([*([words] if words else []), *map(_written, message.tool_calls or [])]))
+
+
+def _written(call: ToolCall) -> str:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
+    return f"<tool_call>\n{json.dumps({'name': call.function.name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+def parse_answer(text: str, forms: Sequence[Form] = ("hermes",)) -> Said:
+    """Return an agent's text as words and calls; a text that breaks the form is words alone."""
+    try:
+        calls = parse_calls(text, forms)
+    except NotCalls:
+        return Said(text, ())
+    if not calls:
+        return Said(text, ())
+    thoughts = text.rfind("</think>") + 1  # calls are read behind them
+    first = text.index("<tool_call>", thoughts)
+    behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
+    before = text[:first].rstrip()
+    return Said("\n".join([*([before] if before else []), *filter(None, behind)]) or None, calls)
+
+
+def call_row(call: Call, identity: str) -> Json:
+    """Return a call as OpenAI's clients read it."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False, default=_number)
+    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _number(value: object) -> float:
+    return float(str(value))
+
+
+# -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of one answer have in common."""
+
+    model: str
+    identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def row(self, kind: str) -> dict[str, Json]:
+        """Return the fields that stand before the choices."""
+        return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
+
+
+def choice_row(
+    index: int,
+    completion: Completion,
+    alternatives: Sequence[Likeliest],
+    *,
+    tools: bool,
+    decode: Decode | None,
+) -> dict[str, Json]:
+    """Return one choice; `tools` looks for calls, `decode` is given where log-probs are asked for."""
+    message, reason = message_of(completion, tools=tools)
+    logprobs = None
+    if decode is not None:
+        logprobs = {"content": token_rows(completion.ids, completion.logprobs, decode, alternatives)}
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def chunk_row(
+    head: Head,
+    choice: int,
+    delta: Mapping[str, Json],
+    logprobs: Json,
+    reason: str | None,
+    extra: Mapping[str, Json] | None = None,
+) -> dict[str, Json]:
+    """Return one piece of one choice; `extra` is what it says beyond OpenAI's form."""
+    row: dict[str, Json] = {
+        **head.row("chat.completion.chunk"),
+        "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+    }
+    return {**row, "kapelle": extra} if extra else row
+
+
+def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json], str]:
+    """Return the message that a completion is, and why it ended."""
+    message: dict[str, Json] = {"role": "assistant", "content": completion.text, "refusal": None}
+    calls = parse_answer(completion.text) if tools else None
+    if calls is None or not calls.calls:
+        return message, completion.finish_reason
+    rows = [call_row(call, f"call_{secrets.token_hex(12)}") for call in calls.calls]
+    return {**message, "content": calls.content, "tool_calls": rows}, "tool_calls"
+
+
+def token_rows(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    decode: Decode,
+    alternatives: Sequence[Likeliest] = (),
+) -> list[Json]:
+    """Return each sampled token with its log-prob, and with the likeliest ones in its place where those are given."""
+    rows: list[Json] = []
+    for place, (number, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        others = alternatives[place] if alternatives else ()
+        top = [_token_row(other, likely, decode) for other, likely in others]
+        rows.append({**_token_row(number, logprob, decode), "top_logprobs": top})
+    return rows
+
+
+def _token_row(number: int, logprob: float, decode: Decode) -> dict[str, Json]:
+    """Return one token; bytes that are no whole character have no `bytes`."""
+    text = decode([number])
+    known = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
+    return {"token": text, "logprob": logprob, "bytes": known}
+
+
+def usage_row(prompt: int, completions: Sequence[Completion]) -> dict[str, Json]:
+    """Return how many tokens were read and written."""
+    written = sum(len(completion.ids) for completion in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def weights_row(completion: Completion) -> Mapping[str, Json]:
+    """Return which weights answered."""
+    return {"version": completion.version, "weights_hash": completion.weights_hash}

@@ -26,18 +26,16 @@ from kapelle.services.http.application import Answer, Application, Call, Route
 from kapelle.services.http.refusals import Refusal
 from kapelle.services.http.server import HttpServer
 from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.agents import Agents, Done, News, too_long
-from kapelle.services.policy.chats import Chat
-from kapelle.services.policy.conversation import read_message
+from kapelle.services.policy.agents import Agents, Chat, Done, News, too_long
+from kapelle.services.policy.chat_form import read_message
 from kapelle.services.policy.engine_thread import EngineThread
-from kapelle.services.policy.recording import Recorder
-from kapelle.services.policy.rewards import Reward
+from kapelle.services.policy.recording import Recorder, Reward
 from kapelle.services.policy.service import PolicyService
 from kapelle.services.policy.sessions import Place, Session
 from kapelle.types import Json, Message
 
 if TYPE_CHECKING:
-    from kapelle.services.http.connection import Peer
+    from kapelle.services.http.server import Peer
 
 MODEL = "team"
 """What programs call the team in training: `team/AGENT`, whatever the recipe's name."""

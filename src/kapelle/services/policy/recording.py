@@ -8,30 +8,153 @@ log-probs, agents, versions and hashes of the weights. Nothing is written of a s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from kapelle.errors import DataError, OutputError
+from pydantic import Field
+
+from kapelle.errors import DataError, EpisodeError, OutputError
+from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http.application import Answer, Call, Route
-from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.services.http.refusals import Body, Refusal, read_body, wrong
 from kapelle.services.policy.admission import Ticket
-from kapelle.services.policy.agents import Agents, Done, News, Prompt
-from kapelle.services.policy.chat_form import ChatRequest
-from kapelle.services.policy.chats import Chat, prompted
-from kapelle.services.policy.conversation import read_message
-from kapelle.services.policy.repeats import Repeats
-from kapelle.services.policy.rewards import Reward, read_reward
+from kapelle.services.policy.agents import Agents, Chat, Done, News, Prompt, prompted
+from kapelle.services.policy.chat_form import ChatRequest, read_message
 from kapelle.services.policy.sessions import Place, Session, Sessions, record
 from kapelle.services.policy.teams import Played, Spoken
 from kapelle.types import Episode, Json, Message, Task, Turn
+
+# -------- Calls that are sent again because their answers were lost: answered as the first time, and counted once
+#
+# A client that hears nothing asks again by itself, OpenAI's own does so twice. What an agent would say the second time would be one
+# more turn of the episode, trained on by a reward that only what was heard has earned.
+
+KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
+"""Headers by which a call tells that it may have been sent before: a key of its own, or how often it was."""
+MOST = 4096
+"""Answers, and rewards, that are known again."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    session: Session
+    key: str | None
+    chat: Chat
+    done: Sequence[Done]
+
+
+class Repeats:
+    """The last answer to each call of a named session, and to each reward."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[tuple[str, str, bytes], _Answered] = OrderedDict()
+        self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
+
+    def answered(self, call: Call, chat: Chat, session: Session, done: Sequence[Done]) -> None:
+        """Keep what a call that names its session was answered."""
+        if call.session is not None:
+            answered = _Answered(session, call.headers.get(KEY), chat, done)
+            _keep(self._answers, (session.name, chat.agent, _digest(call.body)), answered)
+
+    def answer(self, call: Call, agent: str, session: Session | None) -> tuple[Chat, Sequence[Done]] | None:
+        """Return what this very call was answered in its session; None for one that is not sent again."""
+        known = None if session is None else self._answers.get((session.name, agent, _digest(call.body)))
+        if known is None or known.session is not session:
+            return None
+        key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
+        again = key == known.key if key is not None else count.isdecimal() and int(count[:9]) > 0
+        return (known.chat, known.done) if again else None
+
+    def rewarded(self, name: str, body: Json, told: Mapping[str, Json]) -> None:
+        """Keep what came of a session's reward."""
+        _keep(self._rewards, name, (_digest(body), told))
+
+    def was_rewarded(self, name: str) -> bool:
+        """Return whether a session has had its reward."""
+        return name in self._rewards
+
+    def reward(self, name: str, body: Json) -> Mapping[str, Json] | None:
+        """Return what came of the same reward of a session; None where it had another or none."""
+        known = self._rewards.get(name)
+        return known[1] if known is not None and known[0] == _digest(body) else None
+
+
+def _keep(kept: OrderedDict[K, V], name: K, value: V) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    while len(kept) > MOST:
+        kept.popitem(last=False)
+
+
+def _digest(body: Json) -> bytes:
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+
+
+# -------- What a program posts when it knows how well its agents did
+
+
+class Reward(Body):
+    """What the agents of a session have earned."""
+
+    reward: float | None = None
+    """Of every agent that spoke."""
+    rewards: dict[str, float] = Field(default={}, max_length=1024)
+    """Of agents by name, in place of `reward`."""
+    success: float | None = Field(default=None, ge=0.0, le=1.0)
+    """How well the team as a whole did."""
+    info: dict[str, Any] = Field(default={}, max_length=64)
+    """What is kept beside it."""
+
+    def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
+        """Return what each agent has earned."""
+        shared = {} if self.reward is None else dict.fromkeys(team, self.reward)
+        return {**shared, **self.rewards}
+
+
+def read_reward(
+    body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Reward:
+    """Return a reward; Refusal (400) for one that names nobody, or that an episode could not hold.
+
+    `bounds` are the least and the greatest that an agent may earn.
+    """
+    reward = read_body(Reward, body)
+    if reward.reward is None and not reward.rewards:
+        raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
+    for name in reward.rewards:
+        if name not in team:
+            raise wrong(
+                f"`rewards` names an agent that the team does not have. It has: {', '.join(team)}.", "rewards"
+            )
+    shared = {} if reward.reward is None else {"reward": reward.reward}
+    for place, paid in {
+        **shared,
+        **{f"rewards.{name}": paid for name, paid in reward.rewards.items()},
+    }.items():
+        if not in_range(paid, bounds):
+            raise wrong(
+                f"`{place}` is {paid:g}, and rewards of this run lie in [{bounds[0]:g}, {bounds[1]:g}] "
+                "(`environment.rewards` of its recipe). Post one in that range; the session still waits for it.",
+                place,
+            )
+    try:
+        plain(reward.info, "info")
+    except EpisodeError as error:
+        raise wrong(str(error), "info") from None
+    return reward
+
 
 TASK = "x-kapelle-task"
 """Header that names the task at which a program works: episodes of one task are one group."""

@@ -1,23 +1,33 @@
-"""The routes of the policy server."""
+"""The policy server: its routes, an engine's thread behind them, and the port.
+
+with serve_policy(play, "demo", Binding(), Limits()) as server:
+print(server.url)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+from kapelle.engines.rollout.protocol import ServesCallers
 from kapelle.errors import did_you_mean
-from kapelle.services.http.application import SESSION, Answer, Call, Route, Stream
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.http.application import SESSION, Answer, Application, Call, Route, Stream
 from kapelle.services.http.refusals import Refusal
+from kapelle.services.http.server import HttpServer
 from kapelle.services.policy.admission import Admission, Limits, Ticket
-from kapelle.services.policy.agents import Agents, Done
+from kapelle.services.policy.agents import Agents, Done, prompted, read_chat
 from kapelle.services.policy.chat_form import ChatRequest, read_request
-from kapelle.services.policy.chats import prompted, read_chat
+from kapelle.services.policy.engine_thread import EngineThread
 from kapelle.services.policy.page import page_routes
-from kapelle.services.policy.recording import Recorder
-from kapelle.services.policy.team_chats import TeamChat
-from kapelle.services.policy.teams import Teams
+from kapelle.services.policy.recording import EpisodeFile, Recorder
+from kapelle.services.policy.teams import TeamChat, Teams
 from kapelle.types import Json
 
 
@@ -144,3 +154,43 @@ async def _begun(pieces: AsyncIterator[Json | str], headers: Mapping[str, str]) 
 
     events = all_of_it()
     return Stream(events, headers, pieces)
+
+
+# -------- The policy server as a whole: an engine's thread, the routes, and the port
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyServer:
+    """A policy server that listens."""
+
+    url: str
+    models: Sequence[str]
+    """What clients may name as `model`."""
+    service: PolicyService
+    http: HttpServer
+
+    def drain(self, seconds: float) -> bool:
+        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        return self.http.drain(seconds)
+
+
+@contextmanager
+def serve_policy(
+    play: Play, name: str, binding: Binding, limits: Limits, record: Path | None = None
+) -> Iterator[PolicyServer]:
+    """Serve a team while the block runs; `record` is the folder of rewarded episodes, None to record nothing.
+
+    Raises ConfigError when the port is taken or an extra is missing, OutputError for a folder that cannot be written.
+    """
+    if isinstance(play.engine, ServesCallers):
+        play.engine.serve()
+    with ExitStack() as closing:
+        agents = Agents(play, closing.enter_context(EngineThread()))
+        recorder = None
+        if record is not None:
+            file = EpisodeFile(record, play.team.names)
+            closing.callback(file.close)
+            recorder = Recorder(file, agents, limits.idle)
+        service = PolicyService(name, agents, limits, int(time.time()), recorder)
+        with HttpServer(binding, Application(binding, service.routes())) as http:
+            yield PolicyServer(http.url, service.names, service, http)

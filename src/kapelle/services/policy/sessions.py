@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kapelle.services.http.refusals import Refusal, busy
-from kapelle.services.policy.chat_form import ChatMessage, ChatRequest
-from kapelle.services.policy.conversation import NAMED, parse_answer
+from kapelle.services.policy.chat_form import NAMED, ChatMessage, ChatRequest, parse_answer
 from kapelle.types import Json, Turn
 
 MOST_TURNS = 4096

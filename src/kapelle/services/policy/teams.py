@@ -3,18 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, stream_or_generate
+from kapelle.environment import Answerable, Environment, World, asks_questions, offers
+from kapelle.environments.questions import QuestionWorld
+from kapelle.environments.tool_questions import Tools
+from kapelle.grading.verdict import right
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.http.refusals import Refusal, wrong
 from kapelle.services.log import LOG
-from kapelle.services.policy.agents import Agents, Decodes, Tell, told, too_long
-from kapelle.services.policy.asked import Asked
-from kapelle.services.policy.chat_form import ChatRequest
-from kapelle.services.policy.words import Words
-from kapelle.types import Episode, Json, Task
+from kapelle.services.policy.agents import Agents, Decodes, Tell, Words, told, too_long
+from kapelle.services.policy.chat_form import ChatRequest, Head, chunk_row
+from kapelle.types import Episode, Json, Split, Task
+
+# -------- A question that somebody asks a team: the run's workflow plays it, in a world that has no answer to compare with
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An environment of one question; every answer counts as right."""
+
+    environment: Environment
+    """The run's own, whose tools and form of answers are kept."""
+    finals: list[str] = field(default_factory=list)
+    """The team's answers, the last one last."""
+
+    @staticmethod
+    def can_ask(environment: Environment) -> bool:
+        """Return whether questions of anybody can be asked in an environment's place: it is no game."""
+        return asks_questions(environment)
+
+    @property
+    def name(self) -> str:
+        """The run's own."""
+        return self.environment.name
+
+    reward_range = (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The caller."""
+        return {"train": "a caller", "test": "a caller"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Accept the team: the run's environment has."""
+
+    def size(self, split: Split) -> int | None:
+        """Return None: callers come without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Raise AssertionError: callers ask."""
+        raise AssertionError("callers ask")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+        """Open the world of the question."""
+        world = _AskedWorld(task, agents, self.finals)
+        return self.environment.around(world, agents) if isinstance(self.environment, Tools) else world
+
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text, as the run's environment reads it."""
+        assert offers(self.environment, Answerable), "`can_ask` has been asked"
+        return self.environment.extract(text)
+
+
+class _AskedWorld(QuestionWorld):
+    def __init__(self, task: Task, agents: Sequence[str], finals: list[str]) -> None:
+        super().__init__(task, agents, right, {})
+        self._finals = finals
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        if final is None:
+            said = [text if len(actions) == 1 else f"{name}: {text}" for name, text in actions.items()]
+            final = "\n\n".join(said)
+        self._finals.append(final)
+        return await super().step(actions, final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +225,75 @@ class _Overheard:
 
     def close(self) -> None:
         """Stay open."""
+
+
+# -------- A team's answer to one request: whole, or as the chunks of a stream in which each agent is heard as it speaks
+
+
+@dataclass(frozen=True)
+class TeamChat:
+    """A request to a team that is about to be answered."""
+
+    model: str
+    request: ChatRequest
+    session: str | None = None
+    """The session that it is part of; None where none are kept."""
+    head: Head = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", Head(self.model))
+
+    @property
+    def _extra(self) -> dict[str, Json]:
+        """What the answer says of itself beyond OpenAI's form."""
+        return {} if self.session is None else {"session": self.session}
+
+    async def whole(self, answers: AsyncIterator[Spoken | Played]) -> Json:
+        """Return the answer, with the turns behind it."""
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            played = [each async for each in told if isinstance(each, Played)]
+        choices = [
+            {
+                "index": each.choice,
+                "message": {"role": "assistant", "content": each.text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "kapelle": {"turns": turn_rows(each.episode)},
+            }
+            for each in played
+        ]
+        row = {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
+        return row if self.session is None else {**row, "kapelle": self._extra}
+
+    async def chunks(self, answers: AsyncIterator[Spoken | Played]) -> AsyncIterator[Json | str]:
+        """Yield the answer in pieces: what agents say beside the content, then the team's answer as the content."""
+        played: list[Played] = []
+        for choice in range(self.request.n):
+            yield chunk_row(
+                self.head,
+                choice,
+                {"role": "assistant", "content": "", "refusal": None},
+                None,
+                None,
+                self._extra,
+            )
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            async for each in told:
+                if isinstance(each, Spoken):
+                    said = {"agent": each.agent, "text": each.text, "begins": each.begins, "ends": each.ends}
+                    yield chunk_row(self.head, each.choice, {"content": ""}, None, None, said)
+                    continue
+                played.append(each)
+                yield chunk_row(self.head, each.choice, {"content": each.text}, None, None)
+                turns = {"turns": turn_rows(each.episode)}
+                yield chunk_row(self.head, each.choice, {}, None, "stop", turns)
+        if self.request.stream_options is not None and self.request.stream_options.include_usage:
+            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": _usage(played)}
+        yield "[DONE]"
+
+
+def _usage(played: Sequence[Played]) -> Json:
+    """Return how many tokens all agents read and wrote."""
+    turns = [turn for each in played for turn in each.episode.turns]
+    read, written = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

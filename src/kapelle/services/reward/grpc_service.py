@@ -9,8 +9,8 @@ from typing import get_args
 import grpc
 
 from kapelle.services.grpc.refusals import Refused, busy, wrong
-from kapelle.services.reward.batches import Batches, Full
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score
+from kapelle.services.reward.service import Batches, Full
 from kapelle.types import Json, Message
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from kapelle.services.binding import Binding
 from kapelle.services.http.application import MOST_BYTES, Application
 from kapelle.services.http.server import HttpServer
-from kapelle.services.reward.batches import Batches
 from kapelle.services.reward.scores import Scorer
-from kapelle.services.reward.service import RewardService
+from kapelle.services.reward.service import Batches, RewardService
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -76,8 +75,7 @@ def _grpc(binding: Binding, about: Mapping[str, Json], batches: Batches, seconds
     from kapelle.services.grpc.installed import check_installed
 
     check_installed()
-    from kapelle.services.grpc.guard import Caps
-    from kapelle.services.grpc.server import GrpcServer
+    from kapelle.services.grpc.server import Caps, GrpcServer
     from kapelle.services.reward.grpc_service import GrpcReward
 
     return GrpcServer(binding, [GrpcReward(about, batches, seconds)], Caps(message_bytes=MOST_BYTES))
