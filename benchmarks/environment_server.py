@@ -29,9 +29,10 @@ from typing import Any, Self
 
 import grpc
 
-from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.environment import RemoteWorld
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.remote import Remote
+from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.wire import environment_v1_pb2 as pb
@@ -115,7 +116,7 @@ async def _moved(opened: Callable[[int], Any], count: int) -> tuple[float, list[
     worlds = await asyncio.gather(*map(opened, range(count)))
     each: list[float] = []
 
-    async def play(world: BoundedWorld) -> None:
+    async def play(world: BoundedWorld | RemoteWorld) -> None:
         for _ in range(MOVES // count):
             began = time.perf_counter()
             await world.step(dict.fromkeys(NAMES, "A"))

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.environment import RemoteWorld
 from kapelle.environments.matrix import Matrix
+from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import Patience
@@ -89,7 +90,7 @@ async def _moves(pool: EnvironmentWorkers | None, count: int, rounds: int = ROUN
     worlds = await asyncio.gather(*(opened(GAME, task, NAMES, seed, Patience()) for seed in range(count)))
     seconds: list[float] = []
 
-    async def play(world: BoundedWorld) -> None:
+    async def play(world: BoundedWorld | RemoteWorld) -> None:
         for _ in range(rounds):
             began = time.perf_counter()
             await world.step(dict.fromkeys(NAMES, "A"))

@@ -19,7 +19,7 @@ import torch
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
-from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
 from kapelle.models.fast import routed_linear
 from kapelle.models.fast.attention import plan_sequences
@@ -66,7 +66,7 @@ def sampling(
     model, names = _subject(size, dtype, device, adapters)
     jobs = _jobs(names, rows, new)
 
-    def sample(recorder_on: Callable[[torch.device], Recorder | None]) -> float:
+    def sample(recorder_on: Callable[[torch.device], GraphRecorder | None]) -> float:
         decoder = Decoder(model, adapters, recorder_on=recorder_on)
 
         def work() -> None:

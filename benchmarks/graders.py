@@ -22,7 +22,7 @@ from tests.grading.hostile import HOSTILE
 
 from kapelle.grading.judge import judge_answer
 from kapelle.grading.math.answers import read_answer
-from kapelle.grading.math.expression import Refused, Unfamiliar
+from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.grade import grade_math, math_processes
 from kapelle.grading.math.numeric import Number, grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
@@ -145,7 +145,7 @@ def _reading(gold: str) -> str:
         read_answer(gold)
     except Unfamiliar:
         return "library"
-    except Refused:
+    except Unreadable:
         return "refused"
     return "own reader"
 

@@ -21,7 +21,7 @@ import yaml
 from kapelle.cli.quiet import hush
 from kapelle.comparison.contenders import plan, read_contenders, read_own
 from kapelle.comparison.results import Measured, spread_text, standings
-from kapelle.comparison.running import Comparison, train_all
+from kapelle.comparison.running import RunningComparison, train_all
 from kapelle.errors import ConfigError
 from kapelle.metrics.statistics import Quartiles, quartiles
 from kapelle.setup.recipe import Recipe, lay_over
@@ -42,7 +42,7 @@ def recipe_of(name: str, game: Mapping[str, Any]) -> Recipe:
     return lay_over([(GAMES.name, {"name": name, **game["recipe"]})])
 
 
-def comparison_of(name: str, labels: Sequence[str] | None, seeds: int) -> Comparison | None:
+def comparison_of(name: str, labels: Sequence[str] | None, seeds: int) -> RunningComparison | None:
     """Return what is compared on a game: all its rows or those of `labels`; None when it has none of them."""
     game = games()[name]
     rows = [
@@ -58,7 +58,7 @@ def comparison_of(name: str, labels: Sequence[str] | None, seeds: int) -> Compar
         if label in named
     ]
     contenders = read_contenders(recipe_of(name, game), rows, read_own(own))
-    return Comparison(name, contenders, plan(contenders, seeds, RUNS / name), RUNS / name)
+    return RunningComparison(name, contenders, plan(contenders, seeds, RUNS / name), RUNS / name)
 
 
 def nash_conv(path: Path) -> float:
@@ -71,7 +71,7 @@ def nash_conv(path: Path) -> float:
         return evaluate_table(trainer.play.environment, table).nash_conv
 
 
-def result_of(comparison: Comparison) -> dict[str, Any]:
+def result_of(comparison: RunningComparison) -> dict[str, Any]:
     """Return what a comparison came to as plain JSON, with exact numbers where a game has them."""
     measured = comparison.measure()
     found = standings(comparison.contenders, measured)
@@ -83,7 +83,7 @@ def result_of(comparison: Comparison) -> dict[str, Any]:
     return result
 
 
-def _add_exact(comparison: Comparison, measured: Sequence[Measured], result: dict[str, Any]) -> None:
+def _add_exact(comparison: RunningComparison, measured: Sequence[Measured], result: dict[str, Any]) -> None:
     values: dict[str, list[float]] = {}
     for m, run in zip(measured, result["runs"], strict=True):
         if m.error is None:
@@ -140,7 +140,7 @@ def run(
     return results
 
 
-def _draw(comparison: Comparison) -> None:
+def _draw(comparison: RunningComparison) -> None:
     try:
         picture = comparison.draw()
     except ConfigError as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.models.fast.attention import Plan, plan_sequences
+from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.lora_bank import route_of
 from kapelle.team import Lora
 
@@ -86,7 +86,7 @@ def _batches(count: int, rows: int) -> Iterator[list[tuple[int, int]]]:
 
 def _pass(
     tokens_ART: Tensor, names: Sequence[str], batch: Sequence[tuple[int, int]]
-) -> tuple[Tensor, Tensor, Plan, list[tuple[str | None, int, int]]]:
+) -> tuple[Tensor, Tensor, AttentionPlan, list[tuple[str | None, int, int]]]:
     tokens_N = torch.cat([tokens_ART[agent, row] for agent, row in batch])
     positions_N = torch.arange(TOKENS).repeat(len(batch))
     owners: list[str | None] = [names[agent] for agent, _ in batch for _ in range(TOKENS)]

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kapelle import Trainer
-from kapelle.cluster.actors import Connection
-from kapelle.cluster.placement import Bundles, Placement, RolloutPlace
+from kapelle.cluster.actors import ActorConnection
+from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
 from kapelle.cluster.ray_workers import RayWorkers
 from kapelle.rollout.play import shared_rollout
 from kapelle.settings.schema import Resources
@@ -30,18 +30,18 @@ GROUP = "kapelle-benchmark"
 def main() -> None:
     """Measure, and print one JSON object."""
     with tempfile.TemporaryDirectory(prefix="kapelle-ray-", dir="/tmp") as folder:
-        connection = Connection.start(Path(folder))
+        connection = ActorConnection.start(Path(folder))
         try:
             print(json.dumps(_measured(connection), indent=1))
         finally:
             connection.leave()
 
 
-def _measured(connection: Connection) -> dict[str, float]:
+def _measured(connection: ActorConnection) -> dict[str, float]:
     connection.place(GROUP, [Resources()], spread=False, seconds=60, grows=False)
     settings = ("training.tasks_per_step=64", "warmup=null", "evaluation.before_and_after=false")
     with Trainer.from_recipe("demo", *settings) as trainer:
-        placed = Placement(connection.address, connection.namespace, GROUP, Bundles((RolloutPlace(0),)))
+        placed = RayPlacement(connection.address, connection.namespace, GROUP, Bundles((RolloutPlace(0),)))
         crew = RayWorkers(
             connection,
             placed,

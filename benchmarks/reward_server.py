@@ -20,11 +20,10 @@ from benchmarks.subjects import question, subject
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import Answered
-from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
+from kapelle.services.reward.scores import Answered, VerifierScorer
+from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import VERIFIER, Critic, Lora
-from kapelle.training.served import VerifierScorer
 from kapelle.types import Message
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods
@@ -77,7 +76,7 @@ def _direct(scorer: VerifierScorer) -> None:
 Ask = Callable[[Sequence[tuple[str, str]]], None]
 
 
-def _http(server: RewardServer, clients: int) -> Ask:
+def _http(server: RunningRewardServer, clients: int) -> Ask:
     client = httpx.Client(timeout=600.0, limits=httpx.Limits(max_connections=clients))
 
     def ask(asked: Sequence[tuple[str, str]]) -> None:
@@ -87,7 +86,7 @@ def _http(server: RewardServer, clients: int) -> Ask:
     return ask
 
 
-def _grpc(server: RewardServer, clients: int) -> Ask:
+def _grpc(server: RunningRewardServer, clients: int) -> Ask:
     assert server.grpc is not None, "it is asked for"
     stub = methods.RewardStub(grpc.insecure_channel(server.grpc.address))
 

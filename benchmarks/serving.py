@@ -27,8 +27,7 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
-from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.service import PolicyServer, serve_policy
+from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Message, Sampling, Task
 from kapelle.workflows.solo import Solo
@@ -48,7 +47,7 @@ def run() -> dict[str, Any]:
     """Return tokens per second through the server and without it, and how it bears clients that vanish and a drain."""
     single_thread()
     play = _play()
-    with serve_policy(play, "bench", Binding(), Limits(calls=4096)) as server:
+    with serve_policy(play, "bench", Binding(), ServingLimits(calls=4096)) as server:
         return {
             "overhead": _overhead(play, server),
             "1,000 clients that vanish": _vanishing(server),

@@ -23,7 +23,7 @@ import httpx
 
 from kapelle.runs.step_rows import append_step
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 

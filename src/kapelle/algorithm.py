@@ -1,8 +1,8 @@
 """What an algorithm is: one row of choices over shared pure functions.
 
 `credit` turns groups of episodes into an advantage for every token that is trained on; `policy_loss`
-turns the trainer's log-probs and those advantages into a sum and a weight. Everything else (sampling, sharing of weights, packing of
-batches, reduction of gradients) is not its concern.
+turns the trainer's log-probs and those advantages into a sum and a weight. Sampling, sharing of weights, packing of
+batches and reduction of gradients are the library's.
 
 Shapes: K tokens that are trained on in one batch, S sequences, T tokens of one turn.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.runtime.plugins import catalogue, find_class
 
@@ -79,22 +79,16 @@ class Loss(NamedTuple):
     """Name → (sum, weight), both detached."""
 
 
-class PolicyLoss(Protocol):
-    """A pure function of outputs and targets."""
-
-    def __call__(self, outputs: Outputs, targets: Targets) -> Loss: ...
+PolicyLoss: TypeAlias = Callable[[Outputs, Targets], Loss]
+"""A pure function of a forward pass and its targets."""
 
 
-class CriticLoss(Protocol):
-    """A pure function of values and targets."""
-
-    def __call__(self, values_K: Tensor, targets: Targets) -> Loss: ...
+CriticLoss: TypeAlias = "Callable[[Tensor, Targets], Loss]"
+"""A pure function of values `_K` and targets."""
 
 
-class CreditFunction(Protocol):
-    """Turns groups into credit for every turn that is trained on; pure."""
-
-    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]: ...
+CreditFunction: TypeAlias = "Callable[[Sequence[Group], Signals], Mapping[TurnKey, Credit]]"
+"""Turns groups into credit for every turn that is trained on; pure."""
 
 
 MIXER_UNDONE = "mixer_undone"
@@ -124,10 +118,8 @@ class CreditMemory(Protocol):
         ...
 
 
-class Choose(Protocol):
-    """Chooses the policies that a step updates, in order; pure."""
-
-    def __call__(self, policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]: ...
+Choose: TypeAlias = Callable[[Sequence[str], int, int], tuple[str, ...]]
+"""(policies, step, seed) → the policies that the step updates, in order; pure."""
 
 
 def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
@@ -155,12 +147,8 @@ class UpdateSamples(NamedTuple):
     """The episodes that the samples are of."""
 
 
-class Move(Protocol):
-    """Takes an update's optimiser steps."""
-
-    def __call__(self, mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
-        """Update the policies in `chosen` and all critics; return metrics."""
-        ...
+Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, float]]
+"""Takes the optimiser steps of the chosen policies and of all critics; returns metrics."""
 
 
 def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
@@ -189,7 +177,7 @@ class CriticSpec:
 
     view: Literal["local", "central", "answer"]
     """`local` reads the agent's own observation; `central` everything that all agents read and wrote; `answer` the
-    task's question and the turn's text alone, and gives one value at the text's end."""
+    task's question and the turn's text only, and gives one value at the text's end."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""
@@ -207,12 +195,8 @@ JointAction = tuple[int, ...]
 """One candidate (its number) for each agent that moves at a moment."""
 
 
-class JudgedBy(Protocol):
-    """Chooses the joint actions that give a candidate its worth; pure."""
-
-    def __call__(self, counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-        """Return the joint actions to continue from; `counts` has the number of candidates of each agent."""
-        ...
+JudgedBy: TypeAlias = Callable[[Sequence[int], int, int], Sequence[JointAction]]
+"""(number of candidates of each agent, mover, candidate) → the joint actions that give the candidate its worth; pure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +266,13 @@ class _AsksCritics(Protocol):
 S = TypeVar("S")
 
 
+class Taught:
+    """Settings of an algorithm whose policies learn from a teacher, which may be named by an earlier run."""
+
+    teacher: str | dict[str, str]
+    """One teacher for all policies, or one for each by the policy's name; a run stands for the policy's own folder in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One row: where data come from, how credit is given, what is minimised, in which order."""
@@ -289,7 +280,7 @@ class Algorithm:
     name: str
     policy_loss: PolicyLoss
     credit: CreditFunction | None = None
-    """None for algorithms that learn from demonstrations. Beside a `memory` it is the credit of a first step."""
+    """None for algorithms that learn from demonstrations. With a `memory` it is the credit of a first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
     """What credit and losses need to know about the sampled turns (`kapelle.signals`)."""

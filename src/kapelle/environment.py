@@ -12,13 +12,20 @@ called `script` or `members` is only a setting. `offers` asks for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypeIs
 
+from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.foreign_code import Unfit, asked
 from kapelle.runtime.plugins import catalogue, find_class
+from kapelle.runtime.remote_errors import environment_error
 from kapelle.types import Episode, Json, Message, Split, Task
 
 C = TypeVar("C")
@@ -163,8 +170,65 @@ class Alive:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class AskedServer:
+    """A server that a run will ask."""
+
+    who: str
+    """What it is in the run, as the beginning of a sentence: `The judge`."""
+    url: str
+    probe: str
+    """What is fetched to see whether it is there; whether there is such a page does not matter."""
+    key_env: str
+    """Environment variable that holds its key."""
+
+
+class AsksServers:
+    """Settings, of an environment or of a part of one, whose episodes ask servers: they are tried before models load."""
+
+    def servers(self) -> Sequence[AskedServer]:
+        """Return the servers."""
+        raise NotImplementedError
+
+
+class StartsProgram:
+    """Settings of a part of an environment that start a program or ask a server to find out what it offers.
+
+    It is left out where a recipe is only looked at.
+    """
+
+    @property
+    def server(self) -> str:
+        """Return the command or the address, to be shown."""
+        raise NotImplementedError
+
+
+class PlayedFromOutside:
+    """An environment whose episodes an outside program plays: it calls this process, which therefore serves."""
+
+    def check_server(self, processes: int = 1) -> None:
+        """Raise ConfigError where the server that programs call could not be started safely, or not be reached.
+
+        Also where it cannot be run by each of several `processes`.
+        """
+        raise NotImplementedError
+
+    def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
+        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.Play`); `say` tells the user."""
+        raise NotImplementedError
+
+
+class InMemory:
+    """An environment that may hold what other processes cannot make anew from its settings."""
+
+    @property
+    def in_memory(self) -> Sequence[str]:
+        """Return in words what lives in this process's memory alone; empty where its settings are all there is."""
+        raise NotImplementedError
+
+
 class Connecting:
-    """An environment that has to ask somebody else what it is, before it says what it offers."""
+    """An environment that has to ask a server what it is, before its capabilities are known."""
 
     def connect(self) -> None:
         """Ask; raises ConfigError or EngineError where there is no answer."""
@@ -221,7 +285,7 @@ class Scripted:
 
 
 class PaysEpisodes:
-    """An environment that pays an episode when it is over, by everything that was said in it."""
+    """An environment that pays an episode when it is over, by all of its turns."""
 
     async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
         """Return the outcome with its rewards; `episode` has its turns, and `outcome` is what the world found.
@@ -260,6 +324,44 @@ class Symmetric:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One information state of a game, as its player meets it."""
+
+    key: str
+    """The game's name of it."""
+    seat: int
+    """Who moves, from 0."""
+    text: str
+    """What the player is shown."""
+    actions: tuple[int, ...]
+    """The legal moves by number, and in the same order by the text that plays each."""
+    moves: tuple[str, ...]
+    before: tuple[tuple[str, int], ...]
+    """The player's own earlier moves on the way here: information state and action."""
+
+
+class Enumerable:
+    """A game small enough to enumerate: what policies are worth in it is known exactly (`evaluation.exploitability`)."""
+
+    @property
+    def players(self) -> int:
+        """Number of seats."""
+        raise NotImplementedError
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield every information state once; ConfigError where they cannot be listed."""
+        raise NotImplementedError
+
+    def check_moves(self) -> None:
+        """Raise ConfigError unless each move is one text, whose probability is that of its tokens."""
+        raise NotImplementedError
+
+    def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
+        """Return the expected return of each seat and NashConv; `policy` has each information state's probabilities."""
+        raise NotImplementedError
+
+
 class Described:
     """An environment that learns what it offers by asking, once it is connected: one on other machines."""
 
@@ -270,12 +372,187 @@ class Described:
 
 
 CAPABILITIES = (
-    *(Alive, Answerable, Connecting, Doubting, Holding, Mixed, Opposed, PaysEpisodes),
-    *(Private, Reads, Recorded, Scripted, Skipping, Symmetric),
+    *(Alive, Answerable, AsksServers, Connecting, Doubting, Enumerable, Holding, InMemory, Mixed, Opposed),
+    *(PaysEpisodes, PlayedFromOutside, Private, Reads, Recorded, Scripted, Skipping, Symmetric),
 )
-"""What an environment can declare; `Scorable` and `Retriable` are declared by worlds."""
+"""What an environment can declare; `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
 
 
 def environment_class(name: str) -> type:
     """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
     return find_class("environment", name, catalogue("kapelle.environments"))
+
+
+# -------- Remote worlds: worlds that live in another process, a worker on this machine or a server on another one
+
+
+class WorkerLost(Exception):
+    """The process or the server that held a world is gone, and the world with it."""
+
+    def __init__(self, how: str, *, blamed: bool) -> None:
+        """Keep how it ended, and whether this world was at work when it did."""
+        super().__init__(how)
+        self.blamed = blamed
+
+
+class RemoteWorld:
+    """A world in another process, which bounds each of its calls in time.
+
+    The workflow asks who may move and what each agent sees without waiting. So every answer of the other process brings
+    what has changed of both, and they are answered from here.
+    """
+
+    scorable = False
+    """Whether it can score a text before the episode is over."""
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        """Take the environment's name, for messages, and how long calls may take."""
+        self._name, self._patience = name, patience
+        self._movers: Mapping[str, Any] = {}
+        self._shown: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def lost(self) -> WorkerLost | None:
+        """How the world was lost with its process; None while that lives."""
+        raise NotImplementedError
+
+    def update_view(self, view: Mapping[str, Any]) -> None:
+        """Take what has changed: `movers`, and `shown` by agent, each a `value` or the `error` that asking would raise."""
+        self._movers = view["movers"]
+        self._shown.update(view["shown"])
+
+    def observe(self, agent: str) -> str:
+        """Return what an agent sees, or raise what the environment raised."""
+        shown = self._shown[agent]
+        if "error" in shown:
+            raise environment_error(*shown["error"])
+        return str(shown["value"])
+
+    def movers(self) -> tuple[str, ...]:
+        """Return who may move, or raise what the environment raised."""
+        if "error" in self._movers:
+            raise environment_error(*self._movers["error"])
+        movers: tuple[str, ...] = self._movers["value"]
+        return movers
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """See `World`."""
+        raise NotImplementedError
+
+    async def score(self, agent: str, text: str) -> float:
+        """See `Scorable`."""
+        raise NotImplementedError
+
+    def allow_answers(self, most: int) -> None:
+        """See `Retriable`; the other process hears of it with the first step."""
+        raise NotImplementedError
+
+    async def outcome(self) -> Outcome:
+        """See `World`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """See `World`."""
+        raise NotImplementedError
+
+
+class OpensWorlds:
+    """An environment that opens its worlds on other machines itself."""
+
+    async def open_world(
+        self, task: Task, agents: Sequence[str], seed: int, patience: Patience
+    ) -> RemoteWorld:
+        """Open the world of one episode."""
+        raise NotImplementedError
+
+
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def told_of_changes(listen: Callable[[str], None]) -> Iterator[None]:
+    """Call `listen`, while the block runs, when a server plays another environment than before."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
+
+
+def report_change(line: str) -> None:
+    """Tell those who listen that a server plays another environment than before."""
+    for listen in tuple(_listeners):
+        listen(line)
+
+
+# -------- What an environment says of itself, looked at before it is trained on: its code may be anybody's
+
+
+def check_declared(environment: Environment, seconds: float = Patience.environment) -> None:
+    """Raise Unfit unless `reward_range` is two finite numbers and `sources` says in words where both splits come from."""
+    bounds: object = asked("reward_range", seconds, lambda: environment.reward_range)
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward")
+    if not all(isinstance(b, int | float) and math.isfinite(b) for b in bounds) or bounds[0] > bounds[1]:
+        raise Unfit(f"`reward_range` is {bounds!r:.60}; declare two finite numbers, the smaller first")
+    sources: object = asked("sources", seconds, lambda: environment.sources)
+    if not isinstance(sources, Mapping) or not all(
+        isinstance(sources.get(split), str) for split in ("train", "test")
+    ):
+        raise Unfit(
+            f"`sources` is {sources!r:.60}; say in words where the tasks of `train` and `test` come from"
+        )
+
+
+def size_of(environment: Environment, split: Split, seconds: float = Patience.environment) -> int | None:
+    """Return how many tasks a split has, None for no end; Unfit for an answer that is neither."""
+    size: object = asked("size", seconds, environment.size, split)
+    if size is None:
+        return None
+    try:
+        count = -1 if isinstance(size, bool) else operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        count = -1
+    if not 0 <= count <= sys.maxsize:
+        raise Unfit(
+            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None where they come without end"
+        )
+    return count
+
+
+def task_of(environment: Environment, split: Split, index: int, seconds: float | None = None) -> Task:
+    """Return a task of an environment; Unfit where that is none, or takes longer than `environment.timeout` (or `seconds`)."""
+    if seconds is None:
+        seconds = float(getattr(environment, "timeout", Patience.environment))
+    task: object = asked(f"task('{split}', {index})", seconds, environment.task, split, index)
+    if not isinstance(task, Task):
+        raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task")
+    for name, value in (("id", task.id), ("question", task.question)):
+        if not isinstance(value, str):
+            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is no text")
+    return task
+
+
+def check_capabilities(environment: Environment, agents: int, seconds: float = Patience.environment) -> None:
+    """Raise Unfit where a declared capability cannot be asked, or answers with something of another type."""
+
+    def promise(
+        capability: type, part: str, promised: tuple[type, ...], in_words: str, *given: object
+    ) -> None:
+        if isinstance(environment, capability):
+            found: object = asked(part, seconds, lambda: getattr(environment, part))
+            if callable(vars(capability)[part]):
+                found = asked(part, seconds, cast("Callable[..., object]", found), *given)
+            if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
+                raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}")
+
+    promise(Alive, "alive", (Sequence,), "a tuple of words")
+    promise(Opposed, "constant_sum", (bool,), "True or False")
+    promise(Symmetric, "symmetric", (bool,), "True or False")
+    promise(Mixed, "members", (Mapping,), "a mapping of environments")
+    promise(Holding, "descriptors", (int,), "a whole number", agents)
+    promise(Recorded, "answers_per_task", (int,), "a whole number")
+    promise(Skipping, "skipped", (Mapping,), "a mapping of splits to words")
+    # A mixture answers only where all of its members do.
+    if asks_questions(environment):
+        promise(Answerable, "extract", (str, type(None)), "a text or None", "")

@@ -22,7 +22,6 @@ exits with code 2; anything else that escapes is a defect of kapelle and shows i
 from __future__ import annotations
 
 import difflib
-import traceback
 from collections.abc import Collection, Iterable
 
 
@@ -117,19 +116,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if alike:
         return f" The nearest of {len(names)} known: {', '.join(folded[name] for name in alike)}."
     return f" Known: {listed}." if len(names) <= MOST_NAMES else ""
-
-
-def sent_error(error: BaseException) -> dict[str, str]:
-    """Return an error as another process is sent it: `kind`, `message` and `trace`. For the handler that has caught it."""
-    return {"kind": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
-
-
-def known_error(kind: str, message: str) -> KapelleError | None:
-    """Return an error of another process as one of the same class here; None for a class that is not one of these."""
-    found = globals().get(kind)
-    return found(message) if isinstance(found, type) and issubclass(found, KapelleError) else None
-
-
-def foreign_error(who: str, kind: str, message: str, trace: str) -> EngineError:
-    """Return an error of another process (`who`) whose class this one does not know."""
-    return EngineError(f"{who} failed: {kind}: {message}\n{trace}")

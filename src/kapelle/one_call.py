@@ -22,9 +22,9 @@ from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.rewarded import (
     IN_MEMORY,
-    Held,
     Reward,
     Rewarded,
+    RowsInMemory,
     name_of,
     rows_in_memory,
 )
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
 Function = Callable[..., Any] | str
-"""A function that pays an episode, or where it is: `module:function`."""
+"""A function that pays an episode, or its place: `module:function`."""
 Functions = Function | Sequence[Function]
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
 """Sections that a call adds to, each with one of its settings."""
@@ -53,9 +53,9 @@ CONVERTED = {
     "function": "Give the rows that it returns: {0}().",
     "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
 }
-"""Kind of what is no data set → how to make one of it."""
+"""Type that is not a data set → how to make one of it."""
 TEAM = "team"
-"""Key for what pays every agent, among functions by agent."""
+"""Key of the functions that pay every agent, among functions by agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Trained:
 
     summary: Summary
     trainer: Trainer
-    """Open, to go on with: `trainer.train(50)`, `trainer.evaluate()`, `trainer.save_policies(folder)`."""
+    """Still open, to continue: `trainer.train(50)`, `trainer.evaluate()`, `trainer.save_policies(folder)`."""
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -100,19 +100,43 @@ def train(
 ) -> Trained:
     """Train a team on the questions of a data set, paid by functions, and return the run.
 
-    `reward` is a function, or several whose weighted sum pays (`reward_weights`), for the team; or such by agent, where the
-    key `team` pays all. `environments.rewarded` says what a function may take. `agents` are a number, names, or
-    prompts by name; several speak as a chain unless there is a `workflow`. Without an `eval_dataset` every row is trained
-    on and nothing is evaluated; a number holds out that share of the rows. `question_field` is the column that asks,
-    `dataset_config` a configuration of a hub's data set.
+    `reward` is a function, or a list of functions whose weighted sum pays (`reward_weights`), for the team; or a mapping of
+    agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `agents` are a
+    number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
+    `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
+    `question_field` is the column of questions, `dataset_config` a configuration of a hub's data set.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on. Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
-    _check_own(own, steps)
+    if isinstance(steps, bool):
+        raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
+    check_keywords(train, "kapelle.train", own)
+    if "environment" in own:
+        raise ConfigError(
+            "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
+        )
     environment = _environment(dataset, eval_dataset, reward, reward_weights, question_field, dataset_config)
     names, seats = _seats(agents)
+    apart = isinstance(reward, Mapping)
     if isinstance(reward, Mapping):
-        _check_paid(reward, names)
+        for agent in reward:
+            if agent != TEAM and agent not in names:
+                raise ConfigError(
+                    f"`reward` pays the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
+                )
+        unpaid = [name for name in names if name not in reward and TEAM not in reward]
+        if unpaid:
+            raise ConfigError(
+                f"`reward` has no function for '{unpaid[0]}', which could not learn. Give it one, or add one for '{TEAM}'."
+            )
+    if isinstance(algorithm, str):
+        # Agents with functions of their own keep what they earn, unless settings say otherwise.
+        shares = "team_reward" in getattr(algorithm_class(algorithm), "model_fields", {})
+        section: AlgorithmSettings | dict[str, Any] = {"name": algorithm}
+        section = {"name": algorithm, "team_reward": "individual"} if apart and shares else section
+    else:
+        section = algorithm
+    workflow = workflow or ("solo" if len(names) == 1 else "chain")
     team = {**_plain("team", own), "agents": seats}
     training = _plain("training", own) | ({} if steps is None else {"steps": steps})
     evaluation = _plain("evaluation", own)
@@ -122,8 +146,8 @@ def train(
         model=model,
         team=team,
         environment=environment,
-        workflow=_named(workflow or ("solo" if len(names) == 1 else "chain")),
-        algorithm=_algorithm(algorithm, apart=isinstance(reward, Mapping)),
+        workflow={"name": workflow} if isinstance(workflow, str) else workflow,
+        algorithm=section,
         training=training,
         evaluation=evaluation,
         run_dir=run_dir,
@@ -136,18 +160,8 @@ def train(
         failing.push(trainer)
         summary = trainer.train()
         failing.pop_all()
-    trainer.close_at_exit()  # whoever does not close it leaves the run directory to others all the same
+    trainer.close_at_exit()  # releases the run directory if the caller forgets to
     return Trained(summary, trainer)
-
-
-def _check_own(sections: Mapping[str, Any], steps: int | None) -> None:
-    if isinstance(steps, bool):
-        raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
-    check_keywords(train, "kapelle.train", sections)
-    if "environment" in sections:
-        raise ConfigError(
-            "`kapelle.train` makes the environment of its data set. With another one: `kapelle.Trainer`."
-        )
 
 
 def _environment(
@@ -181,12 +195,18 @@ def _environment(
             **share,
         }
     )
-    return made.holding(Held(train, test, functions))
+    return made.holding(RowsInMemory(train, test, functions))
 
 
 def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
     if isinstance(dataset, str | Path):
-        _check_there(Path(dataset), what)
+        place = Path(dataset)
+        # A path that can only be a file must exist; `owner/name` is looked up on the hub later.
+        if not place.exists() and (place.suffix or len(place.parts) != 2):
+            raise DataError(
+                f"`{what}` names '{place}', but there is no {place.absolute()}. Name an existing file or `owner/name` of a data "
+                "set on the Hugging Face hub, or give a list of rows."
+            )
         return str(dataset), ()
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping) or kind in CONVERTED or not isinstance(dataset, Iterable):
@@ -197,21 +217,12 @@ def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
     return IN_MEMORY, rows_in_memory(dataset, what)
 
 
-def _check_there(place: Path, what: str) -> None:
-    """Raise DataError for what can only be a file and is not there; `owner/name` is looked for on the hub."""
-    if not place.exists() and (place.suffix or len(place.parts) != 2):
-        raise DataError(
-            f"`{what}` names '{place}', but there is no {place.absolute()}. Name a file that is there or `owner/name` of a data set "
-            "on the Hugging Face hub, or give a list of rows."
-        )
-
-
 def _rewards(
     reward: Functions | Mapping[str, Functions],
     weights: Sequence[float] | None,
     functions: dict[str, Callable[..., Any]],
 ) -> list[Reward]:
-    """Return the settings of every function; those that only this process has go into `functions`."""
+    """Return the settings of every function; functions without an importable name are added to `functions`."""
     if isinstance(reward, Mapping):
         if weights is not None:
             raise ConfigError(
@@ -285,37 +296,12 @@ def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
     else:
         seats = [{"name": agent} if isinstance(agent, str) else agent for agent in agents]
     if not seats:
-        raise ConfigError("`agents` names nobody. A team has at least one agent.")
+        raise ConfigError("`agents` is empty. A team has at least one agent.")
     return [str(seat.name if isinstance(seat, AgentConfig) else seat.get("name")) for seat in seats], seats
 
 
-def _check_paid(reward: Mapping[str, Functions], names: Sequence[str]) -> None:
-    for agent in reward:
-        if agent != TEAM and agent not in names:
-            raise ConfigError(
-                f"`reward` pays the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
-            )
-    unpaid = [name for name in names if name not in reward and TEAM not in reward]
-    if unpaid:
-        raise ConfigError(
-            f"`reward` pays nothing to '{unpaid[0]}', which would learn nothing. Give it a function, or add one for '{TEAM}'."
-        )
-
-
-def _algorithm(algorithm: str | AlgorithmSettings, *, apart: bool) -> AlgorithmSettings | dict[str, Any]:
-    """Return the section; agents with functions of their own keep what they earn, unless settings say otherwise."""
-    if not isinstance(algorithm, str):
-        return algorithm
-    shares = "team_reward" in getattr(algorithm_class(algorithm), "model_fields", {})
-    return {"name": algorithm, **({"team_reward": "individual"} if apart and shares else {})}
-
-
-def _named(piece: str | WorkflowSettings) -> WorkflowSettings | dict[str, Any]:
-    return {"name": piece} if isinstance(piece, str) else piece
-
-
 def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
-    """Take a section out of `sections` and return what it says, to lay something over it."""
+    """Remove a section from `sections` and return its settings as a dict that can be changed."""
     section = sections.pop(name, {})
     if not isinstance(section, Mapping | Settings):
         raise ConfigError(

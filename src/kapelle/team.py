@@ -1,8 +1,8 @@
 """Who plays with which weights: the one map that drives sampling, training, saving and serving.
 
 An `Agent` is a seat in a workflow. A `Policy` is a set of weights. Shared weights, one LoRA adapter
-per agent, different models, frozen agents and remote endpoints are values in this map. No other part
-of the library asks how weights are shared.
+per agent, different models, frozen agents and remote endpoints are values in this map. The rest
+of the library need not know how weights are shared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Sampling
 
 VERIFIER = "judge:verifier"
-"""Name of the critic that judges answers; no agent, and so no policy, can have it."""
+"""Name of the critic that judges answers; reserved, so that agents and policies cannot have it."""
 
 EMBEDDER = "judge:embedder"
 """Name of a model that turns texts into vectors and acts for no agent: of its base, and of its learner."""

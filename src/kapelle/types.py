@@ -24,7 +24,7 @@ class Message:
     role: str
     content: str
     speaker: str | None = None
-    """Name of the agent that wrote it; None for a message of no agent."""
+    """Name of the agent that wrote it; None for a message that the environment or workflow wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Task:
     question: str
     """What every agent may read; empty for games, where `World.observe` gives the text."""
     data: Mapping[str, Json] = field(default_factory=dict)
-    """What only the environment reads, such as the correct answer. Never shown to an agent."""
+    """What only the environment reads, such as the correct answer. Hidden from agents."""
     part: str = ""
     """The environment of a mixture that it belongs to; empty outside of one. Returns of different parts are not
     comparable, so credit can keep them apart."""
@@ -84,7 +84,7 @@ class Turn:
     reward: float = 0.0
     """What the environment paid this agent between this turn and its next one."""
     score: float | None = None
-    """The score in [0, 1] of this text as its agent's answer, where a workflow asked for one; never a reward."""
+    """The score in [0, 1] of this text as its agent's answer, where a workflow asked for one; rewards are apart."""
     parent: int | None = None
     """Index of the turn that the episode continued with in place of this candidate (tree sampling)."""
     worth: float | None = None
@@ -180,7 +180,7 @@ class Episode:
 
 
 def as_table(rows: Sequence[tuple[str, str]]) -> str:
-    """Return names and texts as an HTML table in which nothing but the table is markup."""
+    """Return names and texts as an HTML table; names and texts are escaped."""
     cells = "".join(
         f'<tr><th style="text-align:left;vertical-align:top">{escape(name)}</th>'
         f'<td style="text-align:left;white-space:pre-wrap"><bdi>{escape(text)}</bdi></td></tr>'

@@ -16,7 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
@@ -44,7 +45,7 @@ class Seat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """What an agent is asked where somebody else keeps its conversation."""
+    """What an agent is asked in a conversation that its caller keeps."""
 
     messages: tuple[Message, ...]
     """What it reads; without `after`, the whole conversation, system message included."""
@@ -170,6 +171,29 @@ class CountsTurns:
 def workflow_class(name: str) -> type:
     """Return the class of a workflow by name, `module:Class` or entry point."""
     return find_class("workflow", name, catalogue("kapelle.workflows"))
+
+
+class WorkflowFiles(Protocol):
+    """How files that describe a whole workflow, such as siiRL's, become the sections of a recipe."""
+
+    def is_workflow_file(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a YAML mapping is such a file and not a recipe."""
+        ...
+
+    def read_workflow(self, values: Mapping[str, Any], where: str) -> Any:
+        """Return what a file means, its recipe sections as `sections`; ConfigError, naming `where`, for what cannot be said here."""
+        ...
+
+    def fitted(self, values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a layer of a recipe as it fits over the layers below it, `under`."""
+        ...
+
+
+def workflow_files() -> WorkflowFiles:
+    """Return what reads workflow files; like a class of a workflow it is found by name, so that this module knows none."""
+    found: Any = import_module(import_module("kapelle.workflows").FILES)
+    reader: WorkflowFiles = found
+    return reader
 
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")

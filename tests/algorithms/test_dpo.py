@@ -26,10 +26,10 @@ from tests.support.tiny import (
 from torch import Tensor
 
 from kapelle.algorithm import Outputs, Targets
-from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
+from kapelle.algorithms.dpo import DPO, pairs_of
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.environments.recorded.preferences import Preferences
+from kapelle.environments.recorded import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout
 from kapelle.rows import Sample, Sampled, Signals, TurnKey
@@ -106,7 +106,7 @@ class TestTwoPairsMixed:
         return targets([*map(float, self.PAIR)], [*map(float, self.SIDE)], [*map(float, self.REFERENCE)])
 
     def test_dpo(self) -> None:
-        loss = dpo_over_pairs(Outputs(self.LOGP), self.targets(), beta=0.5, label_smoothing=0.0)
+        loss = DPO(beta=0.5).loss()(Outputs(self.LOGP), self.targets())
         assert loss.total.item() == pytest.approx(math.log(1 + math.exp(-2.5)) + math.log(1 + math.exp(-1.0)))
         assert loss.weight.item() == 2
         margin, count = loss.metrics["preference_margin"]
@@ -117,7 +117,7 @@ class TestTwoPairsMixed:
         assert loss.metrics["rejected_logp"][0].item() == pytest.approx(-4 - 2)
 
     def test_smoothed(self) -> None:
-        loss = dpo_over_pairs(Outputs(self.LOGP), self.targets(), beta=0.5, label_smoothing=0.25)
+        loss = DPO(beta=0.5, label_smoothing=0.25).loss()(Outputs(self.LOGP), self.targets())
         by_hand = sum(
             0.75 * math.log(1 + math.exp(-m)) + 0.25 * math.log(1 + math.exp(m)) for m in (2.5, 1.0)
         )
@@ -125,9 +125,9 @@ class TestTwoPairsMixed:
 
     def test_ipo(self) -> None:
         # 1/(2β) = 2: (4 − 2)² + (1 − 2)²
-        assert ipo_over_pairs(Outputs(self.LOGP), self.targets(), beta=0.25).total.item() == pytest.approx(
-            5.0
-        )
+        assert DPO(kind="ipo", beta=0.25).loss()(
+            Outputs(self.LOGP), self.targets()
+        ).total.item() == pytest.approx(5.0)
 
 
 # (pair, side, tokens of prompt and completion); pair 0 has two turns on its chosen side.

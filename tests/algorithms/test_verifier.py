@@ -26,8 +26,8 @@ from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.checksums import write_checksums
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
-from kapelle.runs.writer import read_evaluations
-from kapelle.signals.questions import answer_sample
+from kapelle.runs.reader import read_evaluations
+from kapelle.signals.samples import answer_sample
 from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer

@@ -58,7 +58,7 @@ def test_ctrl_c_breaks_an_answer_off_and_not_the_chat(capsys: pytest.CaptureFixt
         return "42"
 
     assert asyncio.run(_unless_stopped(long())) is None
-    assert "broken off" in capsys.readouterr().err
+    assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
     assert asyncio.run(_unless_stopped(short())) == "42"
 
@@ -84,7 +84,7 @@ def test_a_team_is_talked_with(
         if line.startswith(("reasoner", "actor", "team"))
     ]
     assert spoke == ["reasoner", "actor", "team"] * 2
-    assert "/what is no command: /reset begins anew" in said.err
+    assert "Unknown command /what: /reset starts over" in said.err
     assert "tokens; its model reads 64" in said.err, (
         "a question that is too long is said to be, and the talk goes on"
     )

@@ -10,8 +10,8 @@ from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
-from kapelle.environments.data.source import read_rows
 from kapelle.models.weights import save_model
+from kapelle.runtime.row_files import read_rows
 
 
 def rows(path: str = "sft.jsonl") -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_the_table_names_team_agents_parts_and_baselines(
     ]
     assert first_words[:5] == ["team", "carry", "not carry", "reasoner", "actor"]
     assert {
-        "with the same number of tokens per problem, but no team",
+        "baselines without a team, with the same number of tokens per problem",
         "reasoner alone",
         "actor alone",
     } <= set(first_words)

@@ -17,7 +17,7 @@ def test_what_cannot_be_exported_is_one_line(
         ([], "Name one run directory"),
         (["nowhere"], "nowhere"),
         (["nowhere", "--merge", "--format", "peft"], "Leave one of them out"),
-        (["nowhere", "--public"], "--public says how --push"),
+        (["nowhere", "--public"], "Add --push OWNER/NAME"),
         (["nowhere@first"], "names no checkpoint"),
         (["nowhere", "--push", "../x/y"], "--push takes a repository"),
         (["nowhere", "--push", "../x/y", "--dry-run"], "--push takes a repository"),

@@ -73,7 +73,7 @@ def test_a_wrong_workflow_file_is_one_line(kapelle: Kapelle, nodes: str, says: s
 def test_a_game_has_no_drawing(kapelle: Kapelle) -> None:
     said = kapelle("validate", "--graph", "demo", "workflow.name=parallel")
     assert said.code == 2
-    assert "The workflow `parallel` has no drawing" in said.err
+    assert "The workflow `parallel` cannot be drawn" in said.err
 
 
 def test_every_workflow_with_an_answer_can_be_drawn() -> None:

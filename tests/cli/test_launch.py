@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from kapelle.cli import main
-from kapelle.cli.launch import Job, manifest, script, seconds_of
+from kapelle.cli.launch import LaunchedJob, manifest, script, seconds_of
 from kapelle.errors import ConfigError
 
 HOSTILE = ('description=it\'s $(touch pwned) `id` "x" $HOME $$(A) \\', "team.agents=2;rm -rf /", "a=é\nb: |")
 
 
-def job(**over: Any) -> Job:
+def job(**over: Any) -> LaunchedJob:
     values: dict[str, Any] = {
         "name": "mine",
         "files": ("demo",),
@@ -35,7 +35,7 @@ def job(**over: Any) -> Job:
         "image": None,
         "volume": None,
     }
-    return Job(**{**values, **over})
+    return LaunchedJob(**{**values, **over})
 
 
 def started(text: str, folder: Path, **programs: str) -> list[str]:
@@ -178,10 +178,10 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
     [
         (["--slurm", "--kubernetes", "demo"], "Name one scheduler"),
         (["demo"], "Name one scheduler"),
-        (["--slurm", "demo", "--time", "soon"], "--time 'soon' is no time"),
-        (["--slurm", "demo", "--time", "0"], "leaves no time"),
+        (["--slurm", "demo", "--time", "soon"], "--time 'soon' is not a time"),
+        (["--slurm", "demo", "--time", "0"], "less than a minute"),
         (["--slurm", "demo", "--nodes", "0"], "0 is less than 1"),
-        (["--slurm", "demo", "--gpus", "-1"], "is no whole number from 0"),
+        (["--slurm", "demo", "--gpus", "-1"], "-1 is less than 0"),
         (["--slurm", "demo", "--name", "A b"], "--name 'A b'"),
         (["--slurm", "dmo"], "Did you mean 'demo'"),
         (["--slurm", "demo", "team.agents=0.5"], "team.agents"),

@@ -66,15 +66,15 @@ def test_its_own_test_and_mypy_pass(made: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["enviroment", "mine"], "There is no skeleton of 'enviroment'. Did you mean 'environment'?"),
+        (["enviroment", "mine"], "`kapelle new` cannot create 'enviroment'. Did you mean 'environment'?"),
         (["environment", "WordCount"], "'WordCount' cannot be a module's name. .* 'word_count' would do."),
         (["workflow", "2nd"], "'2nd' cannot be a module's name"),
         (["workflow", "../there"], "cannot be a module's name"),
-        (["algorithm", "json"], "'json' is taken"),
-        (["algorithm", "class"], "'class' is taken"),
-        (["environment", "problem"], "'problem' is taken"),
-        (["project", "kapelle"], "'kapelle' is taken"),
-        (["project", "there"], "There is a 'there' here already, and nothing is overwritten"),
+        (["algorithm", "json"], "'json' is already a name"),
+        (["algorithm", "class"], "'class' is already a name"),
+        (["environment", "problem"], "'problem' is already a name"),
+        (["project", "kapelle"], "'kapelle' is already a name"),
+        (["project", "there"], "There is a 'there' here already, which is kept as it is"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(

@@ -11,6 +11,7 @@ from typing import IO
 import pytest
 
 from kapelle.cli import output
+from kapelle.metrics.statistics import share_text
 
 
 def test_what_a_model_says_moves_no_cursor() -> None:
@@ -27,9 +28,9 @@ def test_long_texts_end_with_an_ellipsis_at_the_width() -> None:
 
 
 def test_scores_are_percentages_with_their_interval() -> None:
-    assert output.score(0.542, (0.4982, 0.5851)) == "54.2 % [49.8, 58.5]"
-    assert output.score(1.0, None) == "100.0 %"
-    assert output.score(None, None) == "no score"
+    assert share_text(0.542, (0.4982, 0.5851)) == "54.2 % [49.8, 58.5]"
+    assert share_text(1.0, None) == "100.0 %"
+    assert share_text(None, None) == "no score"
 
 
 def recipes_into(output: int | IO[str]) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
-from kapelle.cli.parser import COMMANDS, NARROWEST, parse, split_words, usage_text
+from kapelle.cli.arguments import COMMANDS
+from kapelle.cli.parser import NARROWEST, parse, split_words, usage_text
 from kapelle.errors import ConfigError
 
 
@@ -73,21 +74,21 @@ def test_the_version_is_the_package_s(kapelle: Kapelle) -> None:
         (["recipes", "list"], "kapelle: Unknown action 'list' of `kapelle recipes`. Did you mean 'ls'?\n"),
         (["recipes", "cp", "dmo"], "kapelle: Unknown recipe 'dmo'. Did you mean 'demo'?\n"),
         (["train", "dmeo"], "kapelle: Unknown recipe 'dmeo'. Did you mean 'demo'?\n"),
-        (["train"], "kapelle: No recipe is named. Name one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours.\n"),
+        (["train"], "kapelle: Name a recipe: one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours.\n"),
         (["train", "demo", "--steps", "5"], "kapelle: `kapelle train` does not know '--steps'. Settings are written without dashes: training.steps=5\n"),
         (["train", "demo", "--group-size=5"], "kapelle: `kapelle train` does not know '--group-size=5'. Settings are written without dashes: algorithm.group_size=5\n"),
         (["train", "demo", "--algorithm", "rloo"], "kapelle: `kapelle train` does not know '--algorithm'. Settings are written without dashes: algorithm.name=rloo\n"),
         (["train", "demo", "--seed"], "kapelle: `kapelle train` does not know '--seed'. Settings are written without dashes: seed=VALUE\n"),
         (["train", "--config", "demo"], "kapelle: `kapelle train` does not know '--config'. A recipe is named without it: `kapelle train RECIPE`.\n"),
-        (["compare", "demo", "--algorithms", "grpo", "--seeds", "x"], "kapelle: argument --seeds: 'x' is no whole number. See `kapelle compare --help`.\n"),
+        (["compare", "demo", "--algorithms", "grpo", "--seeds", "x"], "kapelle: argument --seeds: 'x' is not a whole number. See `kapelle compare --help`.\n"),
         (["mine.yaml"], "kapelle: Unknown command 'mine.yaml'. Did you mean `kapelle train mine.yaml`?\n"),
         (["kuhn"], "kapelle: Unknown command 'kuhn'. Did you mean `kapelle train kuhn`?\n"),
         (["train", "training.steps"], "kapelle: 'training.steps' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
         (["train", "demo", "training.steps", "5"], "kapelle: 'training.steps' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
         (["train", "demo", "training.steps:", "5"], "kapelle: 'training.steps:' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
-        (["demo", "gsm8k"], "kapelle: `kapelle demo` takes no 'gsm8k'. Settings look like training.steps=20.\n"),
+        (["demo", "gsm8k"], "kapelle: `kapelle demo` takes only settings such as training.steps=20, not 'gsm8k'. Train a recipe with `kapelle train`.\n"),
         (["eval"], "kapelle: Name one run directory, or --model PATH and --environment NAME.\n"),
-        (["eval", "--model", "x"], "kapelle: --model goes with --environment NAME, and without a run directory.\n"),
+        (["eval", "--model", "x"], "kapelle: --model needs --environment NAME, and takes the place of a run directory.\n"),
     ],
 )  # fmt: skip
 def test_words_that_mean_nothing_are_one_line_and_exit_code_2(

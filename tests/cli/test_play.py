@@ -13,7 +13,7 @@ from tests.cli.conftest import Kapelle
 from tests.faults.data import write_data
 from tests.faults.recipes import write_recipes
 
-from kapelle.cli.play import Person, Table, seated
+from kapelle.cli.play import Person, PlayedTable, seated
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.setup.recipe import builtin_recipes
@@ -148,11 +148,11 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
 
 def test_a_solver_leaves_one_seat(typed: Type) -> None:
     environment = OpenSpiel.model_validate({"game": "kuhn_poker", "opponents": {1: "random"}})
-    play, mine = seated(Table(environment, PlayWorkflow(), None), 2, input)
+    play, mine = seated(PlayedTable(environment, PlayWorkflow(), None), 2, input)
     assert play.team.names == (mine,) == ("player_1",)
     assert Person(input).policies == ("you",)
     with pytest.raises(ConfigError):
-        seated(Table(OpenSpiel(), PlayWorkflow(), None), 3, input)
+        seated(PlayedTable(OpenSpiel(), PlayWorkflow(), None), 3, input)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,15 @@ import sys
 import pytest
 from tests.support.episodes import episode, group, turn
 
-from kapelle.cli.progress import Conversation, Lines, Progress, Watch, choose, clock_text, conversation
+from kapelle.cli.progress import (
+    Lines,
+    ProgressLine,
+    ShownConversation,
+    Watch,
+    choose,
+    clock_text,
+    conversation,
+)
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.training.loop import Step
 from kapelle.types import Episode, Group, Task
@@ -43,7 +51,7 @@ def test_time_goes_to_the_phase_that_was_running() -> None:
 
 
 def test_a_view_sees_every_change_in_order_and_as_a_whole() -> None:
-    seen: list[Progress] = []
+    seen: list[ProgressLine] = []
     watch = Watch(seen.append)
     watch.phase("warm-up", "teaching")
     watch.warmup(3, 9, {"nll/shared": 1.5})
@@ -103,7 +111,7 @@ def test_few_tasks_are_not_shown_twice() -> None:
 def test_a_conversation_tells_who_said_what_and_how_it_ended() -> None:
     said = (turn("reasoner", 0, text="2,11+1"), turn("actor", 1, text="132"))
     task = Task("t", "47+85")
-    assert conversation(episode(*said, task=task, success=1.0)) == Conversation(
+    assert conversation(episode(*said, task=task, success=1.0)) == ShownConversation(
         "47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0
     )
     game = episode(*said, task=task, rewards={"reasoner": 3.0, "actor": 1.0})

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from tests.support.episodes import episode, group, turn
 
-from kapelle.cli.progress import Conversation, Point, point_of
+from kapelle.cli.progress import Point, ShownConversation, point_of
 from kapelle.cli.running import Report, learned
 from kapelle.types import Group, Task
 
 BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)
 AFTER = Point(50, 0.946, (0.923, 0.963), 500, {"actor": 0.946}, 500)
-WAS = Conversation("47+85", (("reasoner", "2,11"), ("actor", "122")), 0.0)
-IS = Conversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
+WAS = ShownConversation("47+85", (("reasoner", "2,11"), ("actor", "122")), 0.0)
+IS = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 SECONDS = {"start": 1.0, "warm-up": 38.2, "training": 55.04, "evaluation": 3.0}
 
 

@@ -43,8 +43,8 @@ def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollback"], "No run is named"),
-        (["rollback", "RUN"], "No step is named to go back to"),
+        (["rollback"], "Name a run"),
+        (["rollback", "RUN"], "Name the step to go back to"),
         (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
         (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
         (["show", "nowhere"], "no run of kapelle at nowhere"),
@@ -119,7 +119,7 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
         "rolled back:",
     ):
         assert told in said.out
-    assert said.out.count("whole") == 4
+    assert said.out.count("complete") == 4
     assert "seed" not in said.out
     shown = kapelle("runs", "show", run, "--json").json
     assert [each["step"] for each in shown["checkpoints"]] == [0, 1, 2, 3, 4]

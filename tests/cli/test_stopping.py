@@ -95,7 +95,7 @@ def test_a_signal_before_training_leaves_a_run_that_starts_at_0(
     assert (row["accuracy_after"], row["steps"], row["stopped_by"]) == (None, 0, code)
     last = said.err.splitlines()[-1]
     assert last.endswith("kapelle train --resume run")
-    assert ("the warm-up starts anew" in last) == (event == "warmup")
+    assert ("the warm-up starts over" in last) == (event == "warmup")
     assert not list(Path("cache").rglob(".*")), "no half a model is left in the cache"
     assert kapelle("train", "--resume", "run").code == 0
     assert read_status(Path("run")).state == "finished"
@@ -117,7 +117,7 @@ def test_a_step_that_is_broken_off_is_said_to_be_done_again(
         patched.setattr(running, "Watch", Twice)
         said = kapelle("demo", *TINY, "checkpoint.every=1", "--run-dir", "run")
     assert said.code == 130
-    assert "stopped; what came after step 1 is repeated" in said.out.splitlines()[-1]
+    assert "stopped; steps after step 1 are repeated" in said.out.splitlines()[-1]
 
 
 @pytest.mark.slow

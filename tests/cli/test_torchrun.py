@@ -62,6 +62,12 @@ def ended(ranks: Sequence[Rank]) -> int:
             rank.process.stdout.close()
 
 
+def interrupt(number: int) -> None:
+    """Send a signal to this process once the launcher listens for it; before, it would end the tests."""
+    until(lambda: signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler})
+    os.kill(os.getpid(), number)
+
+
 WAIT = "time.sleep(600)"
 DEAF = f"[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('deaf', flush=True); {WAIT}"
 
@@ -124,9 +130,9 @@ def test_a_second_ctrl_c_ends_what_hears_none(
     monkeypatch.setattr(train_launch, "AT_ONCE", 0.1)
 
     def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt(signal.SIGINT)
         time.sleep(0.3)  # two that arrive at once are one
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt(signal.SIGINT)
 
     ranks = launched(DEAF)
     when_deaf(ranks[0], twice)
@@ -136,7 +142,7 @@ def test_a_second_ctrl_c_ends_what_hears_none(
 
 def test_a_stop_ends_a_rank_that_cannot_hear_it_yet(capfd: pytest.CaptureFixture[str]) -> None:
     ranks = launched(DEAF, DEAF, begun=False)
-    when_deaf(ranks[0], lambda: os.kill(os.getpid(), signal.SIGINT))
+    when_deaf(ranks[0], lambda: interrupt(signal.SIGINT))
     assert ended(ranks) == 130
     assert capfd.readouterr().err == "kapelle: stopped.\n"
 
@@ -158,7 +164,7 @@ def test_a_stopped_rank_goes_on_to_hear_a_stop(capfd: pytest.CaptureFixture[str]
     def ask() -> None:
         while _state(ranks[0].process.pid)[0] != "T":
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        interrupt(signal.SIGTERM)
 
     threading.Thread(target=ask).start()
     assert ended(ranks) == 143
@@ -182,7 +188,7 @@ def test_one_launcher_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     for name, value in environment(0, 1, 29500).items():
         monkeypatch.setenv(name, value)
     assert main(["train", "demo", "--launch", "torchrun", "--processes", "2"]) == 2
-    assert "a launcher has started this one already" in capsys.readouterr().err
+    assert "a launcher has already started this one" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_a_dry_run_for_programs_is_one_object(kapelle: Kapelle) -> None:
 
 def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None:
     said = kapelle("recipes", "cp", "demo", "mine.yaml")
-    assert said.out == "mine.yaml is yours to change. Train it with: kapelle train mine.yaml\n"
+    assert said.out == "mine.yaml is written; change it as you like. Train it with: kapelle train mine.yaml\n"
     said = kapelle("train", "mine.yaml", *TINY)
     assert said.code == 0, said.err
     (run,) = Path("runs").iterdir()
@@ -125,7 +125,7 @@ def test_a_finished_run_resumed_takes_no_step_and_writes_no_checkpoint(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--resume"], "Nothing to resume is named. Write `kapelle train --resume RUN`."),
+        (["--resume"], "Name the run to resume: `kapelle train --resume RUN`."),
         (["--resume", "nowhere"], "There is no run of kapelle at nowhere."),
         (["--resume", "--run-dir", "nowhere"], "There is no run of kapelle at nowhere."),
         (["demo", *TINY, "--resume"], "There is no run of kapelle at demo."),

@@ -7,13 +7,13 @@ import io
 from rich.console import Console
 
 from kapelle.cli.panel import Panel, sparkline
-from kapelle.cli.progress import Conversation, Lines, Point, Progress, one_line, verdict
+from kapelle.cli.progress import Lines, Point, ProgressLine, ShownConversation, one_line, verdict
 
-RIGHT = Conversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
-WRONG = Conversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)
+RIGHT = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
+WRONG = ShownConversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)
 BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)
 LATER = Point(20, 0.71, (0.614, 0.79), 100, {"actor": 0.71}, 98, 2, "EpisodeError: x")
-STEP = Progress(
+STEP = ProgressLine(
     event="step",
     phase="training",
     step=23,
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-def lines(*states: Progress) -> list[str]:
+def lines(*states: ProgressLine) -> list[str]:
     stream, clock = io.StringIO(), Clock()
     view = Lines(stream, clock)
     for state in states:
@@ -44,8 +44,8 @@ def lines(*states: Progress) -> list[str]:
 
 def test_lines_say_what_happened_and_when() -> None:
     assert lines(
-        Progress(phase="warm-up", detail="cached"),
-        Progress(event="evaluation", phase="evaluation", points=(BEFORE,)),
+        ProgressLine(phase="warm-up", detail="cached"),
+        ProgressLine(event="evaluation", phase="evaluation", points=(BEFORE,)),
         STEP,
     ) == [
         "[   1.5 s] warm-up: cached",
@@ -61,7 +61,7 @@ def test_a_conversation_takes_one_line() -> None:
 
 def test_a_warm_up_takes_about_ten_lines_and_ends_with_its_last_step() -> None:
     states = [
-        Progress(event="warmup", phase="warm-up", step=k, steps=205, metrics={"nll/shared": 2.0})
+        ProgressLine(event="warmup", phase="warm-up", step=k, steps=205, metrics={"nll/shared": 2.0})
         for k in range(1, 206)
     ]
     said = lines(*states)
@@ -70,40 +70,40 @@ def test_a_warm_up_takes_about_ten_lines_and_ends_with_its_last_step() -> None:
 
 
 def test_a_phase_without_a_word_takes_no_line() -> None:
-    assert lines(Progress(phase="training", detail="")) == []
+    assert lines(ProgressLine(phase="training", detail="")) == []
 
 
 def test_verdicts() -> None:
-    shown = [Conversation("q", (), score) for score in (1.0, 0.0, 0.5, None)]
+    shown = [ShownConversation("q", (), score) for score in (1.0, 0.0, 0.5, None)]
     assert [verdict(each) for each in shown] == ["right", "wrong", "0.50", "no score"]
-    game = Conversation("", (), None, {"first": -2.0, "second": 2.0})
+    game = ShownConversation("", (), None, {"first": -2.0, "second": 2.0})
     assert verdict(game) == "first -2.000, second 2.000", "nobody is right or wrong in a game"
-    assert verdict(Conversation("q", (), None, note="to be learned")) == "to be learned"
+    assert verdict(ShownConversation("q", (), None, note="to be learned")) == "to be learned"
 
 
 def test_a_step_says_what_its_figures_are_not_about() -> None:
     metrics = {"samples": 24.0, "scored": 20.0, "success": 1.0, "failed_episodes": 0.125}
-    [line] = lines(Progress(event="step", step=1, steps=2, metrics=metrics, rewards={"a": 1.0}))
+    [line] = lines(ProgressLine(event="step", step=1, steps=2, metrics=metrics, rewards={"a": 1.0}))
     assert "reward a 1.000  scored 20 of 24  3 of 24 episodes failed" in line
 
 
 def test_supervised_and_preference_steps_show_what_they_minimise() -> None:
-    sft = Progress(event="step", step=1, steps=2, learning={"nats a token": 0.0283})
+    sft = ProgressLine(event="step", step=1, steps=2, learning={"nats a token": 0.0283})
     assert lines(sft)[0].endswith("step 1/2  0.028 nats a token  0 tokens/s")
     assert "0.028 nats a token" in drawn(sft)
-    dpo = Progress(event="step", step=1, steps=2, learning={"margin": 0.5, "pairs right": 0.75})
+    dpo = ProgressLine(event="step", step=1, steps=2, learning={"margin": 0.5, "pairs right": 0.75})
     assert "0.500 margin  0.750 pairs right" in lines(dpo)[0]
 
 
 def test_long_conversations_stay_on_one_line() -> None:
-    long = Conversation("q\n" * 200, (("a", "x" * 500), ("b", "")), None)
+    long = ShownConversation("q\n" * 200, (("a", "x" * 500), ("b", "")), None)
     line = one_line(long, width=90)
     assert len(line) < 130
     assert "\n" not in line
     assert line.endswith("→ b: (nothing) → no score")
 
 
-def drawn(progress: Progress, width: int = 100) -> str:
+def drawn(progress: ProgressLine, width: int = 100) -> str:
     stream, clock = io.StringIO(), Clock()
     panel = Panel("kapelle demo", ["A team.", "A tiny\nmodel."], "runs/x", Console(file=io.StringIO()), clock)
     clock.now = 83.0
@@ -135,13 +135,15 @@ def test_the_panel_shows_everything_at_once() -> None:
 
 
 def test_the_panel_keeps_its_height_from_the_first_moment() -> None:
-    heights = {len(drawn(state).splitlines()) for state in (Progress(phase="warm-up", detail="cached"), STEP)}
+    heights = {
+        len(drawn(state).splitlines()) for state in (ProgressLine(phase="warm-up", detail="cached"), STEP)
+    }
     assert len(heights) == 1
 
 
 def test_what_models_say_is_text_and_never_markup_or_control() -> None:
-    evil = Conversation("[bold]q[/bold]", (("a", "[red]x[/red] \x1b[31m\x1b]0;title\x07"),), 0.0)
-    text = drawn(Progress(conversations=(evil,)))
+    evil = ShownConversation("[bold]q[/bold]", (("a", "[red]x[/red] \x1b[31m\x1b]0;title\x07"),), 0.0)
+    text = drawn(ProgressLine(conversations=(evil,)))
     assert "[bold]q[/bold] → a [red]x[/red] \\x1b[31m\\x1b]0;title\\x07" in text
     assert "\x1b" not in text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.cluster.actors import Connection
+from kapelle.cluster.actors import ActorConnection
 from kapelle.errors import ConfigError, EngineError
 
 SLOW = "The current node timed out during startup."
@@ -22,9 +22,9 @@ def test_a_ray_that_starts_too_slowly_is_one_line(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(ray, "init", slow)
     with pytest.raises(EngineError, match=f"Ray did not start on this machine: {SLOW[:-1]}. On a busy"):
-        Connection.start(tmp_path)
+        ActorConnection.start(tmp_path)
     with pytest.raises(EngineError, match=f"`ray.address: auto` did not answer in time: {SLOW[:-1]}. Is"):
-        Connection.join("auto")
+        ActorConnection.join("auto")
 
 
 def test_an_address_that_nobody_answers_is_said_at_once() -> None:
@@ -34,4 +34,4 @@ def test_an_address_that_nobody_answers_is_said_at_once() -> None:
         with pytest.raises(
             ConfigError, match=f"No Ray answers at `ray.address: {address}`: Connection refused"
         ):
-            Connection.join(address)
+            ActorConnection.join(address)

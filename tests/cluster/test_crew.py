@@ -14,8 +14,8 @@ from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
 from kapelle.cluster import ray_workers
-from kapelle.cluster.placement import Bundles, Placement, RolloutPlace
-from kapelle.cluster.player import Player
+from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
+from kapelle.cluster.ray_workers import RayPlayer
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.interrupts import StopRequested
 
@@ -27,16 +27,16 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def placed(workers: int) -> Placement:
+def placed(workers: int) -> RayPlacement:
     rollout = tuple(RolloutPlace(number) for number in range(workers))
-    return Placement("here", "of it", "group", Bundles(rollout))
+    return RayPlacement("here", "of it", "group", Bundles(rollout))
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
     def make(workers: int, dies: Dies = lambda *_: False) -> Cluster:
         made = Cluster(dies)
-        monkeypatch.setattr(ray_workers, "Connection", made)
+        monkeypatch.setattr(ray_workers, "ActorConnection", made)
         monkeypatch.setattr(ray_workers, "first_answered", lambda asked, _: asked[0] if asked else None)
         for name, value in placed(workers).variable().items():
             monkeypatch.setenv(name, value)
@@ -106,7 +106,7 @@ def test_what_a_worker_raises_is_raised_here(
     def fail(*_: object) -> bytes:
         raise EngineError("no memory for the KV cache")
 
-    monkeypatch.setattr(Player, "_play", fail)
+    monkeypatch.setattr(RayPlayer, "_play", fail)
     with pytest.raises(EngineError, match="no memory for the KV cache"):
         learned()
 
@@ -115,7 +115,7 @@ def test_other_weights_on_the_disk_are_refused(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(1)
-    monkeypatch.setattr(Player, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
+    monkeypatch.setattr(RayPlayer, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
     with pytest.raises(ConfigError, match="has read other weights for 'embedded' \\(another\\)"):
         learned()
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kapelle.cluster import driver
-from kapelle.cluster.actors import ActorLost, Asked
-from kapelle.cluster.ranks import SHARED
+from kapelle.cluster import launcher
+from kapelle.cluster.actors import ActorCall, ActorLost
+from kapelle.cluster.launcher import SHARED
 from kapelle.errors import ConfigError
 from kapelle.runtime.machine import versions_of
 
 
-class Said(Asked):
+class Said(ActorCall):
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -44,9 +44,9 @@ class Host:
 
 def follow(monkeypatch: pytest.MonkeyPatch, *hosts: Host) -> int:
     turn = itertools.count()
-    monkeypatch.setattr(driver, "first_answered", lambda asked, _: asked[next(turn) % len(asked)])
-    ranks = [driver._Rank(number, host, Said(None)) for number, host in enumerate(hosts)]  # type: ignore[arg-type]
-    return driver._follow(ranks)
+    monkeypatch.setattr(launcher, "first_answered", lambda asked, _: asked[next(turn) % len(asked)])
+    ranks = [launcher._Rank(number, host, Said(None)) for number, host in enumerate(hosts)]  # type: ignore[arg-type]
+    return launcher._follow(ranks)
 
 
 def test_what_ranks_print_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
@@ -73,7 +73,7 @@ def test_the_code_is_that_of_the_first_and_who_was_killed_is_named(
 
 
 def test_a_rank_that_does_not_end_after_another_has_failed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(launcher, "LAST_WORDS", 0.05)
     hangs = Host()
     assert follow(monkeypatch, hangs, Host(([], 2))) == 2
     assert hangs.ended
@@ -81,15 +81,15 @@ def test_a_rank_that_does_not_end_after_another_has_failed_is_ended(monkeypatch:
 
 def test_signals_are_passed_on_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Host(([], None), ([], 143)), Host(([], None), ([], 143))
-    monkeypatch.setattr(driver, "_signals", [15])
+    monkeypatch.setattr(launcher, "_signals", [15])
     assert follow(monkeypatch, *hosts) == 143
     assert [host.signals for host in hosts] == [[15], [15]]
 
 
 def test_other_versions_are_refused_by_name() -> None:
     here = versions_of(SHARED)
-    driver._check_versions([{"versions": here, "host": "a"}])
+    launcher._check_versions([{"versions": here, "host": "a"}])
     with pytest.raises(ConfigError, match=r"rank 1 \(10.0.0.2\) has ray 1.0, this one"):
-        driver._check_versions(
+        launcher._check_versions(
             [{"versions": here, "host": "a"}, {"versions": {**here, "ray": "1.0"}, "host": "10.0.0.2"}]
         )

@@ -16,7 +16,7 @@ from tests.support.tiny import same_bits
 
 from kapelle import Trainer
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import read_metrics
+from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import resolve
 
 RECIPE = """

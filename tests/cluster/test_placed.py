@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kapelle.cluster.placement import Bundles, Placement, RolloutPlace, lay_out, placement_here
+from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace, lay_out, placement_here
 from kapelle.settings.schema import RayConfig
 
 
@@ -26,6 +26,8 @@ def test_ranks_that_play_have_the_worlds() -> None:
 
 
 def test_a_rank_is_told_by_a_variable() -> None:
-    placed = Placement("10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,)))
+    placed = RayPlacement(
+        "10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,))
+    )
     assert placement_here(placed.variable()) == placed
     assert placement_here({"RANK": "0"}) is None

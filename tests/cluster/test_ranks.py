@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from kapelle.cluster import ranks
-from kapelle.cluster.ranks import RankHost
+from kapelle.cluster import launcher
+from kapelle.cluster.launcher import RankHost
 
 PROGRAM = "import os, sys, time; print(sys.argv[1:] + [os.environ.get('RANK'), os.getcwd()], flush=True); time.sleep(1000)"
 
 
 def started(monkeypatch: object, tmp_path: Path, program: str) -> RankHost:
-    monkeypatch.setattr(ranks, "TRAIN", program.replace("{", "{{").replace("}", "}}"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(launcher, "TRAIN", program.replace("{", "{{").replace("}", "}}"))  # type: ignore[attr-defined]
     host = RankHost()
     host.start(["demo"], {"RANK": "1"}, str(tmp_path), sys.path)
     return host

@@ -9,7 +9,7 @@ import pytest
 from tests.rollout.workers.test_same_episodes import assert_same
 from tests.support.cluster import Cluster
 
-from kapelle.cluster.actors import Connection
+from kapelle.cluster.actors import ActorConnection
 from kapelle.cluster.worlds import WorldHost, held_by_actors
 from kapelle.environment import environment_class
 from kapelle.settings.schema import Resources
@@ -24,7 +24,7 @@ def with_its_process(host: WorldHost) -> None:
 
 
 def check(cluster: Cluster, workers: int) -> None:
-    connection = cast("Connection", cluster)
+    connection = cast("ActorConnection", cluster)
     hold = held_by_actors(connection, range(workers), Resources(), str(Path.cwd()))
     assert_same(environment_class("matrix")(), workers, hold)
 

@@ -65,9 +65,9 @@ class TestContenders:
         ("algorithms", "message"),
         [
             (["grpo", "happoo"], "Did you mean 'happo'"),
-            (["grpo", "grpo"], "'grpo' is compared twice"),
+            (["grpo", "grpo"], "'grpo' is named twice"),
             (["grpo", "ppo"], "`ppo` cannot be compared here: .*one policy"),
-            (["sft"], "`sft` cannot be compared here: .*samples nothing"),
+            (["sft"], "`sft` cannot be compared here: .*without sampling"),
             (["a b=grpo"], "'a b' cannot name"),
         ],
     )
@@ -90,7 +90,9 @@ class TestContenders:
             read_contenders(recipe(tmp_path), ["grpo"], read_own(["grpo:algorithm.group_size=4"]))
 
     def test_settings_for_nobody_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"'gppo', which is not compared. Did you mean 'grpo'"):
+        with pytest.raises(
+            ConfigError, match=r"'gppo', which is not among the algorithms. Did you mean 'grpo'"
+        ):
             read_contenders(recipe(tmp_path), ["grpo"], read_own(["gppo:optimizer.lr=1"]))
 
     def test_without_an_evaluation_there_is_nothing_to_compare(self, tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ class TestContenders:
         ("qmix:environment.digits=3", "same tasks"),
         ("qmix:team.sampling.max_tokens=3", "cannot be set for 'qmix' alone"),
         ("qmix:algorithms.fit=3", "`algorithms.fit` cannot be set"),
-        ("optimizer.lr=3", "sets nothing"),
-        ("qmix:optimizer.lr", "sets nothing"),
+        ("optimizer.lr=3", "is not a setting of one row"),
+        ("qmix:optimizer.lr", "is not a setting of one row"),
         ("qmix:optimizer.lr=[", "not YAML"),
         ("gone.yaml", "cannot be read"),
     ],

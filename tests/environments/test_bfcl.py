@@ -11,7 +11,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.errors import DataError
-from kapelle.grading.text.tool_call import Call, Form, write_calls
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.rollout.play import Play, rollout
 from kapelle.types import Split
 from kapelle.workflows.debate import Debate
@@ -74,10 +74,10 @@ async def test_the_script_is_right_and_what_is_near_it_is_not(tmp_path: Path, fo
     wrong = [
         "",
         "It will rain.",
-        write_calls([Call("weather", {})], form),
-        write_calls([Call("weather", {**gold.arguments, "city": "Basel"})], form),
-        write_calls([Call("weather", {**gold.arguments, "hours": 1})], form),
-        write_calls([Call("rain", gold.arguments)], form),
+        write_calls([ReadCall("weather", {})], form),
+        write_calls([ReadCall("weather", {**gold.arguments, "city": "Basel"})], form),
+        write_calls([ReadCall("weather", {**gold.arguments, "hours": 1})], form),
+        write_calls([ReadCall("rain", gold.arguments)], form),
         write_calls([gold, gold], form),
         *(write_calls([gold], other) for other in others),
     ]
@@ -91,7 +91,7 @@ async def test_the_script_is_right_and_what_is_near_it_is_not(tmp_path: Path, fo
 async def test_where_no_tool_helps_no_call_is_right(tmp_path: Path, form: Form) -> None:
     environment = only(folder(tmp_path), "irrelevance", form=form)
     task = environment.task("train", 0)
-    scripts = {"expert": expert(environment), "caller": lines(write_calls([Call("weather", {})], form))}
+    scripts = {"expert": expert(environment), "caller": lines(write_calls([ReadCall("weather", {})], form))}
     for name, script in scripts.items():
         [episode] = await play(environment, Solo(), [name], {name: script}, task)
         assert episode.rewards == {name: float(name == "expert")}
@@ -113,9 +113,9 @@ def test_what_is_written_is_read_back(form: Form) -> None:
     from kapelle.grading.text.tool_call import parse_calls
 
     calls = (
-        Call("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),
-        Call("f", {}),
-        Call("ü", {"text": "zwölf"}),
+        ReadCall("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),
+        ReadCall("f", {}),
+        ReadCall("ü", {"text": "zwölf"}),
     )
     for several in (calls, calls[:1], calls[2:]):
         assert parse_calls(write_calls(several, form), [form]) == several

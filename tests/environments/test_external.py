@@ -10,7 +10,7 @@ import pytest
 
 from kapelle.environment import Outcome
 from kapelle.environments.external.environment import ExternalWorld
-from kapelle.environments.external.switchboard import Seat, Switchboard
+from kapelle.environments.external.switchboard import Switchboard, WaitingEpisode
 from kapelle.runtime.deadlines import GaveUp, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
@@ -34,7 +34,7 @@ def bounded(world: ExternalWorld) -> Awaitable[Mapping[str, float]]:
     return asyncio.wait_for(within("The episode", "episode", LIMIT, episode()), 60)
 
 
-async def taken(board: Switchboard, after: float) -> Seat:
+async def taken(board: Switchboard, after: float) -> WaitingEpisode:
     await asyncio.sleep(after)
     seat = await asyncio.wrap_future(board.take())
     seat.take()

@@ -15,7 +15,7 @@ from tests.workflows.stage import lines, play, team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.adapters.pettingzoo import PettingZoo
-from kapelle.environments.game_settings import INVITATION, spoken
+from kapelle.environments.base import INVITATION, spoken
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.games import full_rules, short_rules, spiel, unknown_rules

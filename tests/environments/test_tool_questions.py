@@ -19,7 +19,7 @@ from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.text.tool_call import Call, Form, write_calls
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.types import Episode, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.tool_use import ToolUse
@@ -30,7 +30,7 @@ FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
 
 
 def call(name: str, form: Form = "hermes", **arguments: Any) -> str:
-    return write_calls([Call(name, arguments)], form)
+    return write_calls([ReadCall(name, arguments)], form)
 
 
 def functions(*names: str) -> Functions:
@@ -113,7 +113,10 @@ async def test_what_goes_wrong_is_told_to_the_agent_and_never_a_crash(said: str,
 
 async def test_calls_side_by_side_are_carried_out_in_order_and_named() -> None:
     environment = Tools(questions=Arithmetic(), tools=(Calculator(), functions("forecast")))
-    several = [Call("calculator", {"expression": "1/3"}), Call("forecast", {"city": "Bern", "days": 3})]
+    several = [
+        ReadCall("calculator", {"expression": "1/3"}),
+        ReadCall("forecast", {"city": "Bern", "days": 3}),
+    ]
     episode = await one(environment, write_calls(several, "hermes"), "132")
     assert results(episode) == ["calculator: 1/3\n\nforecast: Bern: 23 C"]
 

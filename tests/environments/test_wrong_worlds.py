@@ -138,6 +138,16 @@ WORLDS = {
         "async def step(self, actions, final=None):\n    sys.exit(3)",
         "`step` raises SystemExit: 3",
     ),
+    "step stops the loop": (
+        "step",
+        "async def step(self, actions, final=None):\n    asyncio.get_running_loop().stop()\n    await asyncio.sleep(0)",
+        "cancelled the checks or stopped their event loop",
+    ),
+    "step cancels": (
+        "step",
+        "async def step(self, actions, final=None):\n    asyncio.current_task().cancel()\n    await asyncio.sleep(0)",
+        "cancelled the checks or stopped their event loop",
+    ),
     "step raises the base": (
         "step",
         "async def step(self, actions, final=None):\n    raise BaseException('odd')",
@@ -225,6 +235,59 @@ ENVIRONMENTS = {
         "`check` raises AttributeError",
     ),
     "no task": ("task", "", "has no `task`"),
+    "check is async": ("check", "async def check(self, agents):\n    pass", "`check` is async. Write `def`"),
+    "size is async": ("size", "async def size(self, split):\n    return 4", "`size` is async. Write `def`"),
+    "size is a fraction": ("size", "def size(self, split):\n    return 4.0", "`size('train')` returns 4.0"),
+    "size has no end": (
+        "size",
+        "def size(self, split):\n    return 10**30",
+        "or None where they come without end",
+    ),
+    "sources raises": (
+        "sources",
+        "def sources(self):\n    raise KeyError('s')",
+        "`sources` raises KeyError: 's' (wrong.py, line",
+    ),
+    "sources of one split": (
+        "sources",
+        "def sources(self):\n    return {'train': 'x'}",
+        "`sources` is {'train'",
+    ),
+    "task is async": (
+        "task",
+        "async def task(self, split, index):\n    return Task('a', 'b')",
+        "`task('train', 0)` is async. Write `def`",
+    ),
+    "task raises later": (
+        "task",
+        "def task(self, split, index):\n    return [Task(f'{split}0', f'{split}0')][index]",
+        "`task('train', 1)` raises IndexError",
+    ),
+    "task exits": (
+        "task",
+        "def task(self, split, index):\n    sys.exit('t')",
+        "raises SystemExit: t (wrong.py",
+    ),
+    "bytes to ask": (
+        "task",
+        "def task(self, split, index):\n    return Task(f'{split}{index}', b'x')",
+        "has the question b'x', which is no text",
+    ),
+    "start cancels": (
+        "start",
+        "def start(self, task, agents, seed):\n    raise asyncio.CancelledError",
+        "`start` raises CancelledError",
+    ),
+    "an error without a message": (
+        "start",
+        "def start(self, task, agents, seed):\n    class Odd(Exception):\n        __str__ = None\n    raise Odd",
+        "`start` raises Odd: its message cannot be read, TypeError",
+    ),
+    "start recurs": (
+        "start",
+        "def start(self, task, agents, seed):\n    return self.start(task, agents, seed)",
+        "`start` raises RecursionError",
+    ),
 }
 
 
@@ -261,6 +324,108 @@ def test_a_wrong_environment_is_a_finding(
 ) -> None:
     words = written(tmp_path, HEAD + WORLD + changed(ENVIRONMENT, method, body), monkeypatch)
     assert why in refused(words, capsys)
+
+
+RECIPE = """
+name: wrong
+team: {agents: 1}
+environment: {name: "wrong.py:Env"}
+workflow: {name: play}
+algorithm: {name: grpo, group_size: 2}
+"""
+CAPABILITIES = {
+    "alive": ("Alive", "@property\n    def alive(self): return None", "`alive` gives None"),
+    "constant sum": (
+        "Opposed",
+        "@property\n    def constant_sum(self): raise KeyError('c')",
+        "`constant_sum` raises KeyError: 'c' (wrong.py, line",
+    ),
+    "symmetric": ("Symmetric", "@property\n    def symmetric(self): return 'yes'", "`symmetric` gives 'yes'"),
+    "descriptors": ("Holding", "def descriptors(self, agents): return None", "`descriptors` gives None"),
+    "members": ("Mixed", "@property\n    def members(self): return []", "`members` gives []"),
+    "skipped": ("Skipping", "def skipped(self): raise OSError('disk')", "`skipped` raises OSError: disk"),
+    "extract": ("Answerable", "def extract(self, text): return 3", "`extract` gives 3"),
+    "async extract": (
+        "Answerable",
+        "async def extract(self, text): return ''",
+        "`extract` is async. Write `def`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("capability", "method", "why"), CAPABILITIES.values(), ids=CAPABILITIES)
+@pytest.mark.parametrize("command", ["validate", "train"])
+def test_a_capability_that_answers_wrongly_is_named(
+    command: str,
+    capability: str,
+    method: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (
+        ENVIRONMENT.replace("class Env(Settings)", f"class Env(Settings, {capability})") + f"    {method}\n"
+    )
+    words = written(tmp_path, HEAD + WORLD + text, monkeypatch)
+    (tmp_path / "wrong.yaml").write_text(RECIPE, encoding="utf-8")
+    assert main(words if command == "validate" else ["train", "wrong.yaml"]) == 2
+    said = capsys.readouterr()
+    assert why in said.out + said.err
+    assert "Traceback" not in said.err
+
+
+ONLY_VALIDATED = {"tasks at random", "a set in a task", "nothing to play", "no task"}
+"""What only `kapelle validate` looks for, or says in other words."""
+BEFORE_A_MODEL = [
+    name for name, case in ENVIRONMENTS.items() if case[0] != "start" and name not in ONLY_VALIDATED
+]
+
+
+@pytest.mark.parametrize("name", BEFORE_A_MODEL)
+def test_training_refuses_a_wrong_environment_before_a_model_is_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method, body, why = ENVIRONMENTS[name]
+    written(tmp_path, HEAD + WORLD + changed(ENVIRONMENT, method, body), monkeypatch)
+    (tmp_path / "wrong.yaml").write_text(RECIPE, encoding="utf-8")
+    assert main(["train", "wrong.yaml"]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert why in said.err.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise BaseException('odd')\n", "wrong.py cannot be imported: BaseException: odd"),
+        ("import sys; sys.exit(4)\n", "wrong.py cannot be imported: SystemExit: 4"),
+        ("def Env(): pass\n", "is function, not a class"),
+        ("class Env:\n    pass\n", "must be a subclass of kapelle.Settings"),
+        (
+            HEAD + WORLD + ENVIRONMENT + "    def __init__(self, a, b): pass\n",
+            "Env raises TypeError: Env.__init__() got an unexpected keyword argument 'name'. Settings are made of their fields",
+        ),
+        (
+            HEAD + WORLD + ENVIRONMENT + "    def __init__(self, **given): raise OSError('disk')\n",
+            "Env raises OSError: disk (wrong.py, line",
+        ),
+        (
+            HEAD
+            + WORLD
+            + ENVIRONMENT.replace(
+                'name: str = "wrong:Env"', "@property\n    def name(self): raise ValueError"
+            ),
+            "has a property `name`; recipes set it",
+        ),
+    ],
+    ids=["raises", "exits", "function", "no settings", "own init", "init raises", "property"],
+)
+def test_a_module_or_class_that_is_none_is_named(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why in refused(written(tmp_path, text, monkeypatch), capsys)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import serve_environments
+from kapelle.services.environments.service import serve_environments
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "examples" / "environment_client"

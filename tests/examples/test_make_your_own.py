@@ -1,4 +1,4 @@
-"""What docs/make_your_own.md tells one to write works as it stands."""
+"""What docs/make_your_own.md and the tutorial on environments tell one to write works as it stands."""
 
 from __future__ import annotations
 
@@ -8,32 +8,42 @@ from pathlib import Path
 import pytest
 from tests.workflows.stage import lines, play
 
+from kapelle.cli.new import skeleton
 from kapelle.conformance import conform
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "make_your_own.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "make_your_own.md").read_text(encoding="utf-8")
+WRITTEN = skeleton("environment", "largest")["largest.py"]
+TUTORIAL = (ROOT / "docs" / "tutorials" / "own_environment.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The three files of the page, on the Python path."""
-    for block in re.findall(r"```(?:python|yaml)\n(# (\S+)\n.*?)```", PAGE, re.DOTALL):
-        text, name = block
+    """The files of both pages, on the Python path and where commands run."""
+    for text, name in re.findall(r"```(?:python|yaml)\n(# (\S+)\n.*?)```", PAGE + TUTORIAL, re.DOTALL):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-async def test_the_environment_conforms_and_the_page_shows_it(folder: Path) -> None:
+def test_the_tutorial_and_the_example_show_what_kapelle_new_writes(folder: Path) -> None:
+    assert (folder / "largest.py").read_text(encoding="utf-8") == f"# largest.py\n{WRITTEN}"
+    body = WRITTEN.partition("    difficulty")[2].partition("\n")[2]
+    assert body in (ROOT / "examples" / "own_questions.py").read_text(encoding="utf-8")
+
+
+async def test_the_environment_conforms_and_the_tutorial_shows_it(folder: Path) -> None:
     config = load_recipe(str(folder / "mine.yaml")).config
     findings = await conform(config.environment)
     shown = [f"{f.status:2}  {f.name:13} {f.detail}" for f in findings]
-    assert [line for line in shown if line not in PAGE] == []
+    assert [line for line in shown if line not in TUTORIAL] == []
 
 
 def test_an_environment_of_questions_is_25_lines(folder: Path) -> None:
-    written = (folder / "parity.py").read_text(encoding="utf-8")
+    written = (folder / "largest.py").read_text(encoding="utf-8")
     assert len(written.strip().splitlines()) <= 25
 
 
@@ -48,8 +58,8 @@ async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) ->
     config = load_recipe(str(folder / "mine.yaml")).config
     environment, workflow = config.environment, config.workflow
     task = environment.task("train", 0)
-    gold = task.data["answer"]
-    bad = "eo"["oe".index(gold)]
+    answer = task.data["answer"]
+    gold, bad = str(answer), str((answer + 1) % 10)
     names = ["agent_0", "agent_1", "agent_2"]
     for said, spoke, success in (
         ((gold, gold, bad), 2, 1.0),

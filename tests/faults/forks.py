@@ -22,7 +22,7 @@ from pathlib import Path
 DEADLINE = 60.0
 """Seconds after which a process that should have ended hangs; a whole run takes about one."""
 _TICK = 0.002
-_OPTIONAL = ("__main__", "plot", "tool_python_driver", "math_worker", "regex_worker", "code_candidate")
+_OPTIONAL = ("__main__", "plot", "tool_python_driver", "math_worker", "code_candidate")
 
 
 @dataclass(frozen=True, slots=True)

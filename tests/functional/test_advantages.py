@@ -58,11 +58,6 @@ def test_length_weighted_baseline_by_hand() -> None:
     assert advantage.tolist() == [-3.375, -0.25, -2.375, 0.75, 1.625]
 
 
-def test_greedy_baseline_by_hand() -> None:
-    advantage = advantages.greedy_baseline(REWARD_B, tensor(2.0, 1.0), GROUP_B)
-    assert advantage.tolist() == [-1.0, -1.0, 0.0, 0.0, 4.0]
-
-
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -7.7, 1e6 + 0.1])
@@ -123,16 +118,6 @@ def test_whole_numbers_as_rewards_give_fractions(estimator: GroupEstimator) -> N
     assert advantage.dtype == torch.float32
     assert 0 < advantage[1].item() <= 1.0
     assert advantage[0].item() == -advantage[1].item()
-
-
-def test_reinforce_plus_plus_by_hand() -> None:
-    # γ = ½, rewards (0, 2) and (4): returns 1, 2, 4; mean 7/3, variance (16 + 1 + 25)/9/2 = 7/3.
-    reward = torch.tensor([[0.0, 2.0], [4.0, 77.0]], dtype=F64)
-    mask = torch.tensor([[1, 1], [1, 0]])
-    advantage = advantages.whitened_return_to_go(reward, mask, gamma=0.5)
-    scale = math.sqrt(7 / 3)
-    expected = torch.tensor([[-4 / 3, -1 / 3], [5 / 3, 0.0]], dtype=F64) / scale
-    torch.testing.assert_close(advantage, expected, atol=1e-8, rtol=0)
 
 
 def test_running_baseline_by_hand() -> None:

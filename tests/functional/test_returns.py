@@ -1,11 +1,9 @@
-"""Facts about returns, team rewards and where rewards are placed."""
+"""Facts about returns."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kapelle.functional import returns
@@ -91,31 +89,3 @@ def test_targets_carry_no_gradient() -> None:
     value = torch.ones(1, 2, requires_grad=True)
     result = returns.lambda_return(row(1, 2), value, torch.ones(1, 2), value[:, 0], gamma=0.5, lam=0.5)
     assert not result.requires_grad
-
-
-TEAM = {"a": 1.0, "b": 4.0, "c": -2.0}
-
-
-def test_team_rewards_of_floats() -> None:
-    assert returns.team_sum(TEAM) == dict.fromkeys("abc", 3.0)
-    assert returns.team_mean(TEAM) == dict.fromkeys("abc", 1.0)
-    assert returns.team_max(TEAM) == dict.fromkeys("abc", 4.0)
-    assert returns.team_min(TEAM) == dict.fromkeys("abc", -2.0)
-    assert returns.team_last(TEAM, "b") == {"a": 0.0, "b": 4.0, "c": 0.0}
-    assert returns.team_individual(TEAM) == TEAM
-
-
-def test_team_rewards_of_tensors_are_elementwise() -> None:
-    reward = {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([4.0, 1.0])}
-    assert returns.team_sum(reward)["a"].tolist() == [5.0, 6.0]
-    assert returns.team_mean(reward)["b"].tolist() == [2.5, 3.0]
-    assert returns.team_max(reward)["a"].tolist() == [4.0, 5.0]
-    assert returns.team_min(reward)["b"].tolist() == [1.0, 1.0]
-    assert returns.team_last(reward, "a")["b"].tolist() == [0.0, 0.0]
-
-
-@given(st.dictionaries(st.text(max_size=2), st.floats(-5, 5), min_size=1, max_size=5))
-def test_team_rewards_know_no_order_of_agents(reward: dict[str, float]) -> None:
-    reversed_reward = dict(reversed(reward.items()))
-    for team in (returns.team_sum, returns.team_mean, returns.team_max, returns.team_min):
-        assert team(reward) == pytest.approx(team(reversed_reward))

@@ -18,12 +18,6 @@ def test_overlong_penalty_by_hand() -> None:
     assert shaping.overlong_penalty(length, limit=20, buffer=4).tolist() == [0, 0, -0.25, -0.75, -1, -1]
 
 
-def test_length_and_flag_penalties() -> None:
-    assert shaping.length_penalty(torch.tensor([0, 50, 100]), coefficient=0.2, limit=100).tolist() == (
-        pytest.approx([0.0, -0.1, -0.2])
-    )
-
-
 def test_kl_in_the_reward_by_hand() -> None:
     # β = ½: −½·(−1 + 2) = −½ and −½·(−3 + 1) = 1.
     logp = torch.tensor([-1.0, -3.0], requires_grad=True)
@@ -36,11 +30,16 @@ def test_kl_in_the_reward_by_hand() -> None:
 SCORE_TA = torch.tensor([[0.2, 0.6], [0.4, 0.8], [1.0, 0.5]], dtype=F64)
 
 
+def shared(score_TA: torch.Tensor) -> torch.Tensor:
+    """Every agent gets the mean score of all agents at the turn."""
+    return score_TA.mean(dim=-1, keepdim=True).expand(score_TA.shape)
+
+
 def test_maporl_return_shared_by_hand() -> None:
     # γ = ½; means of the turns 0.4, 0.6, 0.75.
     #   t = 0: (v + ½·0.6 + ¼·0.75) / 1.75 = (v + 0.4875)/1.75
     #   t = 1: (v + ½·0.75) / 1.5 = (v + 0.375)/1.5;   t = 2: v.
-    result = shaping.maporl_discounted_sum(SCORE_TA, shaping.share_among_agents(SCORE_TA), gamma=0.5)
+    result = shaping.maporl_discounted_sum(SCORE_TA, shared(SCORE_TA), gamma=0.5)
     expected = torch.tensor(
         [[0.6875 / 1.75, 1.0875 / 1.75], [0.775 / 1.5, 1.175 / 1.5], [1.0, 0.5]], dtype=F64
     )
@@ -54,18 +53,10 @@ def test_maporl_return_individual_by_hand() -> None:
     torch.testing.assert_close(result, expected)
 
 
-def test_maporl_horizons() -> None:
-    shared = shaping.share_among_agents(SCORE_TA)
-    assert shaping.maporl_last(shared).tolist() == [[0.75, 0.75]] * 3
-    assert shaping.maporl_last(SCORE_TA).tolist() == [[1.0, 0.5]] * 3
-    assert shaping.maporl_current(SCORE_TA).tolist() == SCORE_TA.tolist()
-    torch.testing.assert_close(shared, torch.tensor([[0.4] * 2, [0.6] * 2, [0.75] * 2], dtype=F64))
-
-
 @given(st.integers(0, 10_000), st.floats(0, 1), st.integers(1, 4), st.integers(1, 4))
 def test_maporl_returns_stay_in_the_range_of_scores(seed: int, gamma: float, turns: int, agents: int) -> None:
     score = torch.rand(turns, agents, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    for future in (score, shaping.share_among_agents(score)):
+    for future in (score, shared(score)):
         result = shaping.maporl_discounted_sum(score, future, gamma=gamma)
         assert result.min() >= score.min() - 1e-12
         assert result.max() <= score.max() + 1e-12
@@ -188,15 +179,15 @@ def test_no_term_depends_on_the_order_of_agents(seed: int, turns: int, agents: i
     generator = torch.Generator().manual_seed(seed)
     score = torch.rand(turns, agents, generator=generator, dtype=F64).round(decimals=1)
     order = torch.randperm(agents, generator=generator)
-    shared = shaping.share_among_agents(score)
+    means = shared(score)
     for there, shuffled in (
         (
             shaping.maporl_influence(score > 0.5, alpha=ALPHA),
             shaping.maporl_influence(score[:, order] > 0.5, alpha=ALPHA),
         ),
         (
-            shaping.maporl_discounted_sum(score, shared, gamma=0.9),
-            shaping.maporl_discounted_sum(score[:, order], shared[:, order], gamma=0.9),
+            shaping.maporl_discounted_sum(score, means, gamma=0.9),
+            shaping.maporl_discounted_sum(score[:, order], means[:, order], gamma=0.9),
         ),
     ):
         torch.testing.assert_close(shuffled, there[:, order])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kapelle.grading.fork_server import serve
+from kapelle.grading.processes import serve
 from kapelle.types import Json
 
 SEEN: list[int] = []

@@ -14,7 +14,7 @@ from safetensors.torch import save, save_file
 
 from kapelle.errors import ModelError
 from kapelle.models.peft_folders import shapes_of
-from kapelle.models.weight_files import Stored, read_head, stored_weights
+from kapelle.models.weight_files import StoredTensor, read_head, stored_weights
 
 TENSORS = {
     "a": torch.zeros(3, 4),
@@ -29,8 +29,8 @@ def test_names_types_and_shapes_are_those_of_the_library(tmp_path: Path) -> None
     save_file(TENSORS, tmp_path / "model.safetensors")
     found = stored_weights(tmp_path)
     assert {name: tensor.shape for name, tensor in found.items()} == shapes_of(tmp_path)
-    assert found["b"] == Stored("BF16", (5,))
-    assert found["d"] == Stored("I64", ())
+    assert found["b"] == StoredTensor("BF16", (5,))
+    assert found["d"] == StoredTensor("I64", ())
 
 
 @given(st.binary(max_size=200) | st.integers(0, len(save(TENSORS)) - 1).map(lambda n: save(TENSORS)[:n]))

@@ -23,7 +23,7 @@ from kapelle.planning.planned_run import Shape, shape_of
 from kapelle.planning.update_memory import (
     Compute,
     Pass,
-    Tree,
+    SharedPrefix,
     activations,
     block_backward,
     kept,
@@ -102,7 +102,7 @@ def test_an_update_takes_what_is_planned(case: Case) -> None:
     limits = UpdateLimits(microbatch_tokens=300, gradient_checkpointing=case.checkpointing)
     engine = train_engine([Policy("a", lora=lora)], models={"base": model}, stirred=False, limits=limits)
     low = 0 if case.full else LORA.rank * LAYERS
-    tree = Tree(STEM, (ANSWER - 1,) * GROUP, (ANSWER,) * GROUP, low)
+    tree = SharedPrefix(STEM, (ANSWER - 1,) * GROUP, (ANSWER,) * GROUP, low)
     work: Pass = next(iter(passes_of([tree] * 6, 300)))
     size = 4 if case.dtype == "float32" else 2
     how = Compute(size, 4 if case.full else size, True, case.full, not case.full, case.checkpointing)
@@ -151,7 +151,7 @@ def test_sampling_takes_what_is_planned(case: Case, merging: bool) -> None:
     prompts = [(name, tuple(range(7 + 30 * k, 24 + 30 * k)) * 3) for name in "ab" for k in range(4)]
     texts = [text for text in prompts for _ in range(5)]
     jobs = [Job(*text, Sampling(max_tokens=41), seed) for seed, text in enumerate(texts)]
-    rows = sampling_memory.Rows(len(jobs), 8, 51, 41, tempered=False, adapters=2)
+    rows = sampling_memory.PlannedRows(len(jobs), 8, 51, 41, tempered=False, adapters=2)
     held: list[int] = []
 
     def play() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 
 import pytest
 from tests.repository import rules
+
+from kapelle.environments import BUILTIN as ENVIRONMENTS
+from kapelle.workflows import BUILTIN as WORKFLOWS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "src").rglob("*.py") if not rules.generated(path))
@@ -33,6 +37,18 @@ def test_the_sources_are_found() -> None:
 def test_names_say_what_lives_there() -> None:
     modules = [path.relative_to(ROOT / "src") for path in SOURCES]
     assert [f"{path}: {finding}" for path in modules for finding in rules.nameless(path)] == []
+
+
+@pytest.mark.slow
+def test_class_names_are_unique() -> None:
+    places: dict[str, set[str]] = {}
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, set()).add(str(file))
+    # A piece of a recipe is called like the recipe's word for it, whoever else has that name.
+    words = {path.rpartition(":")[2] for path in [*ENVIRONMENTS.values(), *WORKFLOWS.values()]}
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in words} == {}
 
 
 @pytest.mark.slow

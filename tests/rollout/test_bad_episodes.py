@@ -23,7 +23,7 @@ from kapelle.errors import EpisodeError
 from kapelle.rollout.outcomes import DEEPEST, plain
 from kapelle.rollout.play import play_episode
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.runs.writer import read_episodes, read_metrics
+from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.training.trainer import Trainer
 from kapelle.types import Task
 

@@ -14,7 +14,7 @@ from tests.support.trees import stage as branching
 
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments import bounded_worlds
+from kapelle.rollout import bounded_worlds
 from kapelle.rollout.play import Play, at_once, rollout
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience

@@ -20,7 +20,7 @@ from kapelle.errors import CheckpointError, ModelError, NumericsError
 from kapelle.models.checksums import write_checksums
 from kapelle.models.finite import poisoned
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import read_metrics
+from kapelle.runs.reader import read_metrics
 from kapelle.training.trainer import Trainer
 
 STEPS = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.runs.writer import (
+from kapelle.runs.reader import (
     episode_steps,
     is_run,
     read_config,

@@ -19,8 +19,8 @@ from tests.support.tiny import same_bits
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.runs import checkpoint, rollback, step_rows
 from kapelle.runs.lock import RunLock
+from kapelle.runs.reader import read_status
 from kapelle.runs.rollback import ASIDE, plan_rollback, roll_back
-from kapelle.runs.writer import read_status
 
 __all__ = ["run", "trained"]
 
@@ -84,7 +84,7 @@ def stopped_at_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PLACES = {
     "nothing yet": (rollback, "_copy_aside", "before", 1),
-    "an episode linked": (rollback, "_link", "after", 2),
+    "an episode linked": (os, "link", "after", 2),
     "all copied": (rollback, "_copy_aside", "after", 1),
     "the newest moved": (rollback, "_move", "after", 1),
     "all moved": (rollback, "_move", "after", 3),

@@ -12,9 +12,7 @@ from tests.support.run_folders import CONFIG, files, group, open_run
 
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import (
-    RunDirectory,
-    default_path,
+from kapelle.runs.reader import (
     episode_steps,
     read_config,
     read_episodes,
@@ -26,6 +24,7 @@ from kapelle.runs.writer import (
     read_status,
     saved_steps,
 )
+from kapelle.runs.writer import RunDirectory, new_path
 from kapelle.types import Json
 
 # ------------------------------------------------------------------------------------------- a new run
@@ -118,11 +117,11 @@ def test_a_number_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: f
 
 def test_the_default_name_holds_recipe_and_time_and_is_never_taken(tmp_path: Path) -> None:
     at = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
-    assert default_path("gsm8k", at) == Path("runs/gsm8k-20310203-040506")
-    first = default_path("my recipes/the best.yaml", at, tmp_path)
+    assert new_path("gsm8k", at) == Path("runs/gsm8k-20310203-040506")
+    first = new_path("my recipes/the best.yaml", at, tmp_path)
     assert first == tmp_path / "the-best-20310203-040506"
     first.mkdir()
-    assert default_path("the best", at, tmp_path) == tmp_path / "the-best-20310203-040506-2"
+    assert new_path("the best", at, tmp_path) == tmp_path / "the-best-20310203-040506-2"
 
 
 # --------------------------------------------------------------------------------------------- refusals

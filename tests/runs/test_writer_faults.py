@@ -11,7 +11,8 @@ from tests.support.run_folders import files, group, open_run
 
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs import writer
-from kapelle.runs.writer import RunDirectory, read_metrics, read_status
+from kapelle.runs.reader import read_metrics, read_status
+from kapelle.runs.writer import RunDirectory
 
 Act = Callable[[RunDirectory], Any]
 ACTS: dict[str, Act] = {

@@ -273,7 +273,7 @@ async def test_an_error_outside_the_rows_reaches_everybody_who_waits(monkeypatch
 
 async def test_an_answer_that_cannot_be_read_fails_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = engine()
-    monkeypatch.setattr(LocalEngine, "_completion", lambda *_: 1 / 0)
+    monkeypatch.setattr("kapelle.engines.rollout.local.engine.Completion", lambda *_, **__: 1 / 0)
     found = await asyncio.wait_for(
         asyncio.gather(ask(sampler, 1), ask(sampler, 2), return_exceptions=True), 60
     )

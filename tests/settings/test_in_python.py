@@ -48,8 +48,8 @@ def test_settings_are_given_by_name() -> None:
         (lambda: trainer(environment=Solo(), **REST), "The environment 'Solo' has no `reward_range`, no `sources`, no `size`, no `task`, no `start`."),
         (lambda: trainer(environment=Arithmetic(), steps=3, **REST), "`Trainer` has no keyword 'steps'. `kapelle.train(model, dataset, reward)` takes it, or `training={'steps': …}`."),
         (lambda: trainer("demo"), "Trainer takes no name of a recipe. Write Trainer.from_recipe('demo')."),
-        (lambda: trainer.from_recipe("demo", steps=3), "`steps` means nothing beside a whole recipe."),
-        (lambda: trainer.from_recipe("demo", training={"steps": 3}), "`training` means nothing beside a whole recipe."),
+        (lambda: trainer.from_recipe("demo", steps=3), "`steps` cannot be combined with a whole recipe."),
+        (lambda: trainer.from_recipe("demo", training={"steps": 3}), "`training` cannot be combined with a whole recipe."),
         (lambda: trainer.from_recipe("demo", {"training.steps": 3}), "{'training.steps': 3} is not a setting. Write it as text, such as 'training.steps=100'."),
     ],
 )  # fmt: skip

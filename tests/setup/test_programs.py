@@ -35,7 +35,7 @@ def test_looking_at_a_recipe_starts_no_server(words: tuple[str, ...], tmp_path: 
     assert said.code == 0, said.err
     assert not trace.exists()
     if words == ("validate",):
-        assert "is left alone; `--start` starts or asks it" in said.out
+        assert "is not checked; `--start` starts or asks it" in said.out
 
 
 def test_it_is_started_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
 from kapelle.rows import Embedding, TurnKey
 from kapelle.settings.schema import ModelConfig
-from kapelle.signals.embeddings import Embeddings, by_sentences, turn_reader, turn_texts
+from kapelle.signals.embeddings import Embeddings, by_sentences, embedded_turns, turn_texts
 from kapelle.team import EMBEDDER
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
@@ -69,7 +69,7 @@ def read(trainer: Trainer, groups: Sequence[Group]) -> Mapping[TurnKey, Embeddin
     """Return what the trainer's algorithm reads of the groups."""
     asked = trainer.algorithm.need(Embeddings)
     assert asked is not None
-    return turn_reader(asked.reader, trainer.team, trainer.engine)(groups)
+    return embedded_turns(asked.reader, groups, trainer.team, trainer.engine)
 
 
 def width(trainer: Trainer) -> int:
@@ -199,7 +199,7 @@ class TestSentenceTransformers:
 
         heard = (Message("user", "q"),)
         played = [group(*(episode(turn("a", 0, heard=heard, text=said)) for said in ("x", "y", "x")))]
-        assert len(by_sentences(encode)(played)) == 3
+        assert len(by_sentences(played, encode)) == 3
         assert asked == ["q", "x", "y"]
 
 

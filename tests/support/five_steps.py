@@ -11,7 +11,7 @@ from tests.support.episode_lines import lines_in
 from tests.support.tiny import sections
 
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import read_evaluations, read_metrics
+from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.training.trainer import Trainer
 
 STEPS = 5

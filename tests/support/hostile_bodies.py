@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from kapelle.services.http.application import Application
+from kapelle.services.http import Application
 
 JUNK: list[Any] = [
     True, -1, 0, 10**30, 1e308, -1e308, "", "\u0000", "\ufeff", "x" * 10_000, [], [[]], {}, {"": {}}, [None], {"a": [1]},

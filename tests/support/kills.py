@@ -17,10 +17,10 @@ STEP = 2
 """The step in which it happens."""
 MOMENTS = ("rollout", "update", "publish", "save")
 SIGNS = {
-    "worker": "ray::Player",
+    "worker": "ray::RayPlayer",
     "host": "ray::RankHost",
     "rank": "kapelle.runtime.process_tree",
-    "driver": "kapelle.cluster.driver",
+    "driver": "kapelle.cluster.launcher",
     "gcs": "gcs_server",
     "raylet": "raylet/raylet",
     "world": "kapelle.rollout.workers.server",
@@ -85,9 +85,9 @@ def _armed(moment: str, victim: str, done: Path) -> None:
     steps: list[int] = []
     step = Loop.step
 
-    def counted(self: Loop, number: int) -> Any:
+    def counted(self: Loop, number: int, *start: Any) -> Any:
         steps.append(number)
-        return step(self, number)
+        return step(self, number, *start)
 
     def outer(*given: Any, **named: Any) -> Any:
         answer = inner(*given, **named) if moment == "rollout" else None  # then its question is on its way
@@ -96,7 +96,7 @@ def _armed(moment: str, victim: str, done: Path) -> None:
             kill(victim)
         return answer if moment == "rollout" else inner(*given, **named)
 
-    Loop.step = counted  # type: ignore[method-assign]
+    Loop.step = counted  # type: ignore[assignment, method-assign]
     setattr(kind, name, outer)
 
 

@@ -16,7 +16,7 @@ import httpx
 
 from kapelle.environments.tools.contract import Lost, ToolFault
 from kapelle.environments.tools.mcp import Mcp
-from kapelle.environments.tools.mcp_session import Connection
+from kapelle.environments.tools.mcp_session import McpConnection
 from kapelle.environments.tools.python import Python
 from kapelle.errors import KapelleError
 from kapelle.grading import judge as judge_endpoint
@@ -30,7 +30,7 @@ from kapelle.grading.code.grade import (
 )
 from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint
 from kapelle.grading.processes import AnswerLimits as ProcessLimits
-from kapelle.grading.processes import GaveUp, KillableProcesses
+from kapelle.grading.processes import KillableProcesses, ProcessGaveUp
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import backend
 from kapelle.types import Message
@@ -71,7 +71,7 @@ def _asked(do: str) -> str:
     with KillableProcesses("tests.grading.misbehaving_worker", 1, limits) as processes:
         try:
             return str(processes.ask({"do": do, "seconds": WORKS_S, "value": "passed"}))
-        except GaveUp as fault:
+        except ProcessGaveUp as fault:
             return f"ungraded: {fault}"
 
 
@@ -87,7 +87,7 @@ def _tool(program: str) -> str:
 
 def _server() -> str:
     try:
-        connection = Connection(Mcp(command=(sys.executable, "-c", MCP), call_s=LIMIT_S))
+        connection = McpConnection(Mcp(command=(sys.executable, "-c", MCP), call_s=LIMIT_S))
         try:
             return connection.call("add", {})
         finally:

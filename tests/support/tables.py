@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kapelle.models.fast.attention import Plan
+from kapelle.models.fast.attention import AttentionPlan
 from kapelle.team import Lora
 
 Words = tuple[int, ...]
@@ -81,7 +81,9 @@ class TableModel:
         self._route = route
         yield
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan, *, recompute: bool = False) -> Tensor:
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, *, recompute: bool = False
+    ) -> Tensor:
         rows = torch.tensor([self.row(prefix) for prefix in _prefixes(tokens_N, positions_N, plan)])
         pieces = []
         for adapter, first, last in self._route:
@@ -111,7 +113,7 @@ class TableModel:
         return {}
 
 
-def _prefixes(tokens_N: Tensor, positions_N: Tensor, plan: Plan) -> list[Words]:
+def _prefixes(tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan) -> list[Words]:
     """Return, for each flat token, the tokens that it attends to, in order, itself included."""
     tokens, positions = tokens_N.tolist(), positions_N.tolist()
     found: list[Words | None] = [None] * len(tokens)

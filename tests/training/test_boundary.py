@@ -84,11 +84,11 @@ WRONG_CREDIT: dict[str, tuple[Callable[[dict[TurnKey, Credit]], object], str]] =
     "all turns left out": (lambda credit: {}, f"gave no credit to {AGENT}"),
     "a turn of no episode": (
         lambda credit: credit.update({TurnKey(0, 9, 0): credit[FIRST]}),
-        r"gave credit to TurnKey\(group=0, episode=9, turn=0\), which is no turn",
+        r"gave credit to TurnKey\(group=0, episode=9, turn=0\), which is not a turn",
     ),
     "a name as a key": (
         lambda credit: credit.update({"agent_0": credit[FIRST]}),  # type: ignore[dict-item]
-        r"gave credit to 'agent_0' \(a str\), which is no turn",
+        r"gave credit to 'agent_0' \(a str\), which is not a turn",
     ),
     "nothing": (lambda credit: 0, "`credit` returned 0. Return a dict"),
     "a list": (lambda credit: list(credit.values()), "`credit` returned a list. Return a dict"),
@@ -115,7 +115,7 @@ WRONG_CREDIT: dict[str, tuple[Callable[[dict[TurnKey, Credit]], object], str]] =
     "a pair by name": (give(pair="left"), f"gave {AGENT} the pair 'left'"),
     "a look-up that finds nothing": (
         missing,
-        rf"`credit` raised KeyError \(test_boundary.py, line \d+\): nothing is there for {AGENT}",
+        rf"`credit` raised KeyError \(test_boundary.py, line \d+\): there is no value for {AGENT}",
     ),
     "an error of its own": (
         broken,

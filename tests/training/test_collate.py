@@ -12,8 +12,8 @@ from kapelle.algorithms.shared.surrogate import ValueLossConfig
 from kapelle.rows import Sampled, Signals, TurnKey, turns_of
 from kapelle.signals.critic_values import value_samples
 from kapelle.signals.embeddings import embedding_samples
-from kapelle.signals.questions import central_prompt, critic_sample, policy_sample
 from kapelle.signals.reference import samples_for
+from kapelle.signals.samples import central_prompt, critic_sample, policy_sample
 from kapelle.team import Agent, Team
 from kapelle.training.collate import critic_samples, policy_samples
 from kapelle.types import Sampling

@@ -11,12 +11,12 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.environments import math as math_environment
-from kapelle.environments.code.environment import Code, CodeWorld
+from kapelle.environments.code import Code, CodeWorld
 from kapelle.environments.math import Math
 from kapelle.errors import TrainingHalted
 from kapelle.grading.processes import AnswerLimits, KillableProcesses
 from kapelle.grading.verdict import Grade
-from kapelle.runs.writer import read_episodes, read_metrics
+from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.training.trainer import Trainer
 from kapelle.types import Json, Task

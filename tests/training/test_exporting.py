@@ -10,7 +10,7 @@ from tests.support.five_steps import settings
 
 from kapelle.errors import ConfigError, ModelError
 from kapelle.runs.findings import keep_evaluation
-from kapelle.setup.preparation import Prepared
+from kapelle.setup.preparation import PreparedRun
 from kapelle.training.exporting import check_convertible, export
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
@@ -69,7 +69,7 @@ def test_merged_models_compute_what_the_adapters_do(run: Path, tmp_path: Path) -
 def test_what_the_converter_does_not_know_is_said_before_anything_is_loaded(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Prepared, "load", None)
+    monkeypatch.setattr(PreparedRun, "load", None)
     with pytest.raises(ModelError, match="does not take the base 'embedded': its tokeniser is made here"):
         export(run, tmp_path / "gguf", "gguf-ready", Silent())
     assert not (tmp_path / "gguf").exists()
@@ -92,7 +92,11 @@ VOCAB = {f"t{k}": k for k in range(32_000)}
         ("Qwen3ForCausalLM", {"type": "BPE", "vocab": VOCAB, "merges": []}, ""),
         ("LlamaForCausalLM", {"type": "BPE", "vocab": {"a": 0}, "byte_fallback": True}, ""),
         ("BertModel", {"type": "WordPiece", "vocab": {"a": 0}}, ""),
-        ("Qwen3ForCausalLM", {"type": "BPE", "vocab": {"a": 0}}, "a BPE of 1 tokens: it takes published"),
+        (
+            "Qwen3ForCausalLM",
+            {"type": "BPE", "vocab": {"a": 0}},
+            "a BPE of 1 tokens: it only takes published",
+        ),
         ("Qwen3ForCausalLM", {"type": "WordLevel", "vocab": VOCAB}, "a WordLevel of 32,000 tokens"),
         ("Qwen3ForCausalLM", {}, "neither `tokenizer.model` nor a `tokenizer.json`"),
         ("OPTForCausalLM", {"type": "BPE", "vocab": VOCAB}, "does not know the architecture OPTForCausalLM"),

@@ -15,9 +15,10 @@ from kapelle.algorithm import Algorithm
 from kapelle.algorithms import DPO, GRPO, MAPPO, SFT, Verifier
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments import Rewarded
-from kapelle.environments.rewarded import IN_MEMORY, Held, Reward, rows_in_memory
+from kapelle.environments.rewarded import IN_MEMORY, Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import TrainingHalted
-from kapelle.training.loop import LONG, IdleSteps, Step, why_idle
+from kapelle.training.loop import Step
+from kapelle.training.step_report import LONG, IdleSteps, why_idle
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 
@@ -87,7 +88,7 @@ def test_a_function_that_scores_some_is_counted_and_the_run_goes_on() -> None:
 
 def test_a_trainer_that_nobody_watches_warns() -> None:
     rewarded = Rewarded(path=IN_MEMORY, eval_path="none", rewards=(Reward(function=f"{IN_MEMORY}:nothing"),))
-    environment = rewarded.holding(Held(rows_in_memory(ROWS, "dataset"), (), {"nothing": nothing}))
+    environment = rewarded.holding(RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"nothing": nothing}))
     with (
         kapelle.Trainer(
             model=tiny_model(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from tests.support.tiny import sections
@@ -15,8 +16,8 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.training.observer import Silent
-from kapelle.training.records import Records
-from kapelle.training.starting import check_same_run, join_ranks, of_the_first
+from kapelle.training.records import open_records
+from kapelle.training.starting import check_same_run, join_ranks
 
 
 class Second:
@@ -77,7 +78,10 @@ def test_without_a_launcher_a_run_is_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert join_ranks(resolve(sections())) == ALONE
 
 
-def test_only_the_first_opens_records() -> None:
-    held = Records(None, Silent())
-    assert of_the_first(ALONE, lambda: held) is held
-    assert of_the_first(Second(), lambda: pytest.fail("not the first")).run is None
+def test_only_the_first_opens_records(tmp_path: Path) -> None:
+    config = resolve(sections())
+    assert open_records(tmp_path / "second", config, {}, Silent(), resume=False, ranks=Second()).run is None
+    assert not (tmp_path / "second").exists()
+    first = open_records(tmp_path / "first", config, {}, Silent(), resume=False)
+    first.close()
+    assert (tmp_path / "first" / "config.yaml").is_file()

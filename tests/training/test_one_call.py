@@ -117,8 +117,8 @@ def broken(completion: str) -> float:
     ("given", "options", "said"),
     [
         ((ROWS, vowel, "planner"), {}, r"Give a list of names: `agents=\['planner'\]`"),
-        ((ROWS, vowel, []), {}, "`agents` names nobody"),
-        ((ROWS, {"a": vowel}, ["a", "b"]), {}, "`reward` pays nothing to 'b'"),
+        ((ROWS, vowel, []), {}, "`agents` is empty"),
+        ((ROWS, {"a": vowel}, ["a", "b"]), {}, "`reward` has no function for 'b'"),
         (
             (ROWS, {"aa": vowel, "team": vowel}, ["a"]),
             {},
@@ -139,7 +139,7 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"eval_dataset": 1}, "`eval_dataset` is 1. Give a share"),
         ((ROWS, vowel), {"eval_dataset": float("nan")}, "`eval_dataset` is nan. Give a share"),
         ((ROWS[0], vowel), {}, "`dataset` is dict. Give a list of rows"),
-        ((ROWS, vowel), {"environment": Rewarded}, "makes the environment of its data set"),
+        ((ROWS, vowel), {"environment": Rewarded}, "makes the environment from its data set"),
         ((ROWS, lambda anwser: 0.0), {}, "Did you mean 'answer'"),
         ((ROWS, vowel), {"stepz": 3}, "`kapelle.train` has no keyword 'stepz'. Did you mean 'steps'"),
         ((ROWS,), {"rewards": vowel}, "no keyword 'rewards'. Did you mean 'reward'"),

@@ -24,10 +24,10 @@ from tests.training.test_queue import PPO, SMALL
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
-from kapelle.rollout.replica import error_again
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.process_tree import SharedStatus, is_stopped
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.runtime.remote_errors import received_error
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.training import sampling_process, sampling_server
 from kapelle.training.sampling_process import SERVE, SamplingProcess
@@ -118,7 +118,7 @@ def test_a_run_is_the_same_where_the_process_is_lost_and_the_run_stopped(
             )  # while it waits for the play that step 3 began: the step is undone, the process given up
         assert trainer.done == 2
         assert how in caplog.text
-        assert "Another one plays step 1." in caplog.text
+        assert "Another process plays step 1." in caplog.text
         trainer.train()  # step 3 again, with another process
         assert_same(run, trainer, alone)
 
@@ -230,9 +230,13 @@ def test_what_runs_there_comes_back_as_it_was() -> None:
         assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
     finally:
         restore_random(before)
-    error = error_again({"error": ["ParityError", "other weights"], "trace": ""}, "The sampling process")
+    error = received_error(
+        {"kind": "ParityError", "message": "other weights", "trace": ""}, "The sampling process"
+    )
     assert isinstance(error, ParityError)
-    unknown = error_again({"error": ["KeyError", "'x'"], "trace": "in line 7"}, "The sampling process")
+    unknown = received_error(
+        {"kind": "KeyError", "message": "'x'", "trace": "in line 7"}, "The sampling process"
+    )
     assert isinstance(unknown, EngineError)
     assert "in line 7" in str(unknown)
 

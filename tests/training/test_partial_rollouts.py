@@ -15,10 +15,8 @@ from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, ParityError
 from kapelle.rollout.partial import PartialEpisode, PartialGroup
-from kapelle.runtime.ranks import Alone
 from kapelle.settings.schema import TrainingConfig
 from kapelle.setup.recipe import resolve
-from kapelle.training import starting
 from kapelle.training.collate import fresh_samples
 from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead
 
@@ -147,12 +145,12 @@ class TestQueue:
             return PlayedStep([group(episode(turn("a", 0, version=number - 1)))], (self._left(),))
 
         queue.take(1, {"a": 0}, play)
-        undo = queue.mark()
+        before = queue.snapshot()
         queue.take(2, {"a": 1}, play)
         other = RolloutQueue(0, 1)
         other.load_state(queue.state())
         other.take(3, {"a": 2}, play)
-        undo()
+        queue.restore(before)
         queue.take(2, {"a": 1}, play)
         assert got == [[], [self._left()], [self._left()], [self._left()]]
 
@@ -192,17 +190,13 @@ class TestRefused:
     def test_what_cannot_go_on(
         self, over: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.need_installed", lambda: None)
+        monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.find_spec", lambda _: True)
         with pytest.raises(ConfigError, match=f"`training.partial_rollouts` leaves .*{reason}"):
             Trainer(resolve({**settings(), **over}))
 
     def test_an_engine_that_was_passed(self) -> None:
         with pytest.raises(ConfigError, match="ScriptedEngine cannot hand out"):
             Trainer(resolve(settings()), engine=ScriptedEngine({}, {}))
-
-    def test_several_processes(self) -> None:
-        with pytest.raises(ConfigError, match="2 processes, which share the sampling"):
-            starting._check_partial(ScriptedEngine({}, {}), Alone(size=2))
 
     def test_true_is_a_quarter(self) -> None:
         config = resolve(settings(partial_rollouts=True))

@@ -18,12 +18,13 @@ from tests.support.tiny import sections
 
 from kapelle import Trainer
 from kapelle.environments.data import source as data_source
-from kapelle.environments.data.source import DataSource, read_rows
+from kapelle.environments.data.source import DataSource
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.search import Search
 from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.files import content_of, folder_content
+from kapelle.runtime.row_files import read_rows
 from kapelle.setup.recipe import resolve
 from kapelle.training.provenance import changes, provenance_of
 

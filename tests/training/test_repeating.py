@@ -11,7 +11,7 @@ from tests.support.tiny import SIZE, same_bits, sections, tiny_model
 from tests.training.test_trainer_resume import remains
 
 from kapelle.environments.tools import world as tools_world
-from kapelle.grading.text.tool_call import Call
+from kapelle.grading.text.tool_call import ReadCall
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 
@@ -77,13 +77,13 @@ def test_eight_runs_are_one(tmp_path: Path) -> None:
 def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def calls(text: str, forms: Sequence[str]) -> tuple[Call, ...]:
+    def calls(text: str, forms: Sequence[str]) -> tuple[ReadCall, ...]:
         """Take what an untrained model says for a program now and then."""
         if len(text) % 4 == 0:
             return ()
         ran.append(text)
         return (
-            Call(
+            ReadCall(
                 "python", {"program": f"import random, time; time.sleep(random.random() / 50); {len(text)}"}
             ),
         )

@@ -16,7 +16,7 @@ from tests.support.tiny import same_bits, sections
 import kapelle
 from kapelle.errors import RunDirectoryError
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import read_metrics, read_provenance
+from kapelle.runs.reader import read_metrics, read_provenance
 from kapelle.settings.base import FREE, FROM_HERE_ON, MayChange, Settings
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.training.provenance import changeable, changed_settings

@@ -16,7 +16,7 @@ from tests.support.tiny import same_bits
 
 from kapelle.errors import KapelleError
 from kapelle.runs import checkpoint
-from kapelle.runs.writer import read_evaluations, read_latest, read_metrics, read_status
+from kapelle.runs.reader import read_evaluations, read_latest, read_metrics, read_status
 
 
 def rows(run: Path) -> list[dict[str, float]]:

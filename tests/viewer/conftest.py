@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page, async_playwright
 from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 

@@ -12,7 +12,7 @@ from tests.support.viewed_runs import write_run
 
 from kapelle.cli import main
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 

@@ -8,19 +8,19 @@ import pytest
 from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
 from kapelle.viewer import server as drawn_runs
-from kapelle.viewer.answering import dumped
-from kapelle.viewer.curves import Source, color, grouped, page, source_of
+from kapelle.viewer.curves import CurveSource, color, grouped, page, source_of
 from kapelle.viewer.library import Library
+from kapelle.viewer.pages import dumped
 from kapelle.viewer.presenting import alike, differing
 from kapelle.viewer.server import viewer
 
 
-def source(label: str, *values: float | None) -> Source:
+def source(label: str, *values: float | None) -> CurveSource:
     steps = [float(k + 1) for k in range(len(values))]
-    return Source(label, label, dict.fromkeys(("step", "time", "tokens"), steps), {"reward/a": values})
+    return CurveSource(label, label, dict.fromkeys(("step", "time", "tokens"), steps), {"reward/a": values})
 
 
 def test_a_group_is_its_median_and_quartiles() -> None:

@@ -14,9 +14,8 @@ from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import append_step, write_run
 
 from kapelle.runs.writer import RunDirectory
-from kapelle.viewer.building import TAKEN, build, only_builder
-from kapelle.viewer.index import Index
-from kapelle.viewer.index_tables import SORTS, Progress, Survey, Tables, asked
+from kapelle.viewer.index import TAKEN, Index, build, only_builder
+from kapelle.viewer.index_tables import SORTS, IndexProgress, StepSurvey, Tables, asked
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ def test_two_viewers_may_index_one_run(run: Path) -> None:
         assert found(index, {"q": "carry 2"})[-1] == (2, 3)
 
 
-def wait(index: Index, holds: Callable[[Progress], bool]) -> Progress:
+def wait(index: Index, holds: Callable[[IndexProgress], bool]) -> IndexProgress:
     """Ask as pages do until something holds; a page never waits for a process."""
     end = time.monotonic() + 120.0
     while not holds(done := index.refresh()):
@@ -216,12 +215,12 @@ def test_the_process_ends_with_the_viewer(run: Path) -> None:
 
 ENDLESS = """
 import json, sys, time
-from kapelle.viewer import building
+from kapelle.viewer import index
 def build(*_):
     print("started", flush=True)
     time.sleep(3600)
-building.build = build
-building.main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+index.build = build
+index.main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
 """
 
 
@@ -231,7 +230,9 @@ def test_until_it_is_sorted_orders_know_the_newest_episodes(
     monkeypatch.setattr("kapelle.viewer.index_tables.WINDOW", 8)
     monkeypatch.setattr(Tables, "sort", lambda _: None)
     index = Index(run, ["solver", "critic"], run.parent / "cache")
-    build(survey := Survey(run, {}), index.tables, lambda: not survey.there or survey.lacking, lambda: None)
+    build(
+        survey := StepSurvey(run, {}), index.tables, lambda: not survey.there or survey.lacking, lambda: None
+    )
     done = index.refresh()
     assert (done.whole, done.ready) == (True, False)
     assert {step for step, _ in found(index, {"outcome": "right"})} == {2, 3}

@@ -13,11 +13,11 @@ from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer.league import linked, opposed, ratings, standing
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
-from kapelle.viewer.skimming import FIXED, Pair, Player, Tally, players_of, tallies
+from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, tallies
 
 
 def turn(agent: str, version: int, policy: str = "") -> dict[str, Any]:
@@ -28,9 +28,9 @@ def test_players_are_named_by_seat_with_what_the_seat_was_paid() -> None:
     info = {"returns": [-1.0, 0.0, 1.0], "seats": {"a": [3], "b": [1]}, "opponents": {"2": "random"}}
     turns = [turn("a", 4), turn("b", 4, "shared"), turn("a", 5)]
     assert players_of({"info": info}, turns, {"a": 0.3, "b": 0.1}) == (
-        Player("shared", 4, -1.0),
-        Player("opponent random", FIXED, 0.0),
-        Player("a", 4, 1.0),
+        SkimmedPlayer("shared", 4, -1.0),
+        SkimmedPlayer("opponent random", FIXED, 0.0),
+        SkimmedPlayer("a", 4, 1.0),
     )
 
 
@@ -46,7 +46,7 @@ def test_players_are_named_by_seat_with_what_the_seat_was_paid() -> None:
 )
 def test_what_no_game_reports_is_read_from_rewards(info: Any) -> None:
     paid = players_of({"info": info}, [turn("a", 1)], {"a": 1.0, "b": -1.0})
-    assert paid == (Player("a", 1, 1.0), Player("b", FIXED, -1.0))
+    assert paid == (SkimmedPlayer("a", 1, 1.0), SkimmedPlayer("b", FIXED, -1.0))
 
 
 def test_games_without_an_end_have_no_players() -> None:
@@ -55,8 +55,8 @@ def test_games_without_an_end_have_no_players() -> None:
     assert players_of({}, [], {"a": 1.0}) == ()
 
 
-def game(*paid: float) -> tuple[str, Sequence[Player]]:
-    return "", [Player(f"p{k}", 1, each) for k, each in enumerate(paid)]
+def game(*paid: float) -> tuple[str, Sequence[SkimmedPlayer]]:
+    return "", [SkimmedPlayer(f"p{k}", 1, each) for k, each in enumerate(paid)]
 
 
 def test_a_pair_wins_draws_and_loses() -> None:
@@ -66,7 +66,7 @@ def test_a_pair_wins_draws_and_loses() -> None:
 
 
 def test_who_earns_together_has_no_league() -> None:
-    def met(*games: tuple[str, Sequence[Player]]) -> list[tuple[int, Pair, Tally]]:
+    def met(*games: tuple[str, Sequence[SkimmedPlayer]]) -> list[tuple[int, SkimmedPair, Tally]]:
         return [(1, pair, tally) for pair, tally in tallies(games).items()]
 
     assert opposed(met(game(1, 1), game(0, 0))) == {}
@@ -98,9 +98,10 @@ def test_who_no_game_links_is_not_compared() -> None:
 
 
 def test_an_opponent_links_early_and_late_versions() -> None:
-    def rows(against: str, other: int) -> list[tuple[int, Pair, Tally]]:
+    def rows(against: str, other: int) -> list[tuple[int, SkimmedPair, Tally]]:
         return [
-            (v, Pair("", "a", v, against, v if other else FIXED), Tally(50 + v, 0, 50 - v)) for v in range(40)
+            (v, SkimmedPair("", "a", v, against, v if other else FIXED), Tally(50 + v, 0, 50 - v))
+            for v in range(40)
         ]
 
     alone = standing(rows("b", 1))

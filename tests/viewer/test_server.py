@@ -14,7 +14,7 @@ from tests.support.viewed_runs import append_step, write_run
 from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 

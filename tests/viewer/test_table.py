@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kapelle.viewer.library import ends, means, metrics_of, stretches
+from kapelle.viewer.library import MetricTable
+from kapelle.viewer.lines import Tail
 
 
 def write(run: Path, *rows: dict[str, Any]) -> None:
@@ -13,7 +14,7 @@ def write(run: Path, *rows: dict[str, Any]) -> None:
 
 
 def test_columns_are_as_long_as_the_run_whatever_a_step_lacks(tmp_path: Path) -> None:
-    table = metrics_of(tmp_path)
+    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
     write(tmp_path, {"step": 1, "a": 1.0}, {"step": 2, "b": 2.0}, {"step": 3, "a": "x", "b": True})
     table.refresh()
     assert table.columns == {"a": [1.0, None, None], "b": [None, 2.0, None]}
@@ -21,7 +22,7 @@ def test_columns_are_as_long_as_the_run_whatever_a_step_lacks(tmp_path: Path) ->
 
 
 def test_time_and_tokens_add_up(tmp_path: Path) -> None:
-    table = metrics_of(tmp_path)
+    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
     write(
         tmp_path,
         {"step": 1, "time/step": 2.0, "tokens/a": 10.0, "tokens/b": 5.0},
@@ -32,7 +33,7 @@ def test_time_and_tokens_add_up(tmp_path: Path) -> None:
 
 
 def test_rows_that_were_taken_back_are_forgotten(tmp_path: Path) -> None:
-    table = metrics_of(tmp_path)
+    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
     write(tmp_path, {"step": 1, "a": 1.0}, {"step": 2, "a": 2.0})
     table.refresh()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n')
@@ -42,21 +43,31 @@ def test_rows_that_were_taken_back_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_step_is_damage(tmp_path: Path) -> None:
-    table = metrics_of(tmp_path)
+    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
     write(tmp_path, {"a": 1.0}, {"step": 2, "a": 2.0})
     table.refresh()
     assert (len(table), table.tail.damaged) == (1, 1)
 
 
+def thinned(
+    steps: list[float], values: list[float | None], width: int
+) -> tuple[list[float], list[float | None]]:
+    axes = {"step": steps, "time": steps, "tokens": steps}
+    table = MetricTable(Tail(Path("absent")), columns={"a": values}, axes=axes)
+    ends, means = table.thinned(width)
+    return ends["step"], means["a"]
+
+
 def test_a_long_curve_becomes_means_of_stretches() -> None:
     steps = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert ends(steps, stretches(steps, 2)) == [2, 4, 5]
-    assert means([1.0, 3.0, 4.0, 8.0, 7.0], stretches(steps, 2)) == [2.0, 6.0, 7.0]
-    assert means([1.0, 3.0, None, 8.0, None], stretches(steps, 2)) == [2.0, 8.0, None]
-    assert means([None, 1.0], stretches([1, 2], 1)) == [None, 1.0]
-    assert stretches([3.0, 4.0, 5.0], 2) == [(0, 2), (2, 3)], (
+    assert thinned(steps, [1.0, 3.0, 4.0, 8.0, 7.0], 2) == ([2, 4, 5], [2.0, 6.0, 7.0])
+    assert thinned(steps, [1.0, 3.0, None, 8.0, None], 2) == ([2, 4, 5], [2.0, 8.0, None])
+    assert thinned([1.0, 2.0], [None, 1.0], 1) == ([1, 2], [None, 1.0])
+    assert thinned([1.0, 1.0], [2.0, 1.0], 1) == ([1, 1], [2.0, 1.0]), "rows of one step stay apart"
+    assert thinned([3.0, 4.0, 5.0], [1.0, 2.0, 4.0], 2) == ([4, 5], [1.5, 4.0]), (
         "cut at the same steps as a run that begins at 1"
     )
+    assert thinned([], [], 2) == ([], [])
 
 
 def test_rows_of_other_names_and_values_between_alike_ones(tmp_path: Path) -> None:
@@ -72,7 +83,7 @@ def test_rows_of_other_names_and_values_between_alike_ones(tmp_path: Path) -> No
         {"step": 8, "a": 7, "tokens/x": 5.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = metrics_of(tmp_path)
+    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
     table.refresh()
     assert table.columns == {
         "a": [1.5, 2.5, None, None, None, 1e308, 1.0, 7.0],

@@ -15,7 +15,7 @@ from tests.workflows.stage import lines, play, transcript
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Environment, environment_class
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.code.environment import Code
+from kapelle.environments.code import Code
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.sandbox.bubblewrap import Bubblewrap

@@ -15,7 +15,8 @@ import kapelle
 from kapelle import environments, workflows
 from kapelle.algorithm import algorithm_class
 from kapelle.algorithms import BUILTIN as ALGORITHMS
-from kapelle.cli.parser import COMMANDS, parse
+from kapelle.cli.arguments import COMMANDS
+from kapelle.cli.parser import parse
 from kapelle.engines import rollout, train
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class

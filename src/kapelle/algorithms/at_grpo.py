@@ -6,15 +6,15 @@ return from that turn on. From the second turn on their prompts differ, so they 
 With `tree: true` one episode per task is played, and at every turn of a trained agent `group_size` candidates are
 sampled from the same prompt (the paper's K). Its worth is what the agent earns when the episode continues
 from it (`tree.py`). The episode continues with the best one (the first of equals), and all of them, the best included,
-are trained on in one set. So an agent whose text is no answer, such as the Reasoner of a chain, is judged by what the
-others achieve with it.
+are trained on in one set. An agent that writes no answer itself, such as the Reasoner of a chain, is thus judged by what
+the others achieve with its text.
 
 Deviations from the paper:
 
 - A candidate's worth is a return, sampled by `continuations` episodes. The paper gives each candidate the reward of
-  its own turn at once, r = α·r_team + r_local, with rules made for each task and role; worlds of users have no
-  such rules. An immediate reward is part of the return.
-- α is not a setting: `team_reward` says how what the agents earn becomes what one is trained on (`mean` and `sum` are
+  its own turn at once, r = α·r_team + r_local, by rules written for each task and role, which a user's world lacks. An
+  immediate reward is part of the return.
+- `team_reward` takes the place of α. It says how what the agents earn becomes what one is trained on (`mean` and `sum` are
   the team's alone, `individual` is each agent's own). A world that pays agents α·team + local gives the paper's mix.
 - Where agents move at the same moment, a candidate is judged together with the others' first candidates, and each
   agent continues with its own best; the best ones together have not been tried.

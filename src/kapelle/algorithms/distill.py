@@ -10,12 +10,12 @@ advantage of a token is
 with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t: it does not depend on
 the judged sample, and subtracts what all attempts have in common, which is most of R_t while the two are far apart. Where
 no other episode has such a token it is a running mean over earlier steps, kept in the checkpoint. `discount: 0` keeps each token's own term: the sum of per-token KLs at the positions that the policy
-reaches, as if its tokens had no effect on later positions. Rewards are not read, and no critic or group is needed.
+reaches, as if its tokens had no effect on later positions. It learns from the teacher alone, without rewards and without a critic.
 
-Deviations from the papers: the sampled form of the divergence, not the sum over the vocabulary (no logits of the teacher
-are kept); the clipped surrogate stands for plain policy gradient, and with one pass over the data they are the same;
+Deviations from the papers: the divergence is sampled instead of summed over the vocabulary (a teacher's logits are not
+kept); the clipped surrogate stands for plain policy gradient, and with one pass over the data they are the same;
 MiniLLM's length normalisation and mixed-in teacher samples are left out. Both log-probs are at the agent's sampling
-temperature. Prompts are taken as given: a policy does not learn to cause prompts that its teacher finds easy.
+temperature. Prompts are taken as given: the gradient ignores that a policy's text shapes later prompts.
 With `training.max_staleness` log π is that of the weights that sampled.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Data, Update
+from kapelle.algorithm import Algorithm, Credit, Data, Taught, Update
 from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compared_values, place_of
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.functional.advantages import leave_one_out
@@ -39,7 +39,7 @@ from kapelle.signals.teacher import TEACHER, TeacherLogProbs
 from kapelle.types import Group
 
 
-class Distill(Settings):
+class Distill(Settings, Taught):
     """Settings of distillation on policy."""
 
     name: Literal["distill"] = "distill"
@@ -68,7 +68,7 @@ class Distill(Settings):
 
 
 AT_ITS_PLACE = Comparison(leave_one_out, start=0.0)
-"""Before there are earlier returns a token is compared with 0, which is what a policy earns that is its teacher."""
+"""Before there are earlier returns a token is compared with 0, the return of a policy that equals its teacher."""
 
 
 class TaughtCredit:

@@ -5,8 +5,8 @@ the rejected side, log-probs summed over the side's tokens. `label_smoothing` is
 wrong. `kind: ipo` is (Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over the side's tokens.
 
 Pairs. From rollouts: the episodes of a task with the highest and the lowest return make one pair *for each agent*,
-and a side is all turns of the agent in its episode, summed. A task whose episodes earned the
-same makes none. From recorded preferences (`data: recorded` on environment `preferences`): the recorded pair.
+and a side is all turns of the agent in its episode, summed. A task whose episodes all earned the
+same has no pair. From recorded preferences (`data: recorded` on environment `preferences`): the recorded pair.
 
 Deviations from the papers: with rollouts the pairs come from the current policy, again at every step (online
 DPO); prompts of an agent's later turns differ between the sides, since their histories differ; IPO's average over
@@ -23,9 +23,9 @@ from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
 from kapelle.algorithms.shared.rewards import TeamReward, agent_returns
-from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
+from kapelle.functional.preferences import PreferenceLoss
 from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
@@ -71,7 +71,7 @@ class DPO(Settings):
         """Return the algorithm's row."""
         return Algorithm(
             name=self.name,
-            policy_loss=self._loss(),
+            policy_loss=self.loss(),
             credit=self.credit,
             data=Data("rollout" if self.data == "rollout" else "demonstrations", self.group_size),
             needs=(ReferenceLogProbs(),),
@@ -81,10 +81,13 @@ class DPO(Settings):
             lacks="no pairs, as every attempt at a task earned the same",
         )
 
-    def _loss(self) -> PolicyLoss:
+    def loss(self) -> PolicyLoss:
+        """Return the loss over pairs: DPO's sums log-probs over a side's tokens, IPO's averages them."""
         if self.kind == "ipo":
-            return partial(ipo_over_pairs, beta=self.beta)
-        return partial(dpo_over_pairs, beta=self.beta, label_smoothing=self.label_smoothing)
+            ipo = partial(preferences.ipo_loss, beta=self.beta)
+            return partial(loss_over_pairs, reduce=segment_mean, pair_loss=ipo)
+        dpo = partial(preferences.dpo_loss, beta=self.beta, label_smoothing=self.label_smoothing)
+        return partial(loss_over_pairs, reduce=segment_sum, pair_loss=dpo)
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return +1 for turns of a pair's chosen side, −1 for those of its rejected side; others weigh nothing."""
@@ -97,8 +100,8 @@ class DPO(Settings):
         credit: dict[TurnKey, Credit] = {}
         for key, turn in turns_of(groups):
             pair, side = sides.get((key.group, key.episode, turn.agent), (None, 0.0))
-            given = ones_like_turn(len(turn.completion_ids), side)
-            credit[key] = Credit(given, weight=abs(side), pair=pair)
+            side_T = torch.full((len(turn.completion_ids),), side)
+            credit[key] = Credit(side_T, weight=abs(side), pair=pair)
         return credit
 
 
@@ -121,66 +124,40 @@ def pairs_of(group: Group, how: TeamReward) -> dict[str, tuple[int, int]]:
     return pairs
 
 
-def dpo_over_pairs(outputs: Outputs, targets: Targets, *, beta: float, label_smoothing: float) -> Loss:
-    """Return the sum of `preferences.dpo_loss` over the batch's pairs, and how many they are."""
-    sides = _Sides(targets)
-    return sides.loss(
-        preferences.dpo_loss(*sides.summed(outputs), beta=beta, label_smoothing=label_smoothing), outputs
+def loss_over_pairs(
+    outputs: Outputs,
+    targets: Targets,
+    *,
+    reduce: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+    pair_loss: Callable[[Tensor, Tensor, Tensor, Tensor], PreferenceLoss],
+) -> Loss:
+    """Return the sum of `pair_loss` over the batch's pairs, and how many they are.
+
+    `pair_loss` gets log-probs [N] of the chosen and the rejected sides of N pairs, then the reference's; each is `reduce`
+    (`segment_sum` or `segment_mean`) over the side's tokens.
+    """
+    assert targets.pair_S is not None, "pairs are compared"
+    numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
+    pair_K, pairs = pair_S[targets.segment_K], len(numbers_N)
+    chosen_K = (targets[Column.ADVANTAGE] > 0) & targets.mask_K.bool()
+    rejected_K = (targets[Column.ADVANTAGE] < 0) & targets.mask_K.bool()
+    for side_K in (chosen_K, rejected_K):
+        assert len(torch.unique(pair_K[side_K])) == pairs, "both sides of a pair are in one batch"
+    logp_K, reference_K = outputs.logp_K, targets[Column.REFERENCE]
+    found = pair_loss(
+        reduce(logp_K, chosen_K, pair_K, pairs),
+        reduce(logp_K, rejected_K, pair_K, pairs),
+        reduce(reference_K, chosen_K, pair_K, pairs),
+        reduce(reference_K, rejected_K, pair_K, pairs),
     )
-
-
-def ipo_over_pairs(outputs: Outputs, targets: Targets, *, beta: float) -> Loss:
-    """Return the sum of `preferences.ipo_loss` over the batch's pairs, and how many they are."""
-    sides = _Sides(targets)
-    return sides.loss(preferences.ipo_loss(*sides.averaged(outputs), beta=beta), outputs)
-
-
-_Reduce = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-
-
-class _Sides:
-    """Which tokens of a batch are the chosen and the rejected side of which pair. N pairs, K tokens."""
-
-    def __init__(self, targets: Targets) -> None:
-        assert targets.pair_S is not None, "pairs are compared"
-        numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
-        self._pair_K = pair_S[targets.segment_K]
-        self._pairs = len(numbers_N)
-        self._reference_K = targets[Column.REFERENCE]
-        self._chosen_K = (targets[Column.ADVANTAGE] > 0) & targets.mask_K.bool()
-        self._rejected_K = (targets[Column.ADVANTAGE] < 0) & targets.mask_K.bool()
-        for side_K in (self._chosen_K, self._rejected_K):
-            held = len(torch.unique(self._pair_K[side_K]))
-            assert held == self._pairs, "both sides of a pair are in one batch"
-
-    def summed(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log-probs [N] of chosen and rejected sides, then the reference's, summed over their tokens."""
-        return self._four(outputs, segment_sum)
-
-    def averaged(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the same as `summed`, averaged over the tokens."""
-        return self._four(outputs, segment_mean)
-
-    def _four(self, outputs: Outputs, reduce: _Reduce) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        policy_K, reference_K = outputs.logp_K, self._reference_K
-        return (
-            reduce(policy_K, self._chosen_K, self._pair_K, self._pairs),
-            reduce(policy_K, self._rejected_K, self._pair_K, self._pairs),
-            reduce(reference_K, self._chosen_K, self._pair_K, self._pairs),
-            reduce(reference_K, self._rejected_K, self._pair_K, self._pairs),
-        )
-
-    def loss(self, pairs: preferences.PreferenceLoss, outputs: Outputs) -> Loss:
-        """Return the sum over pairs, with metrics."""
-        weight = pairs.margin_N.new_tensor(float(self._pairs))
-        chosen, rejected, _, _ = self.averaged(outputs)
-        return Loss(
-            pairs.loss_N.sum(),
-            weight,
-            {
-                "preference_accuracy": ((pairs.margin_N > 0).to(weight.dtype).sum(), weight),
-                "preference_margin": (pairs.margin_N.sum(), weight),
-                "chosen_logp": (chosen.detach().sum(), weight),
-                "rejected_logp": (rejected.detach().sum(), weight),
-            },
-        )
+    weight = found.margin_N.new_tensor(float(pairs))
+    return Loss(
+        found.loss_N.sum(),
+        weight,
+        {
+            "preference_accuracy": ((found.margin_N > 0).to(weight.dtype).sum(), weight),
+            "preference_margin": (found.margin_N.sum(), weight),
+            "chosen_logp": (segment_mean(logp_K.detach(), chosen_K, pair_K, pairs).sum(), weight),
+            "rejected_logp": (segment_mean(logp_K.detach(), rejected_K, pair_K, pairs).sum(), weight),
+        },
+    )

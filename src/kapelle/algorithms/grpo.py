@@ -33,7 +33,7 @@ class GRPO(MonteCarlo):
 
     name: Literal["grpo"] = "grpo"
     compare: Literal["agent", "episode"] = "agent"
-    """With what an agent's return is compared: with its own in the group's other episodes, or with everybody's."""
+    """`agent` compares an agent's return with its own in the group's other episodes, `episode` the whole episode's return."""
     scale: Literal["std", "none"] = "std"
     """`std` as in GRPO; `none` as in Dr.GRPO (2503.20783)."""
     redraw: int = Field(default=0, ge=0)

@@ -46,8 +46,6 @@ from kapelle.types import Episode, Group, Turn
 
 NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
 
-_Value = Callable[[Turn], float]
-
 
 class TurnwiseGAE(GAEConfig):
     """GAE that by default passes nothing on from turn to turn: R_t holds the future already."""
@@ -101,15 +99,32 @@ class MAPoRL(ActorCritic):
             if episode.error is None
             for index, reward in self._of_episode((g, e), episode, signals).items()
         }
-        return self.umad.with_influence(paid, groups, signals)
+        return self.umad.with_influence(paid, groups, signals) if self.umad.influence else paid
 
     def _of_episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
-        own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
+        own = {agent: turns for agent in episode.agents if (turns := episode.by(agent))}
         if not own:
             return {}
-        score_TA = _standing(own, lambda turn: _score(place, turn, signals))
-        reward_TA = self._returns(score_TA)
-        moved_TA = self._influence(own, score_TA)
+        scores = {
+            turn.index: signals.score.get(TurnKey(*place, turn.index))
+            for turns in own.values()
+            for turn in turns
+        }
+        score_TA = _standing(own, lambda turn: _label(turn) if (s := scores[turn.index]) is None else s)
+        # Sharing `all`: every agent gets the mean score of all agents at the turn.
+        counted_TA = score_TA
+        if self.sharing == "all":
+            counted_TA = score_TA.mean(dim=-1, keepdim=True).expand(score_TA.shape)
+        if self.horizon == "discounted_sum":
+            reward_TA = shaping.maporl_discounted_sum(score_TA, counted_TA, gamma=self.discount)
+        elif self.horizon == "last":
+            reward_TA = counted_TA[-1:].expand(counted_TA.shape)
+        else:
+            reward_TA = counted_TA
+        moved_TA = torch.zeros_like(score_TA)
+        if self.influence != NO_INFLUENCE and len(own) > 1:
+            right_TA = score_TA if self.correctness == "score" else _standing(own, _label)
+            moved_TA = shaping.maporl_influence(right_TA > 0.5, alpha=self.influence)
         paid: dict[int, float] = {}
         for a, turns in enumerate(own.values()):
             for t, turn in enumerate(turns):
@@ -118,22 +133,8 @@ class MAPoRL(ActorCritic):
                 paid[turn.index] = float(reward_TA[t, a] + moved) + self.penalties.of(turn) * turn.trained
         return paid
 
-    def _returns(self, score_TA: Tensor) -> Tensor:
-        counted_TA = shaping.share_among_agents(score_TA) if self.sharing == "all" else score_TA
-        if self.horizon == "discounted_sum":
-            return shaping.maporl_discounted_sum(score_TA, counted_TA, gamma=self.discount)
-        return (
-            shaping.maporl_last(counted_TA) if self.horizon == "last" else shaping.maporl_current(counted_TA)
-        )
 
-    def _influence(self, own: Mapping[str, tuple[Turn, ...]], score_TA: Tensor) -> Tensor:
-        if self.influence == NO_INFLUENCE or len(own) < 2:
-            return torch.zeros_like(score_TA)
-        right_TA = score_TA if self.correctness == "score" else _standing(own, _label)
-        return shaping.maporl_influence(right_TA > 0.5, alpha=self.influence)
-
-
-def _standing(own: Mapping[str, tuple[Turn, ...]], value: _Value) -> Tensor:
+def _standing(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]) -> Tensor:
     """Return the value `_TA` of every agent's standing answer at every turn."""
     length = max(len(turns) for turns in own.values())
     columns = []
@@ -141,11 +142,6 @@ def _standing(own: Mapping[str, tuple[Turn, ...]], value: _Value) -> Tensor:
         values = [value(turn) for turn in turns]
         columns.append(torch.tensor(values + values[-1:] * (length - len(values)), dtype=torch.float64))
     return torch.stack(columns, dim=-1)
-
-
-def _score(place: tuple[int, int], turn: Turn, signals: Signals) -> float:
-    verified = signals.score.get(TurnKey(*place, turn.index))
-    return _label(turn) if verified is None else verified
 
 
 def _label(turn: Turn) -> float:

@@ -1,11 +1,10 @@
 """MAPPO: clipped actors with one central critic (2103.01955).
 
-The critic reads everything that all agents read and wrote before a turn, private views included; no policy
-ever sees that text. All else is PPO's row. The view (`signals.questions.central_prompt`) leaves out the answers of other agents
-at the same moment, so that the value is a baseline and not a peek at simultaneous actions.
+The critic, and only the critic, reads everything that all agents read and wrote before a turn, private views included. All else is PPO's row. The view (`signals.samples.central_prompt`) leaves out the answers of other agents
+at the same moment, so that the baseline does not depend on simultaneous actions.
 
-Deviations from the paper: no value normalisation by running statistics (rewards here are bounded and
-declared), no death masking (an agent that stopped has no tokens to train on).
+Deviations from the paper: value normalisation by running statistics (rewards here are bounded and declared) and death
+masking (an agent that stopped has no tokens to train on) are left out.
 """
 
 from __future__ import annotations

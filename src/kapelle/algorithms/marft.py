@@ -11,7 +11,8 @@ turn, so that a turn weighs the same however long it is.
 
 Deviations from the paper: the critic reads the global state through the base model's own layers, in place of an
 additional encoder; `team_reward: last` is the paper's public code with `share_reward_in_agent: false`. That code
-allocates advantages as integers, and reads the seat number 0 in `share_critic_with` as "no"; neither is followed.
+allocates advantages as integers, and reads the seat number 0 in `share_critic_with` as "no"; here advantages are floats
+and seat 0 is a seat.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAECredit
-from kapelle.algorithms.shared.rewards import chain_rewards, later_in_chain, step_rewards
+from kapelle.algorithms.shared.rewards import chain_rewards, paid_later, step_rewards
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Group
@@ -62,11 +63,11 @@ class MARFT(ActorCritic):
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         settings = self._leveled()
-        later = partial(later_in_chain, how=self.team_reward)
+        later = partial(paid_later, how=self.team_reward, placed=chain_rewards)
         chain = GAECredit(settings.gae, self.rewards, later, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the reward of every turn in one chain through all agents, the team's counted once."""
         chain = step_rewards(groups, chain_rewards, self.team_reward, self.penalties)
-        return self.umad.with_influence(chain, groups, signals)
+        return self.umad.with_influence(chain, groups, signals) if self.umad.influence else chain

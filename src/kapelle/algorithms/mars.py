@@ -5,7 +5,7 @@ return-to-go (γ = 1, over the player's own turns) is normalised over all turns 
 seat is better than another on average. `sum_then_normalise` is the paper's order; `normalise_then_sum` that of its
 public code: rewards normalised per player, then summed, then centred on the mean of each player's distinct sums.
 
-No global whitening follows: it would undo the centring. A player is an agent in one game of a mixture (`Task.part`),
+Global whitening is left out, because it would undo the centring. A player is an agent in one game of a mixture (`Task.part`),
 and in one seat where seats are drawn (`Episode.roles`); with one policy in all seats the normalisation is still per
 seat. The authors' settings for several games group by the game's tag and by player too.
 """

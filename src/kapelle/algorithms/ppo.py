@@ -21,7 +21,7 @@ from kapelle.algorithms.shared.rewards import (
     PenaltyConfig,
     TeamReward,
     agent_returns,
-    later_on_turns,
+    paid_later,
     step_rewards,
     turn_rewards,
 )
@@ -74,7 +74,7 @@ class ActorCritic(Settings):
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.penalties)
-        return self.umad.with_influence(own, groups, signals)
+        return self.umad.with_influence(own, groups, signals) if self.umad.influence else own
 
 
 class PPO(ActorCritic):
@@ -109,7 +109,7 @@ def actor_critic_row(
     credit = credit or GAECredit(
         s.gae,
         s.rewards,
-        partial(later_on_turns, how=s.team_reward),
+        partial(paid_later, how=s.team_reward, placed=turn_rewards),
     )
     order = s.order.build(s.loss.old)
     if order.sequential:

@@ -1,10 +1,10 @@
 """QMIX: the team's value rises with every agent's utility, in a way that depends on the state (1803.11485).
 
 Q_tot = |W2|·ELU(|W1|·Q + b1) + V, all weights computed from the state by hypernetworks; `credit_mixer.py` describes how credit
-follows from it, `replay.py` what the state is. Unlike a sum it can express that an agent's good turn counts only
+follows from it, `mixer_fit.py` what the state is. Unlike a sum it can express that an agent's good turn counts only
 together with another's.
 
-Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo
+Deviations from the paper: policies act and utilities only judge turns, so there is no maximum over actions; Monte Carlo
 returns by default; two layers in the hypernetworks of W1 and W2, as in the authors' later code, which start as
 constants of the state.
 """

@@ -23,7 +23,6 @@ from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import torch
-from kapelle.team import Team
 from kapelle.types import Group
 
 
@@ -38,11 +37,7 @@ class RAE(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, None, memory=self.remember)
-
-    def remember(self, team: Team, seed: int) -> RunningBaselines:
-        """Return fresh baselines."""
-        return RunningBaselines(self)
+        return self.row(self.name, None, memory=lambda team, seed: RunningBaselines(self))
 
 
 class RunningBaselines:
@@ -56,7 +51,9 @@ class RunningBaselines:
         """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
         places: dict[Place, list[Member]] = {}
         for member in by_agent(groups, self._settings.rewards(groups, signals)):
-            places.setdefault(_place(groups, member), []).append(member)
+            g, e, _ = member.keys[0]
+            place = place_of(groups[g].episodes[e], str(member.place[1]))
+            places.setdefault(place, []).append(member)
         advantage: dict[TurnKey, float] = {}
         for place, own in places.items():
             returns_B = torch.tensor([member.value for member in own], dtype=torch.float64)
@@ -82,8 +79,3 @@ class RunningBaselines:
         """Restore what `state` returned."""
         rows: Sequence[tuple[str, str, str, float]] = state["baselines"]
         self._baseline = {(part, agent, role): value for part, agent, role, value in rows}
-
-
-def _place(groups: Sequence[Group], member: Member) -> Place:
-    key = member.keys[0]
-    return place_of(groups[key.group].episodes[key.episode], str(member.place[1]))

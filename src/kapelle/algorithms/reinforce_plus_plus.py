@@ -1,4 +1,4 @@
-"""REINFORCE++: no group, no critic, one normalisation over the whole batch (2501.03262).
+"""REINFORCE++: one normalisation over the whole batch takes the place of groups and critics (2501.03262).
 
 A at token k = Σ_{k'≥k} γ^{k'−k} r_{k'}, where r carries −β(log π_b − log π_ref) at every token and the turn's reward
 at its last, whitened over all tokens of a policy. `baseline: group` is the form with a baseline: R − mean_g of the
@@ -12,6 +12,7 @@ policy's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -19,11 +20,11 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import CENTRED, Earlier, by_agent, compared_values
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.functional.advantages import whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
+from kapelle.functional.returns import return_to_go
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, turns_of
-from kapelle.runtime.on_demand import Tensor, torch
+from kapelle.runtime.on_demand import torch
 from kapelle.types import Group, Turn
 
 
@@ -96,39 +97,25 @@ class ReinforcePlusPlus(MonteCarlo):
         for key, turn in turns_of(groups):
             own = paths.setdefault(turn.policy, {})
             own.setdefault((key.group, key.episode, turn.agent), []).append((key, turn))
-        credit: dict[TurnKey, Credit] = {}
-        for trajectories in paths.values():
-            credit |= self._of_policy(list(trajectories.values()), reward, signals)
-        return credit
-
-    def _of_policy(
-        self,
-        trajectories: Sequence[Sequence[tuple[TurnKey, Turn]]],
-        reward: Mapping[TurnKey, float],
-        signals: Signals,
-    ) -> dict[TurnKey, Credit]:
-        rows = [
-            torch.cat([self._reward(key, turn, reward[key], signals) for key, turn in pairs])
-            for pairs in trajectories
-        ]
         pad = torch.nn.utils.rnn.pad_sequence
-        reward_NT = pad(rows, batch_first=True)
-        mask_NT = pad([torch.ones_like(row_T) for row_T in rows], batch_first=True)
-        advantage_NT = whitened_return_to_go(reward_NT, mask_NT, gamma=self.gamma)
-        credit: dict[TurnKey, Credit] = {}
-        for pairs, advantage_T in zip(trajectories, advantage_NT, strict=True):
-            lengths = [len(turn.completion_ids) for _, turn in pairs]
-            pieces = advantage_T[: sum(lengths)].split(lengths)
-            credit |= {
-                key: Credit(a_T, weight=self.weight(turn))
-                for (key, turn), a_T in zip(pairs, pieces, strict=True)
-            }
+        credit = spread(self, groups, reward)
+        for trajectories in paths.values():
+            rows = []
+            for pairs in trajectories.values():
+                pieces = []
+                for key, turn in pairs:
+                    reward_T = torch.zeros(len(turn.completion_ids))
+                    if self.kl_in_reward:
+                        logp_T = torch.tensor(turn.logprobs)
+                        reward_T += kl_in_reward(logp_T, signals.reference[key], beta=self.kl_in_reward)
+                    reward_T[-1] += reward[key]
+                    pieces.append(reward_T)
+                rows.append(torch.cat(pieces))
+            reward_NT = pad(rows, batch_first=True)
+            mask_NT = pad([torch.ones_like(row_T) for row_T in rows], batch_first=True)
+            advantage_NT = masked_whiten(return_to_go(reward_NT, mask_NT, self.gamma), mask_NT)
+            for pairs, advantage_T in zip(trajectories.values(), advantage_NT, strict=True):
+                lengths = [len(turn.completion_ids) for _, turn in pairs]
+                for (key, _), a_T in zip(pairs, advantage_T[: sum(lengths)].split(lengths), strict=True):
+                    credit[key] = replace(credit[key], advantage_T=a_T)
         return credit
-
-    def _reward(self, key: TurnKey, turn: Turn, reward: float, signals: Signals) -> Tensor:
-        reward_T = torch.zeros(len(turn.completion_ids))
-        if self.kl_in_reward:
-            logp_T = torch.tensor(turn.logprobs)
-            reward_T += kl_in_reward(logp_T, signals.reference[key], beta=self.kl_in_reward)
-        reward_T[-1] += reward
-        return reward_T

@@ -15,9 +15,7 @@ from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Earlier, against_earlier, by_agent
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
-from kapelle.functional.advantages import greedy_baseline
 from kapelle.rows import Signals, TurnKey
-from kapelle.runtime.on_demand import torch
 from kapelle.signals.greedy import GreedyBaseline
 from kapelle.types import Group
 
@@ -50,11 +48,9 @@ class ReMax(MonteCarlo):
         without = [member for member, known in zip(members, baseline, strict=True) if known is None]
         earlier = earlier or Earlier()
         found = iter(against_earlier(without, members, earlier))
-        value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
-        baseline_B = torch.tensor([known or 0.0 for known in baseline], dtype=torch.float64)
-        better_B = greedy_baseline(value_B, baseline_B, torch.arange(len(members)))
         advantage: dict[TurnKey, float] = {}
-        for member, known, better in zip(members, baseline, better_B.tolist(), strict=True):
-            advantage |= dict.fromkeys(member.keys, next(found) if known is None else better)
+        for member, known in zip(members, baseline, strict=True):
+            better = next(found) if known is None else member.value - known
+            advantage |= dict.fromkeys(member.keys, better)
         earlier.take_in(members)
         return spread(self, groups, advantage)

@@ -5,7 +5,7 @@ environment's records or scripted experts, playing the workflow in the roles of 
 
 World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next
 prompt adds to its last completion count like those of completions, each w times:
-(Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed). The first prompt of a conversation is not predicted.
+(Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed). The first prompt of a conversation is left out.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ agent's advantage leaves out the values of those that have read its turn.
 
 Where a limit cut the episode short, Σ_i U_i of those who moved in the last round takes the place of the future: U_i is the
 value after the agent's turn. In rounds that others follow the critics learn it, as a share of γ_turn times V_tot's target at
-the next round; where a mover of the last round had none, a cut counts as the end.
+the next round; if a mover of the last round never had such a round, a cut counts as the end.
 
 The critic of agent i is fitted to A + V_i, which is the target of V_tot less the others' values: its gradient at the
 sampling values is that of (V_tot − target)² in V_i, so the sum is fitted, although each critic is trained separately.
 
-Deviations: the others' values stand still during the epochs of an update; no agent has credit of its own, only a
-baseline that no central view is needed for (see `vdn` for credit by words).
+Deviations: the others' values are fixed during the epochs of an update; all agents share one credit, and the gain over a
+central critic is that each critic reads its own agent's view alone (see `vdn` for credit of each agent).
 
 Shapes: P positions of an episode (rounds in a row), A agents, T tokens of one turn.
 """
@@ -23,16 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import Literal
 
 from pydantic import model_validator
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.shared.gae import normalised
 from kapelle.algorithms.shared.rewards import need_team_return
 from kapelle.algorithms.value_decomposition.mixer_fit import earned_by_round
 from kapelle.functional.advantages import gae
-from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
@@ -63,15 +64,6 @@ class VDNToken(ActorCritic):
         return actor_critic_row(self, self.name, "local", SummedValues(self))
 
 
-class _Turn(NamedTuple):
-    """One turn's advantages, and the target of its critic."""
-
-    turn: Turn
-    advantage_T: Tensor
-    target_T: Tensor
-    after: Tensor | None
-
-
 class SummedValues:
     """Advantages against Σ_i V_i, and each critic's share of the target."""
 
@@ -81,43 +73,52 @@ class SummedValues:
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage at every token, and the target of its critic there."""
-        found: dict[TurnKey, _Turn] = {}
         played = {
-            (g, e): (episode, episode.rounds(episode.agents, trained=True))
+            (g, e): (episode, rounds)
             for g, group in enumerate(groups)
             for e, episode in enumerate(group.episodes)
-            if episode.error is None
+            if episode.error is None and (rounds := episode.rounds(episode.agents, trained=True))
         }
         taught = {agent for _, rounds in played.values() for movers in rounds[:-1] for agent in movers}
+        credit: dict[TurnKey, Credit] = {}
         for place, (episode, rounds) in played.items():
-            if rounds:
-                found |= self._episode(place, episode, rounds, taught, signals)
-        if not found:
+            credit |= self._of_episode(place, episode, rounds, taught, signals)
+        if not credit:
             return {}
-        advantage_K = self._normalised(list(found.values()))
-        pieces = advantage_K.split([len(one.advantage_T) for one in found.values()])
+        turns = [groups[g].episodes[e].turns[t] for g, e, t in credit]
+        steps = [len(turn.completion_ids) for turn in turns]
+        advantage_K = torch.cat([given.advantage_T for given in credit.values()])
+        pieces = normalised(advantage_K, turns, steps, self._settings.gae.normalise).split(steps)
         return {
-            key: Credit(piece_T, one.target_T, after=one.after)
-            for (key, one), piece_T in zip(found.items(), pieces, strict=True)
+            key: replace(given, advantage_T=piece_T)
+            for (key, given), piece_T in zip(credit.items(), pieces, strict=True)
         }
 
-    def _episode(
+    def _of_episode(
         self,
         place: tuple[int, int],
         episode: Episode,
         rounds: Sequence[Mapping[str, Turn]],
         taught: AbstractSet[str],
         signals: Signals,
-    ) -> dict[TurnKey, _Turn]:
+    ) -> dict[TurnKey, Credit]:
+        """Return an episode's credit, with advantages that are not normalised yet."""
         s = self._settings
         paid = earned_by_round(episode, rounds, s.team_reward, s.penalties).tolist()
-        last = {agent: TurnKey(*place, turn.index) for agent, turn in rounds[-1].items()}
+        keys = [{agent: TurnKey(*place, turn.index) for agent, turn in movers.items()} for movers in rounds]
         to_come = torch.zeros(())
-        if s.gae.truncated == "bootstrap" and episode.truncated and last.keys() <= taught:
-            to_come = sum((signals.bootstrap[key] for key in last.values()), to_come)
+        if s.gae.truncated == "bootstrap" and episode.truncated and keys[-1].keys() <= taught:
+            to_come = sum((signals.bootstrap[key] for key in keys[-1].values()), to_come)
         whole = self._advantages(place, rounds, paid, to_come, signals, None)
-        after = self._targets_after(place, rounds, whole, signals) if signals.after else {}
-        found: dict[TurnKey, _Turn] = {}
+        after: dict[TurnKey, Tensor] = {}
+        if signals.after:
+            # Each critic learns its share of what was to come after its turns, in all rounds but the last.
+            for now, following, advantage_P in zip(keys, keys[1:], whole[1:], strict=False):
+                values = [signals.values[key][0] for key in following.values()]
+                came = s.gae.gamma_turn * (advantage_P[0] + sum(values))
+                error = came - sum(signals.after[key] for key in now.values())
+                after |= {key: signals.after[key] + error for key in now.values()}
+        credit: dict[TurnKey, Credit] = {}
         for agent in dict.fromkeys(agent for movers in rounds for agent in movers):
             own = self._advantages(place, rounds, paid, to_come, signals, agent)
             for movers, own_P, whole_P in zip(rounds, own, whole, strict=True):
@@ -125,25 +126,8 @@ class SummedValues:
                     turn = movers[agent]
                     key, length = TurnKey(*place, turn.index), len(turn.completion_ids)
                     target_T = whole_P[:length] + signals.values[key]
-                    found[key] = _Turn(turn, own_P[:length], target_T, after.get(key))
-        return found
-
-    def _targets_after(
-        self,
-        place: tuple[int, int],
-        rounds: Sequence[Mapping[str, Turn]],
-        whole: Sequence[Tensor],
-        signals: Signals,
-    ) -> dict[TurnKey, Tensor]:
-        """Return each critic's share of what was to come after its turns, in all rounds but the last."""
-        targets: dict[TurnKey, Tensor] = {}
-        for movers, following, advantage_P in zip(rounds, rounds[1:], whole[1:], strict=False):
-            values = [signals.values[TurnKey(*place, turn.index)][0] for turn in following.values()]
-            came = self._settings.gae.gamma_turn * (advantage_P[0] + sum(values))
-            keys = [TurnKey(*place, turn.index) for turn in movers.values()]
-            error = came - sum(signals.after[key] for key in keys)
-            targets |= {key: signals.after[key] + error for key in keys}
-        return targets
+                    credit[key] = Credit(own_P[:length], target_T, after=after.get(key))
+        return credit
 
     def _advantages(
         self,
@@ -156,8 +140,8 @@ class SummedValues:
     ) -> list[Tensor]:
         """Return the advantage at every position of every round against the summed values.
 
-        `to_come` is the value after the last round, discounted to its end. For an agent, values of turns that have read its turn of the round are left out: as its baseline they would
-        subtract what that turn caused.
+        `to_come` is the value after the last round, discounted to its end. For an agent, values of turns that have read its
+        turn of the round are left out: as its baseline they would subtract what that turn caused.
         """
         s = self._settings
         values: list[Tensor] = []
@@ -167,7 +151,13 @@ class SummedValues:
             own = movers.get(agent) if agent is not None else None
             judged = [turn for turn in movers.values() if own is None or turn.seen <= own.index]
             longest = max(len(turn.completion_ids) for turn in movers.values())
-            value_P = _summed([signals.values[TurnKey(*place, turn.index)] for turn in judged], longest)
+            # Σ_i V_i at every position of the round; a finished agent keeps its last value.
+            held = []
+            for turn in judged:
+                value_T = signals.values[TurnKey(*place, turn.index)]
+                held.append(torch.cat([value_T, value_T[-1:].expand(longest - len(value_T))]))
+            value_PA = torch.stack(held, dim=1)
+            value_P = vdn_mix(value_PA, torch.ones_like(value_PA))
             reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
             reward_P[-1], gamma_P[-1] = reward, s.gae.gamma_turn
             values, rewards, gammas = [*values, value_P], [*rewards, reward_P], [*gammas, gamma_P]
@@ -182,26 +172,3 @@ class SummedValues:
             lam=s.gae.lam,
         ).advantage_NT[0]
         return list(advantage_P.split([len(value_P) for value_P in values]))
-
-    def _normalised(self, turns: Sequence[_Turn]) -> Tensor:
-        advantage_K = torch.cat([one.advantage_T for one in turns])
-        how = self._settings.gae.normalise
-        if how == "none":
-            return advantage_K
-        numbers: dict[str, int] = {}
-        whose = [
-            numbers.setdefault(
-                {"policy": one.turn.policy, "agent": one.turn.agent, "batch": ""}[how], len(numbers)
-            )
-            for one in turns
-        ]
-        lengths = torch.tensor([len(one.advantage_T) for one in turns])
-        segment_K = torch.tensor(whose).repeat_interleave(lengths)
-        return segment_whiten(advantage_K, torch.ones_like(advantage_K), segment_K, len(numbers))
-
-
-def _summed(values: Sequence[Tensor], longest: int) -> Tensor:
-    """Σ_i V_i at every position of a round → [P]; a finished agent keeps its last value."""
-    held = [torch.cat([value_T, value_T[-1:].expand(longest - len(value_T))]) for value_T in values]
-    value_PA = torch.stack(held, dim=1)
-    return vdn_mix(value_PA, torch.ones_like(value_PA))

@@ -1,4 +1,4 @@
-"""A verifier: how likely an answer is right, learned from answers of a team that is not trained.
+"""A verifier: how likely an answer is right, learned from the answers of a frozen team.
 
 A scalar head on a LoRA of its own reads the question and one answer and gives one score at the answer's last
 token; σ(score) is the probability that the answer is right. `labels` is binary cross-entropy against each turn's
@@ -7,11 +7,11 @@ to one question (Bradley–Terry, as in 2203.02155 eq. 1).
 
 Labels. `data: rollout`: the frozen team plays train questions and the environment grades; a turn's label is its
 `Turn.score` where the workflow scored it, else what its agent was paid at the end, for the agent's last turn.
-Turns without a label teach nothing. `data: recorded`: recorded solutions with their labels (environment
+Turns without a label are left out. `data: recorded`: recorded solutions with their labels (environment
 `labelled`).
 
 Balance. With `balance: question` right and wrong answers to one question weigh the same in sum, and a question
-whose answers are all right or all wrong weighs nothing: it would only teach which questions are easy.
+whose answers are all right or all wrong has weight 0: it would only teach which questions are easy.
 
 Deviations: 2110.14168 scores every token; here there is one score at the end. Weights take the place of MAPoRL's
 resampling.
@@ -20,7 +20,7 @@ resampling.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -44,7 +44,7 @@ class Verifier(Settings):
     objective: Literal["labels", "pairs"] = "labels"
     """`labels`: right or wrong, one by one. `pairs`: a right one over a wrong one."""
     balance: Literal["question", "none"] = "question"
-    """Read with `objective: labels`; pairs are balanced by construction."""
+    """Balance of right and wrong answers, with `objective: labels`; pairs are balanced by construction."""
     group_size: int = Field(default=8, ge=1)
     """Episodes per question."""
     epochs: int = Field(default=1, ge=1)
@@ -66,13 +66,6 @@ class Verifier(Settings):
         )
 
 
-class Labelled(NamedTuple):
-    """A turn with its label."""
-
-    key: TurnKey
-    label: float
-
-
 class VerifierTargets:
     """The targets of a verifier, and how well it separated right from wrong before the update."""
 
@@ -82,36 +75,38 @@ class VerifierTargets:
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each labelled turn's label as the target, and its weight or pair; others have no target."""
-        turns = {
-            key: label_of(groups[key.group].episodes[key.episode], turn)
-            for key, turn in turns_of(groups, trained_only=False)
-        }
-        credit = {key: Credit(torch.zeros(1), weight=0.0) for key in turns}
-        labelled = [Labelled(key, label) for key, label in turns.items() if label is not None]
+        credit: dict[TurnKey, Credit] = {}
+        labels: dict[TurnKey, float] = {}
+        for key, turn in turns_of(groups, trained_only=False):
+            credit[key] = Credit(torch.zeros(1), weight=0.0)
+            label = label_of(groups[key.group].episodes[key.episode], turn)
+            if label is not None:
+                labels[key] = label
+        pairs = 0
         for g in range(len(groups)):
-            own = [each for each in labelled if each.key.group == g]
-            give = self._paired if self._settings.objective == "pairs" else self._weighed
-            credit |= give(own, sum(c.pair is not None for c in credit.values()) // 2)
-        self._row = _how_well(labelled, signals)
+            own = {key: label for key, label in labels.items() if key.group == g}
+            if self._settings.objective == "pairs":
+                # The k-th right answer is paired with the k-th wrong one.
+                right = [key for key, label in own.items() if label > 0.5]
+                wrong = [key for key, label in own.items() if label <= 0.5]
+                for both in zip(right, wrong, strict=False):
+                    for key, target in zip(both, (1.0, 0.0), strict=True):
+                        credit[key] = Credit(torch.zeros(1), torch.tensor([target]), pair=pairs)
+                    pairs += 1
+            else:
+                balance = self._settings.balance == "question"
+                weights = balanced(list(own.values())) if balance else [1.0] * len(own)
+                for (key, label), weight in zip(own.items(), weights, strict=True):
+                    if weight > 0:
+                        credit[key] = Credit(torch.zeros(1), torch.tensor([label]), weight)
+        self._row = {}
+        if labels:
+            is_right = [label > 0.5 for label in labels.values()]
+            self._row["verifier_right_share"] = sum(is_right) / len(is_right)
+            area = area_under_curve([float(signals.values[key]) for key in labels], is_right)
+            if area is not None:
+                self._row["verifier_auc"] = area
         return credit
-
-    def _weighed(self, own: Sequence[Labelled], _pairs: int) -> dict[TurnKey, Credit]:
-        weights = balanced([each.label for each in own]) if self._settings.balance == "question" else None
-        return {
-            each.key: Credit(torch.zeros(1), torch.tensor([each.label]), weight)
-            for each, weight in zip(own, weights or [1.0] * len(own), strict=True)
-            if weight > 0
-        }
-
-    def _paired(self, own: Sequence[Labelled], pairs: int) -> dict[TurnKey, Credit]:
-        """Pair the k-th right answer with the k-th wrong one."""
-        right = [each for each in own if each.label > 0.5]
-        wrong = [each for each in own if each.label <= 0.5]
-        return {
-            each.key: Credit(torch.zeros(1), torch.tensor([target]), pair=pairs + k)
-            for k, both in enumerate(zip(right, wrong, strict=False))
-            for each, target in zip(both, (1.0, 0.0), strict=True)
-        }
 
     def metrics(self) -> Mapping[str, float]:
         """Return the share of right answers and the area under the curve before the update."""
@@ -135,15 +130,6 @@ def balanced(labels: Sequence[float]) -> list[float]:
     if not right or not wrong:
         return [0.0] * len(labels)
     return [len(labels) / (2 * (right if label > 0.5 else wrong)) for label in labels]
-
-
-def _how_well(labelled: Sequence[Labelled], signals: Signals) -> dict[str, float]:
-    if not labelled:
-        return {}
-    right = [each.label > 0.5 for each in labelled]
-    row = {"verifier_right_share": sum(right) / len(right)}
-    area = area_under_curve([float(signals.values[each.key]) for each in labelled], right)
-    return row if area is None else {**row, "verifier_auc": area}
 
 
 def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:

@@ -3,8 +3,8 @@
     from kapelle.cli import main
     main(["train", "demo", "training.steps=3"])
 
-This is the boundary where errors of `errors.py`, and whatever the machine refuses, become one line and exit code 2.
-Anything else that escapes is a defect and shows its traceback.
+This is the boundary where errors of `errors.py`, and requests that the machine refuses, become one line and exit code 2.
+Any other error is a defect and shows its traceback.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import (
-    complain,
-    complain_of_defect,
-    complain_of_stop,
-    leave_ranks_here,
-    say,
-)
+from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
 from kapelle.errors import KapelleError
@@ -33,14 +27,14 @@ EXIT_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; see `kapelle --help` for the codes.
 
-    Without `argv` this is the process's own command; if it was stopped, the process ends here.
+    Without `argv`, it runs the process's own command, and ends the process if a signal has stopped it.
     """
     if argv is not None:
         return _code(argv, own=False)
     take_signals()
     try:
         code = _code(sys.argv[1:], own=True)
-    except KeyboardInterrupt as stop:  # another Ctrl-C, while the first one was acted on
+    except KeyboardInterrupt as stop:  # another Ctrl-C, while the first one was handled
         code = exit_code(stop)
     leave(code)
     return code
@@ -53,11 +47,21 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
     raise_descriptor_limit()
     with termination():
         try:
-            if own and "RANK" in os.environ:  # `--help` should not import it
+            if own and "RANK" in os.environ:  # imported here, because `--help` is to be quick
                 from kapelle.runtime.process_tree import join_launcher
 
                 join_launcher()
-            return _run(argv, own=own)
+            parsed = parse(argv)
+            if isinstance(parsed, str):  # the text of `--help` or `--version`
+                say(parsed)
+                return 0
+            command, arguments = parsed
+            if own:
+                from kapelle.cli.quiet import clean_what_others_print
+
+                clean_what_others_print()
+            code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
+            leave_ranks_here()
         except KapelleError as error:
             complain(str(error))
             return EXIT_WRONG
@@ -65,34 +69,21 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
             complain_of_stop()
             return exit_code(stop)
         except BrokenPipeError:
-            # The reader has gone (`kapelle … | head`); Python would complain once more at its exit.
+            # The reader has closed the pipe (`kapelle … | head`); Python would report it once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
         except Exception as error:
             asked = stopped_by()
-            if asked is not None:  # raised in the middle of others' code, a Ctrl-C comes out as anything
+            if asked is not None:  # a Ctrl-C in the middle of a library's code can surface as any error
                 complain_of_stop()
                 return exit_code(asked)
             refused = refusal(error)
             if refused is not None:
                 complain(refused)
                 return EXIT_WRONG
-            code = complain_of_defect(error)
-            if code is None:
-                raise
-            return code
+            if not is_rank():
+                raise  # Python prints the traceback
+            from kapelle.runtime.rank_group import say_defect
 
-
-def _run(argv: Sequence[str], *, own: bool) -> int:
-    parsed = parse(argv)
-    if isinstance(parsed, str):
-        say(parsed)
-        return 0
-    command, arguments = parsed
-    if own:
-        from kapelle.cli.quiet import clean_what_others_print
-
-        clean_what_others_print()
-    code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
-    leave_ranks_here()
-    return code
+            return say_defect(error)  # once for all ranks
+        return code

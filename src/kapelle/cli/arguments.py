@@ -1,88 +1,107 @@
-"""The arguments of the commands that need more than a line: `kapelle new`, `runs`, `data`, `export`, `launch`, `serve`, `view`."""
+"""Every command with its usage, its summary and its arguments.
+
+Standard library only, so that `--help` answers at once; what a command does is imported when it is called. Defaults of the
+commands stand here too, because the help texts name them.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-KINDS = ("environment", "workflow", "algorithm", "project")
-
-
-def declare_new(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("kind", metavar="KIND", help=f"what to begin: {', '.join(KINDS)}")
-    parser.add_argument(
-        "name", metavar="NAME", help="its name, such as word_count: a new folder of that name is made here"
-    )
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+"""Positional and keyword arguments of `ArgumentParser.add_argument`."""
 
 
-NEW = (
-    "environment|workflow|algorithm|project NAME",
-    "write a working start of a piece of your own, with a test and a recipe",
-    "new",
-    declare_new,
-)
-"""Usage, summary, module and arguments of the command."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the command line."""
+
+    usage: str
+    """The part after its name."""
+    summary: str
+    module: str
+    """Module with `run(arguments) -> int`, which returns the exit code."""
+    arguments: tuple[Argument, ...]
 
 
-# -------- The arguments of `kapelle runs`, and what other commands declare in the same way
-
-EVERYONE = "*"
-"""As in `settings.schema`, which is not imported here: `--help` answers at once."""
-ONE_OBJECT = "print one JSON object"
+def option(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
+    """Return an option with a value."""
+    return (name,), {"metavar": metavar, "help": meaning, **more}
 
 
-def declare_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "action", nargs="?", metavar="ls|show|rollback", help="list runs, show one, or go back in one"
-    )
-    parser.add_argument(
-        "place", nargs="?", metavar="RUN", help="a run directory; for ls a folder of them (runs)"
-    )
-    parser.add_argument(
-        "--to", type=int, metavar="STEP", help="rollback: the step of the checkpoint to go back to"
-    )
-    add_flag(parser, "--dry-run", "rollback: show what would be moved, and move nothing")
-    add_flag(parser, "--json", ONE_OBJECT)
+def flag(name: str, meaning: str) -> Argument:
+    """Return an option without a value, which is True when it is given."""
+    return (name,), {"action": "store_true", "help": meaning}
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, meaning: str) -> None:
-    """Add an argument that is there or not, and takes no value."""
-    parser.add_argument(name, action="store_true", help=meaning)
+def words(metavar: str, meaning: str) -> Argument:
+    """Return the positional words of a command; `parser.split_words` tells settings from the others."""
+    return ("words",), {"nargs": "*", "metavar": metavar, "help": meaning}
 
 
-def count(text: str) -> int:
-    """Return a whole number from 1; for `type` of an argument."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+# -------- Values of options
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
+        return number
+
+    return read
+
+
+def positive(text: str) -> float:
+    """Return a positive number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
     return number
 
 
-def declare_processes(parser: argparse.ArgumentParser) -> None:
-    """Declare how training is started: in how many processes, and from which weights."""
-    parser.add_argument(
-        "--launch",
-        choices=["torchrun", "ray"],
-        help="torchrun: several processes on this machine, by torch's launcher; ray: on a cluster, or a Ray of its own "
-        "(section `ray` of the recipe); docs/clusters.md, docs/ray.md",
-    )
-    parser.add_argument(
-        "--processes", type=count, metavar="N", help="how many; by default one for each GPU, with ray one"
-    )
-    parser.add_argument(
-        "--start-from",
-        action="append",
-        metavar="[AGENT=]WEIGHTS",
-        help="weights that training starts from, of all agents or of one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or a "
-        "model; may be given several times",
-    )
+def gigabytes(text: str) -> float:
+    """Return a positive number of gigabytes."""
+    try:
+        number = positive(text)
+    except argparse.ArgumentTypeError:
+        number = 1e9
+    if number >= 1e9:
+        raise argparse.ArgumentTypeError(f"'{text}' is not an amount of memory in gigabytes")
+    return number
+
+
+def share(text: str) -> float:
+    """Return a number from 0 to below 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share from 0 to below 1")
+    return number
+
+
+KINDS = ("environment", "workflow", "algorithm", "project")
+"""What `kapelle new` can create."""
+
+EVERYONE = "*"
+"""As in `settings.schema`, which is too slow to import here: `--help` answers at once."""
 
 
 def start_words(given: Sequence[str] | None) -> list[str]:
-    """Return `--start-from` as the setting that it stands for; nothing where it is not given."""
+    """Return the values of `--start-from` as the setting that they stand for."""
     import json
 
     named: dict[str, str] = {}
@@ -92,276 +111,540 @@ def start_words(given: Sequence[str] | None) -> list[str]:
     return [f"start_from={json.dumps(named)}"] if named else []
 
 
-def gigabytes(text: str) -> float:
-    """Return a positive number of gigabytes; for `type` of an argument."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"'{text}' is no amount of memory")
-    return number
-
-
-# -------- What `kapelle data` takes on the command line
-
-
-def declare_data(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `kapelle data`."""
-    parser.add_argument("action", choices=["prepare"], help="write the files of a data set")
-    parser.add_argument("name", metavar="NAME", help="gsm8k, math, deepscaler, deepmath, anli or mbpp")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write; must not exist yet")
-    parser.add_argument(
-        "--source",
-        metavar="WHERE",
-        help="a folder, a file or `owner/name` on the Hugging Face hub (the usual name there)",
-    )
-    parser.add_argument(
-        "--train", default="", metavar="A,B", help="splits or files to train on, in place of the usual ones"
-    )
-    parser.add_argument("--test", default="", metavar="A,B", help="splits or files to test on")
-    parser.add_argument("--form", choices=["jsonl", "parquet"], default="jsonl", help="what to write (jsonl)")
-    parser.add_argument(
-        "--test-share",
-        type=_share,
-        default=0.1,
-        metavar="X",
-        help="share to test on where none is published (0.1)",
-    )
-    parser.add_argument(
-        "--max-unusable",
-        type=_share,
-        default=0.01,
-        metavar="X",
-        help="largest share of rows that may be left out as unusable (0.01)",
-    )
-    add_flag(parser, "--json", "print the manifest")
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0.0 <= share < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
-    return share
-
-
-# -------- The arguments of `kapelle export`
-
-EXPORT_USAGE = "RUN [--out FOLDER] [--merge] [--format peft|hf|gguf-ready] [--agent NAME …] [--push OWNER/NAME [--public]] [--dry-run] [--json]"
-
-
-def declare_export(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("words", nargs="*", metavar="RUN", help="a run directory, RUN@best or RUN@STEP")
-    parser.add_argument("--out", metavar="FOLDER", help="a new folder (RUN-export)")
-    add_flag(parser, "--merge", "whole models with the adapters in them; the same as --format hf")
-    parser.add_argument(
-        "--format",
-        choices=("peft", "hf", "gguf-ready"),
-        help="peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes (peft)",
-    )
-    parser.add_argument(
-        "--agent",
-        action="append",
-        metavar="NAME",
-        help="the weights of this agent alone; may be given several times",
-    )
-    parser.add_argument("--push", metavar="OWNER/NAME", help="send the folder to this repository of a hub")
-    add_flag(parser, "--public", "make a new repository public (private)")
-    add_flag(parser, "--dry-run", "list what would be written and sent, and keep and send nothing")
-    add_flag(parser, "--json", ONE_OBJECT)
-
-
-# -------- The arguments of `kapelle launch`
-
-
-def declare_launch(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments but for the recipe's."""
-    add_flag(parser, "--slurm", "write a batch script for SLURM")
-    add_flag(parser, "--kubernetes", "write a manifest for Kubernetes")
-    numbers = {
-        "--nodes": ("N", 1, "machines (1)"),
-        "--processes": ("P", 1, "processes on each machine (1)"),
-        "--cpus": ("N", None, "CPU cores for each process (the scheduler's choice)"),
-        "--memory": ("GB", None, "memory on each machine, in gigabytes (the scheduler's choice)"),
-    }
-    for name, (metavar, default, meaning) in numbers.items():
-        parser.add_argument(name, type=count, default=default, metavar=metavar, help=meaning)
-    parser.add_argument(
-        "--gpus", type=_from_zero, metavar="N", help="GPUs on each machine (one for each process); 0 for none"
-    )
-    parser.add_argument("--time", metavar="TIME", help="when to end it: minutes, H:MM:SS or DAYS-HOURS")
-    parser.add_argument("--image", metavar="IMAGE", help="the container image; Kubernetes needs one")
-    parser.add_argument(
-        "--volume", metavar="CLAIM", help="Kubernetes: the persistent volume claim that keeps /runs"
-    )
-    parser.add_argument("--name", metavar="NAME", help="what the job is called (the recipe's name)")
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="where the run is kept (runs/NAME, /runs/NAME in a pod)"
-    )
-    parser.add_argument("--output", metavar="FILE", help="write it there; must not exist yet")
-    add_flag(parser, "--unchecked", "do not look at models and data, which only the cluster has")
-
-
-def _from_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0")
-    return int(text)
-
-
-# -------- The arguments of `kapelle serve` and `kapelle chat`
-
-Number = TypeVar("Number", int, float)
-
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
-"""Answers under way at once, the seconds that one may take, and the answers scored together, unless set otherwise."""
+"""Defaults of `kapelle serve`: most answers in progress, seconds for one answer, and answers that are scored together."""
 
 WORLD_IDLE, SESSION_IDLE = 600.0, 3600.0
-"""Seconds without a call after which a world, or a session without a reward, may be closed, unless set otherwise."""
+"""Default seconds without a call after which a world, or a session without a reward, may be closed."""
 
 
-def declare_serve(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="(policy | reward) RUN | environments",
-        help="what to serve, and the run directory it comes from; for environments their settings, name.key=value",
-    )
-    parser.add_argument(
-        "--record",
-        metavar="FOLDER",
-        help="keep what programs do with the agents, as episodes, once they post a reward",
-    )
-    parser.add_argument(
-        "--name", metavar="NAME", help="what clients call the team or the verifier (the run's name)"
-    )
-    _declare_environments(parser)
-    declare_binding(parser, 8000, environments=50_051)
-    parser.add_argument(
-        "--grpc-port",
-        type=int,
-        metavar="PORT",
-        help="reward: port for gRPC beside HTTP; 0 takes a free one (no gRPC)",
-    )
-    parser.add_argument(
-        "--calls",
-        type=_positive(int),
-        default=CALLS,
-        metavar="N",
-        help=f"most answers under way at once, those that wait included ({CALLS})",
-    )
-    parser.add_argument(
-        "--batch",
-        type=_positive(int),
-        default=BATCH,
-        metavar="N",
-        help=f"reward: most answers that are scored together ({BATCH})",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_positive(float),
-        default=SECONDS,
-        metavar="S",
-        help=f"seconds that one call may take ({SECONDS:g})",
-    )
+# -------- Arguments that several commands share
+
+_SETTINGS = "settings such as training.steps=100, with YAML values"
+_RECIPE = words(
+    "RECIPE …",
+    "a built-in recipe (`kapelle recipes ls`) or a YAML file, then YAML files that override parts of it, then "
+    f"{_SETTINGS}",
+)
+_REAL = flag(
+    "--real",
+    "use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
+)
+_RUN_DIR = option("--run-dir", "DIR", "folder of the run (default: runs/NAME-TIME)")
+_JSON = flag("--json", "print one JSON object")
+_JSON_AND_PROGRESS = flag("--json", "print one JSON object; progress goes to stderr")
+_NO_RICH = flag("--no-rich", "print plain lines, in a terminal too")
+
+_PLAYER = (
+    words(
+        "RUN …",
+        "a run directory, then settings such as evaluation.problems=100, with YAML values (for a run, those of "
+        "`environment`, `episode` and `evaluation`)",
+    ),
+    option("--model", "PATH", "instead of a run: a model folder, hub name or `embedded`"),
+    option(
+        "--environment",
+        "NAME",
+        "what the model plays: an environment (alone), or a recipe (with its team and workflow)",
+    ),
+    _REAL,
+)
 
 
-def _declare_environments(parser: argparse.ArgumentParser) -> None:
-    """Add what environments alone are served with."""
-    parser.add_argument(
-        "--environments",
-        metavar="NAMES",
-        help="environments: what to serve, as name or name=what, separated by commas",
-    )
-    parser.add_argument(
-        "--workers",
-        type=_from_zero,
-        default=0,
-        metavar="N",
-        help="environments: processes for their worlds; 0 keeps them in one (0)",
-    )
-    parser.add_argument(
-        "--sessions",
-        type=_positive(int),
-        default=4096,
-        metavar="N",
-        help="environments: most worlds at once (4096)",
-    )
-    parser.add_argument(
-        "--idle",
-        type=_positive(float),
-        metavar="S",
-        help="seconds after which what nobody calls any more may be closed: worlds of environments "
-        f"({WORLD_IDLE:g}), sessions that are recorded ({SESSION_IDLE:g})",
-    )
-    parser.add_argument(
-        "--drain",
-        type=_positive(float),
-        default=30.0,
-        metavar="S",
-        help="environments: seconds after a signal in which episodes may end (30)",
-    )
-    parser.add_argument(
-        "--replace", metavar="NAMES", help="environments: put these on the server at --at, while runs play"
-    )
-    parser.add_argument("--at", metavar="HOST:PORT", help="environments: the server of --replace")
-    parser.add_argument(
-        "--certificate", metavar="FILE", help="environments: PEM file that the server of --at is trusted by"
+def _binding(port: int, **others: int) -> tuple[Argument, ...]:
+    """Return where a service listens and who may call it; with `others`, the command itself picks its default port."""
+    default = "; ".join([str(port), *(f"{name}: {number}" for name, number in others.items())])
+    return (
+        option("--host", "HOST", "address to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+        option(
+            "--port",
+            "PORT",
+            f"port to listen on; 0 takes a free one (default: {default})",
+            type=int,
+            default=None if others else port,
+        ),
+        option("--tls-cert", "FILE", "PEM file of the TLS certificate, with its chain"),
+        option("--tls-key", "FILE", "PEM file of its key"),
+        option(
+            "--allow-host",
+            "NAME",
+            "a further host name by which callers address this service; may be given several times",
+            action="append",
+            default=[],
+        ),
     )
 
 
-def declare_binding(parser: argparse.ArgumentParser, port: int, **others: int) -> None:
-    """Add where a service listens and who may call it; `port` is the usual one, and with `others` the command knows it."""
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=None if others else port,
-        metavar="PORT",
-        help=f"port to listen on; 0 takes a free one ({'; '.join([str(port), *(f'{k} {v}' for k, v in others.items())])})",
-    )
-    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the TLS certificate, with its chain")
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which callers address this service; may be given several times",
-    )
+# -------- The commands
 
-
-def declare_chat(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `kapelle chat`."""
-    parser.add_argument("words", nargs="*", metavar="RUN", help="a run directory")
-    parser.add_argument("--agent", metavar="NAME", help="talk with one agent alone (the whole team)")
-
-
-def _positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    def read(text: str) -> Number:
-        try:
-            number = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is no number") from None
-        if not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-        return number
-
-    return read
-
-
-# -------- The arguments of `kapelle view`
-
-
-def declare_view(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "words", nargs="*", metavar="RUNS", help="run directories, or folders that hold some (runs)"
-    )
-    parser.add_argument(
-        "--export", metavar="FILE", help="serve nothing; write one page of these runs that needs no server"
-    )
-    declare_binding(parser, 7860)
+COMMANDS: Mapping[str, Command] = {
+    "demo": Command(
+        "[key.path=value …] [--run-dir DIR] [--json] [--no-rich]",
+        "train a tiny two-agent team on this machine and watch it learn",
+        "demo",
+        (words("key.path=value", _SETTINGS), _RUN_DIR, _JSON_AND_PROGRESS, _NO_RICH),
+    ),
+    "new": Command(
+        "environment|workflow|algorithm|project NAME",
+        "create a working piece of your own to build on, with a test and a recipe",
+        "new",
+        (
+            (("kind",), {"metavar": "KIND", "help": f"what to create: {', '.join(KINDS)}"}),
+            (
+                ("name",),
+                {
+                    "metavar": "NAME",
+                    "help": "its name, such as word_count; a folder of that name is created here",
+                },
+            ),
+        ),
+    ),
+    "train": Command(
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich] "
+        "[--launch torchrun|ray [--processes N]]",
+        "train a team as described by a recipe",
+        "train",
+        (
+            _RECIPE,
+            _REAL,
+            _RUN_DIR,
+            flag("--resume", "continue the run in --run-dir; or write `kapelle train --resume RUN`"),
+            flag(
+                "--dry-run",
+                "print which agent acts with which weights, and every setting with its origin; loads no model, writes no file",
+            ),
+            _JSON_AND_PROGRESS,
+            _NO_RICH,
+            (
+                ("--launch",),
+                {
+                    "choices": ["torchrun", "ray"],
+                    "help": "torchrun: several processes on this machine, as torch's launcher starts them; ray: on a Ray cluster, "
+                    "or on a Ray started for this run (section `ray` of the recipe); see docs/clusters.md and docs/ray.md",
+                },
+            ),
+            option(
+                "--processes",
+                "N",
+                "number of processes (default: one for each GPU; with ray 1)",
+                type=whole(1),
+            ),
+            option(
+                "--start-from",
+                "[AGENT=]WEIGHTS",
+                "weights that training starts from, for all agents or for one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or "
+                "a model; may be given several times",
+                action="append",
+            ),
+        ),
+    ),
+    "launch": Command(
+        "(--slurm | --kubernetes) RECIPE [--real] [overlay.yaml …] [key.path=value …] [--nodes N] [--processes P] [--gpus N] "
+        "[--cpus N] [--memory GB] [--time TIME] [--image IMAGE] [--volume CLAIM] [--name NAME] [--run-dir DIR] "
+        "[--output FILE] [--unchecked]",
+        "write the batch script or manifest that trains a recipe on a cluster",
+        "launch",
+        (
+            _RECIPE,
+            _REAL,
+            flag("--slurm", "write a batch script for SLURM"),
+            flag("--kubernetes", "write a manifest for Kubernetes"),
+            option("--nodes", "N", "machines (default: 1)", type=whole(1), default=1),
+            option("--processes", "P", "processes on each machine (default: 1)", type=whole(1), default=1),
+            option(
+                "--cpus", "N", "CPU cores for each process (default: the scheduler's choice)", type=whole(1)
+            ),
+            option(
+                "--memory",
+                "GB",
+                "memory on each machine, in gigabytes (default: the scheduler's choice)",
+                type=whole(1),
+            ),
+            option(
+                "--gpus",
+                "N",
+                "GPUs on each machine; 0 for none (default: one for each process)",
+                type=whole(0),
+            ),
+            option("--time", "TIME", "time limit: minutes, H:MM:SS or DAYS-HOURS"),
+            option("--image", "IMAGE", "the container image; Kubernetes needs one"),
+            option("--volume", "CLAIM", "Kubernetes: the persistent volume claim that keeps /runs"),
+            option("--name", "NAME", "the job's name (default: the recipe's)"),
+            option("--run-dir", "DIR", "folder of the run (default: runs/NAME; in a pod /runs/NAME)"),
+            option("--output", "FILE", "new file to write to (default: standard output)"),
+            flag("--unchecked", "skip the checks of models and data, when only the cluster has them"),
+        ),
+    ),
+    "plan": Command(
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--probe] [--json]",
+        "estimate how much memory a run will need and what fits, before a model is loaded",
+        "plan",
+        (
+            _RECIPE,
+            _REAL,
+            option(
+                "--gpu-memory",
+                "GB",
+                "memory of each GPU in GB: report what fits and, if the run does not, what to change (exit code 3)",
+                type=gigabytes,
+            ),
+            (
+                ("--probe",),
+                {
+                    "action": argparse.BooleanOptionalAction,
+                    "default": False,
+                    "help": "time a few blocks with random weights on this machine's device, and estimate how long a step takes",
+                },
+            ),
+            _JSON,
+        ),
+    ),
+    "eval": Command(
+        "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] [--no-baselines] [--json]",
+        "measure a run or a model on unseen problems",
+        "eval",
+        (
+            *_PLAYER,
+            flag(
+                "--no-baselines",
+                "leave out the baselines: one agent alone and majority votes with the same number of tokens",
+            ),
+            _JSON,
+        ),
+    ),
+    "compare": Command(
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
+        "[--jobs N] [--json]",
+        "train several algorithms on one recipe, with several seeds each, and compare them",
+        "compare",
+        (
+            _RECIPE,
+            _REAL,
+            option(
+                "--algorithms",
+                "A,B",
+                "the algorithms to compare; LABEL=NAME gives a row another name",
+                required=True,
+            ),
+            option(
+                "--set",
+                "A:key=value",
+                "a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
+                action="append",
+            ),
+            option("--seeds", "N", "seeds for each algorithm (default: 5)", type=whole(1), default=5),
+            option(
+                "--jobs", "N", "runs at a time, one thread each (default: the number of cores)", type=whole(1)
+            ),
+            option(
+                "--run-dir",
+                "DIR",
+                "folder of the comparison (default: runs/…); finished runs in it are kept as they are",
+            ),
+            _JSON_AND_PROGRESS,
+        ),
+    ),
+    "collect": Command(
+        "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
+        "(--min-reward X | --for verifier [--no-balance]) [--tasks N] [--samples K] | --show FILE) [--json]",
+        "play training tasks and keep good episodes for SFT, or graded answers for a verifier",
+        "collect",
+        (
+            *_PLAYER,
+            (
+                ("--for",),
+                {
+                    "dest": "purpose",
+                    "choices": ("sft", "verifier"),
+                    "default": "sft",
+                    "help": "sft: good episodes, turn by turn; verifier: graded answers, right and wrong (default: sft)",
+                },
+            ),
+            option("--out", "FILE", "file to write: JSON lines, compressed if it ends in .jsonl.zst"),
+            option("--min-reward", "X", "sft: keep episodes with at least this reward", type=float),
+            flag(
+                "--no-balance",
+                "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
+            ),
+            option("--show", "FILE", "summarise a file of graded answers instead of collecting"),
+            option("--tasks", "N", "training tasks to play (default: 200)", type=whole(1), default=200),
+            option("--samples", "K", "episodes for each task (default: 4)", type=whole(1), default=4),
+            _JSON,
+        ),
+    ),
+    "export": Command(
+        "RUN [--out FOLDER] [--merge] [--format peft|hf|gguf-ready] [--agent NAME …] [--push OWNER/NAME [--public]] "
+        "[--dry-run] [--json]",
+        "write trained weights for other programs",
+        "export",
+        (
+            words("RUN", "a run directory, RUN@best or RUN@STEP"),
+            option("--out", "FOLDER", "new folder to write (default: RUN-export)"),
+            flag("--merge", "merge the adapters into whole models; the same as --format hf"),
+            (
+                ("--format",),
+                {
+                    "choices": ("peft", "hf", "gguf-ready"),
+                    "help": "peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes "
+                    "(default: peft)",
+                },
+            ),
+            option(
+                "--agent",
+                "NAME",
+                "export this agent's weights alone; may be given several times",
+                action="append",
+            ),
+            option("--push", "OWNER/NAME", "send the folder to this repository of a hub"),
+            flag("--public", "make a new repository public (default: private)"),
+            flag("--dry-run", "only list what would be written and sent"),
+            _JSON,
+        ),
+    ),
+    "play": Command(
+        "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S] [--exact]",
+        "play a game in the terminal against a script, a solver or a trained team",
+        "play",
+        (
+            words(
+                "ENV|RUN …",
+                "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
+                "settings such as environment.digits=1, with YAML values",
+            ),
+            option("--seat", "N", "your seat (default: 1)", type=whole(1), default=1),
+            option(
+                "--against",
+                "WHO",
+                "who plays the other seats: random (the environment's script), mcts, cfr, nash or a run directory "
+                "(default: random; a run plays its own)",
+            ),
+            option("--seed", "S", "which game is dealt (default: 0)", type=int, default=0),
+            flag(
+                "--exact",
+                "print exact values of the run's checkpoints instead of playing: NashConv, expected returns",
+            ),
+        ),
+    ),
+    "chat": Command(
+        "RUN [--agent NAME]",
+        "chat with a run's team in the terminal and read what each agent says",
+        "chat",
+        (
+            words("RUN", "a run directory"),
+            option("--agent", "NAME", "chat with one agent alone (default: the whole team)"),
+        ),
+    ),
+    "serve": Command(
+        "((policy | reward) RUN [--record FOLDER] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
+        "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
+        "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, or environments to runs "
+        "on any machine",
+        "serve",
+        (
+            words(
+                "(policy | reward) RUN | environments",
+                "what to serve, and its run directory; for environments their settings, name.key=value",
+            ),
+            option("--record", "FOLDER", "record sessions of programs as episodes, once they post a reward"),
+            option(
+                "--name",
+                "NAME",
+                "the name by which clients call the team or the verifier (default: the run's)",
+            ),
+            option(
+                "--environments",
+                "NAMES",
+                "environments: which to serve, as name or name=what, separated by commas",
+            ),
+            option(
+                "--workers",
+                "N",
+                "environments: processes for their worlds; 0 keeps them in the server's own (default: 0)",
+                type=whole(0),
+                default=0,
+            ),
+            option(
+                "--sessions",
+                "N",
+                "environments: most worlds at once (default: 4096)",
+                type=whole(1),
+                default=4096,
+            ),
+            option(
+                "--idle",
+                "S",
+                "seconds without a call after which a world of environments, or a recorded session, may be closed "
+                f"(default: {WORLD_IDLE:g} for worlds, {SESSION_IDLE:g} for sessions)",
+                type=positive,
+            ),
+            option(
+                "--drain",
+                "S",
+                "environments: seconds that episodes have to end after a signal (default: 30)",
+                type=positive,
+                default=30.0,
+            ),
+            option(
+                "--replace",
+                "NAMES",
+                "environments: replace these on the server at --at, while runs play them",
+            ),
+            option("--at", "HOST:PORT", "environments: the server of --replace"),
+            option("--certificate", "FILE", "environments: PEM file to verify the server at --at with"),
+            *_binding(8000, environments=50_051),
+            option(
+                "--grpc-port",
+                "PORT",
+                "reward: also serve gRPC on this port; 0 takes a free one (default: HTTP only)",
+                type=int,
+            ),
+            option(
+                "--calls",
+                "N",
+                f"most answers in progress at once, waiting ones included (default: {CALLS})",
+                type=whole(1),
+                default=CALLS,
+            ),
+            option(
+                "--batch",
+                "N",
+                f"reward: most answers that are scored together (default: {BATCH})",
+                type=whole(1),
+                default=BATCH,
+            ),
+            option(
+                "--timeout",
+                "S",
+                f"seconds that one call may take (default: {SECONDS:g})",
+                type=positive,
+                default=SECONDS,
+            ),
+        ),
+    ),
+    "view": Command(
+        "[RUNS …] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …]",
+        "look at runs in a browser: curves, conversations and credit",
+        "view",
+        (
+            words("RUNS", "run directories, or folders of runs (default: runs)"),
+            option("--export", "FILE", "write one self-contained page of these runs instead of serving"),
+            *_binding(7860),
+        ),
+    ),
+    "runs": Command(
+        "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",
+        "list runs, show the result of one, or go back to an earlier checkpoint",
+        "runs",
+        (
+            (
+                ("action",),
+                {
+                    "nargs": "?",
+                    "metavar": "ls|show|rollback",
+                    "help": "list runs, show one, or go back in one",
+                },
+            ),
+            (
+                ("place",),
+                {
+                    "nargs": "?",
+                    "metavar": "RUN",
+                    "help": "a run directory; for ls a folder of runs (default: runs)",
+                },
+            ),
+            option("--to", "STEP", "rollback: the step of the checkpoint to go back to", type=int),
+            flag("--dry-run", "rollback: only show what would be moved"),
+            _JSON,
+        ),
+    ),
+    "recipes": Command(
+        "(ls | show NAME | cp NAME [DEST]) [--json]",
+        "list the built-in recipes, print one, or copy one to change it",
+        "recipes",
+        (
+            (
+                ("action",),
+                {
+                    "nargs": "?",
+                    "metavar": "ls|show|cp",
+                    "help": "list them, print one, or copy one to a file",
+                },
+            ),
+            (
+                ("name",),
+                {"nargs": "?", "metavar": "NAME", "help": "the recipe to print or copy"},
+            ),
+            (
+                ("destination",),
+                {"nargs": "?", "metavar": "DEST", "help": "file or folder (default: ./NAME.yaml)"},
+            ),
+            flag("--json", "ls: print one JSON object"),
+        ),
+    ),
+    "validate": Command(
+        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME [--agents A,B]) [key.path=value …] [--graph]",
+        "check a recipe and everything it names, or an environment alone, without loading a model",
+        "validate",
+        (
+            _RECIPE,
+            option(
+                "--environment",
+                "NAME",
+                "check an environment alone (built in, or module:Class), with settings environment.key=value",
+            ),
+            option("--agents", "A,B", "the team of an environment that is checked alone, in seat order"),
+            _REAL,
+            flag("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
+            flag(
+                "--graph",
+                "print the workflow as a Mermaid flowchart; a workflow file can be named in place of a recipe",
+            ),
+        ),
+    ),
+    "data": Command(
+        "prepare NAME --out FOLDER [--source WHERE] [--train A,B] [--test A,B] [--form jsonl|parquet] [--test-share X] "
+        "[--max-unusable X] [--json]",
+        "prepare a data set: write its train and test files once, for all runs",
+        "data",
+        (
+            (("action",), {"choices": ["prepare"], "help": "write the files of a data set"}),
+            (
+                ("name",),
+                {"metavar": "NAME", "help": "gsm8k, math, deepscaler, deepmath, anli or mbpp"},
+            ),
+            option("--out", "FOLDER", "new folder to write", required=True),
+            option(
+                "--source",
+                "WHERE",
+                "a folder, a file or `owner/name` on the Hugging Face hub (default: the usual name there)",
+            ),
+            option("--train", "A,B", "splits or files to train on, instead of the usual ones", default=""),
+            option("--test", "A,B", "splits or files to test on, instead of the usual ones", default=""),
+            (
+                ("--form",),
+                {
+                    "choices": ["jsonl", "parquet"],
+                    "default": "jsonl",
+                    "help": "file format (default: jsonl)",
+                },
+            ),
+            option(
+                "--test-share",
+                "X",
+                "share of the rows to test on, if no test split is published (default: 0.1)",
+                type=share,
+                default=0.1,
+            ),
+            option(
+                "--max-unusable",
+                "X",
+                "largest share of rows that may be left out as unusable (default: 0.01)",
+                type=share,
+                default=0.01,
+            ),
+            flag("--json", "print the manifest"),
+        ),
+    ),
+    "info": Command("[--json]", "show what is installed and what this machine has", "info", (_JSON,)),
+}

@@ -1,4 +1,4 @@
-"""`kapelle chat`: talk with a run's team in the terminal, and hear each agent as it speaks."""
+"""`kapelle chat`: chat with a run's team in the terminal; each agent's words are printed as they are sampled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RESET = ("/reset", "/new")
 QUIT = ("/quit", "/exit")
-COMMANDS = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C breaks an answer off"
+COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answer"
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 _COMMAND = re.compile(r"/[a-z]+")
 
@@ -46,28 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
     need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded
     named_checkpoint(folder, which)
     from kapelle.engines.rollout.protocol import ServesCallers
+    from kapelle.runtime.event_loop import LoopThread
     from kapelle.services.policy.agents import Agents
-    from kapelle.services.policy.engine_thread import EngineThread
     from kapelle.training.served import open_served
 
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     if isinstance(served.play.engine, ServesCallers):
         served.play.engine.serve()
     say(
-        f"Talk with {arguments.agent or ', '.join(names)}. {COMMANDS}.",
+        f"Chat with {arguments.agent or ', '.join(names)}. {COMMANDS}.",
         sys.stderr,
     )
-    with EngineThread() as thread:
+    with LoopThread() as thread:
         messages: list[dict[str, Any]] = []
         for line in _lines():
             if line in QUIT:
                 break
             if line in RESET:
                 messages = []
-                say("begun anew", sys.stderr)
+                say("started over", sys.stderr)
                 continue
             if _COMMAND.fullmatch(line):
-                say(f"{line} is no command: {COMMANDS}.", sys.stderr)
+                say(f"Unknown command {line}: {COMMANDS}.", sys.stderr)
                 continue
             messages.append({"role": "user", "content": line})
             text = asyncio.run(
@@ -93,7 +93,7 @@ def _lines() -> Iterator[str]:
 
 
 async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None:
-    """Return an answer; None where Ctrl-C has broken it off, which ends nothing else."""
+    """Return an answer; None if Ctrl-C interrupted it, after which the chat continues."""
     task, before = asyncio.ensure_future(answer), signal.getsignal(signal.SIGINT)
     heard = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
     if heard:
@@ -102,7 +102,7 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
         return await task
     except asyncio.CancelledError:
         say()
-        say("broken off; the question is forgotten", sys.stderr)
+        say("interrupted; the question is forgotten", sys.stderr)
         return None
     finally:
         if heard:
@@ -111,7 +111,7 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
 
 
 def _name(agent: str) -> None:
-    """Print who speaks, in a colour of its own where this is a terminal."""
+    """Print who speaks, in the agent's colour if this is a terminal."""
     if not sys.stdout.isatty():
         print(f"{agent}: ", end="", flush=True)
         return
@@ -123,9 +123,9 @@ def _name(agent: str) -> None:
 
 
 async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, Any]]) -> str | None:
-    """Print an answer as it comes and return it; None for a question that cannot be answered, which is said."""
-    from kapelle.services.http.refusals import Refusal
+    """Print an answer as it comes and return it; print why and return None if the question cannot be answered."""
     from kapelle.services.policy.chat_form import read_request
+    from kapelle.services.refusals import Refusal
 
     request = read_request({"model": "team", "messages": messages})
     try:
@@ -138,12 +138,12 @@ async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, An
 async def _of_team(agents: Agents, request: Any) -> str:
     from secrets import randbits
 
-    from kapelle.services.policy.teams import Played, Teams
+    from kapelle.services.policy.teams import PlayedAnswer, Teams
 
     teams, final, turns = Teams(agents), "", _Turns()
     teams.check(request)
     async for each in teams.answers(request, randbits(62), listening=True):
-        if isinstance(each, Played):
+        if isinstance(each, PlayedAnswer):
             final = each.text
         else:
             turns.hear(each)
@@ -153,14 +153,14 @@ async def _of_team(agents: Agents, request: Any) -> str:
 
 
 class _Turns:
-    """Prints turns one after another, the first one as it comes: agents that speak at the same moment wait for it."""
+    """Prints turns one after another, the first one as it comes; agents that speak at the same time wait for it."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[str]]] = []
         self._ended: set[int] = set()
 
     def hear(self, said: Spoken) -> None:
-        """Print what it is time for."""
+        """Take a piece of a turn, and print what is next in order."""
         if said.begins:
             self._open.append((said.agent, []))
             if len(self._open) == 1:

@@ -18,7 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     files, _ = split_words(arguments.words)
     if files:
-        raise ConfigError(f"`kapelle demo` takes no '{files[0]}'. Settings look like training.steps=20.")
+        raise ConfigError(
+            f"`kapelle demo` takes only settings such as training.steps=20, not '{files[0]}'. Train a recipe with `kapelle train`."
+        )
     source = read_source(["demo", *arguments.words], arguments.run_dir, resume=False, real=False)
     announce("kapelle demo", as_json=arguments.json)
 
@@ -29,7 +31,10 @@ def next_commands(run_dir: str) -> list[tuple[str, str]]:
     """Return what to try after the demo: commands that work as they are, and what they do."""
     return [
         (command("view", run_dir), "curves, conversations and each token's credit, in a browser"),
-        (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
-        (command("train", "demo", "algorithm.name=mappo"), "the same team, taught by a central critic"),
+        (
+            command("eval", run_dir),
+            "the team against one agent alone and a vote, with the same number of tokens",
+        ),
+        (command("train", "demo", "algorithm.name=mappo"), "the same team, trained with a central critic"),
         (command("recipes", "cp", "demo", "my_team.yaml"), "a recipe of your own to change"),
     ]

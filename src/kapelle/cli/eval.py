@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,10 @@ from kapelle.runs.named_checkpoint import split_run
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
     from kapelle.evaluation.evaluate import Baseline, Evaluation
-    from kapelle.metrics.statistics import Rate
+    from kapelle.metrics.statistics import MeanScore
 
 NOTHING_MEASURED = 2
-"""Exit code where every episode failed."""
+"""Exit code if every episode failed."""
 NAMES = 26
 """Characters of the first column."""
 
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = player.config.evaluation
     play = greedy_play(player.play) if settings.greedy else player.play
     tasks = choose_tasks(play.environment, "test", settings.problems)
-    say(f"playing {len(tasks)} unseen problems", sys.stderr)
+    say(f"playing {len(tasks)} unseen problems …", sys.stderr)
     result = run_async(lambda: evaluate_tasks(play, tasks, player.config.seed, player.returns))
     result = replace(result, fewer=why_fewer(play.environment, "test", settings.problems, len(tasks)))
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines:
-        say("spending the same number of tokens without a team", sys.stderr)
+        say("playing the baselines: the same number of tokens without a team …", sys.stderr)
         baselines = run_async(lambda: compute_matched(play, tasks, result.tokens, player.config.seed))
     row = _row(player, result, baselines)
     if player.steps is not None:
@@ -73,7 +73,16 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
         "greedy": player.config.evaluation.greedy,
         "team": result.row(),
         "agents": {
-            agent: _rate_row(own[agent]) if agent in own else None for agent in player.play.team.names
+            agent: {
+                "success": rate.value,
+                "interval": rate.interval,
+                "scored": rate.scored,
+                "problems": rate.played,
+                "failed": rate.failed,
+            }
+            if (rate := own.get(agent)) is not None
+            else None
+            for agent in player.play.team.names
         },
         "baselines": [
             {
@@ -89,20 +98,23 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
 
 def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
-    how = "likeliest tokens" if player.config.evaluation.greedy else "sampled as in training"
+    how = "greedy decoding" if player.config.evaluation.greedy else "sampled as in training"
     play = player.play
     lines = [
         f"{player.name}{trained}: {result.problems} unseen problems of {play.environment.name}, {how}, 95 % intervals",
         "",
         _line("team", *_team(result), f"{result.tokens:.1f} tokens a problem"),
         *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),
-        *(_line(f"  {part}", _earned(earned)) for part, earned in result.part_reward.items()),
+        *(
+            _line(f"  {part}", "reward " + ", ".join(f"{who} {value:+.3f}" for who, value in earned.items()))
+            for part, earned in result.part_reward.items()
+        ),
         *_agents(player, result),
     ]
     if result.reason:
         lines.append(f"  not scored: {result.reason}")
     if baselines:
-        lines += ["", "with the same number of tokens per problem, but no team"]
+        lines += ["", "baselines without a team, with the same number of tokens per problem"]
     for each in baselines:
         who = ", ".join(each.agents)
         name = f"  {who} alone" if each.answers == 1 else f"  {who}, majority of {each.answers}"
@@ -125,15 +137,10 @@ def _team(result: Evaluation) -> tuple[str, str]:
     )
 
 
-def _rate(rate: Rate) -> tuple[str, str]:
+def _rate(rate: MeanScore) -> tuple[str, str]:
     from kapelle.metrics.statistics import share_text
 
     return share_text(rate.value, rate.interval), rate.counts()
-
-
-def _rate_row(rate: Rate) -> dict[str, Any]:
-    found = {"success": rate.value, "interval": rate.interval, "scored": rate.scored}
-    return {**found, "problems": rate.played, "failed": rate.failed}
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
@@ -162,11 +169,6 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
                 )
             )
     return lines
-
-
-def _earned(earned: Mapping[str, float]) -> str:
-    """Return what each agent earned on average in a part of a mixture."""
-    return "reward " + ", ".join(f"{agent} {value:+.3f}" for agent, value in earned.items())
 
 
 def _line(name: str, value: str, counts: str = "", *rest: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write, list, and send where it is asked for."""
+    """Write and list the files, and send them if --push is given."""
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings:
         raise ConfigError("Name one run directory: `kapelle export RUN`.")
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--merge puts adapters into their base, and --format peft keeps them apart. Leave one of them out."
         )
     if arguments.public and arguments.push is None:
-        raise ConfigError("--public says how --push makes a repository; name one.")
+        raise ConfigError("--public is about the repository of --push. Add --push OWNER/NAME.")
     if arguments.push is not None:
         check_push(arguments.push, asking=not arguments.dry_run)
     folder, which = split_run(named[0])
@@ -45,7 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     from kapelle.training.exporting import export, total
 
-    beside = Path(mkdtemp(prefix=".export-", dir=_parent(out)))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{out.parent} cannot be created: {error.strerror}. Name another folder with --out."
+        ) from error
+    beside = Path(mkdtemp(prefix=".export-", dir=out.parent))  # renamed to `out` once it is complete
     try:
         found = export(
             folder, beside, form, Watch(Lines(sys.stderr)), which=which, agents=tuple(arguments.agent or ())
@@ -83,13 +89,3 @@ def run(arguments: argparse.Namespace) -> int:
     if sent is not None:
         say(f"sent to {sent}")
     return 0
-
-
-def _parent(out: Path) -> Path:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{out.parent} cannot be made: {error.strerror}. Name another folder with --out."
-        ) from error
-    return out.parent

@@ -1,4 +1,4 @@
-"""`kapelle info`: what can be named in a recipe, what is installed and missing, and what this machine has; without torch."""
+"""`kapelle info`: the names that recipes can use, what is installed and missing, and what this machine has; without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +22,7 @@ CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what there is."""
+    """Print all sections, as text or as JSON."""
     hush()
     found = gather()
     if arguments.json:
@@ -90,18 +89,17 @@ def extras() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for requirement in _requirements():
         needed, _, marker = requirement.partition(";")
-        if "extra ==" in marker:
-            extra = marker.rpartition("==")[2].strip().strip("\"'")
-            found.setdefault(extra, []).extend(_packages(needed.strip(), found))
+        if "extra ==" not in marker:
+            continue
+        extra = marker.rpartition("==")[2].strip().strip("\"'")
+        package, *inner = re.split(r"[<>=!~\[\] ]", needed.strip())
+        packages = [package]
+        if package == "kapelle" and inner:  # `kapelle[peft,games]` stands for the packages of these extras
+            packages = list(
+                dict.fromkeys(name for each in inner[0].split(",") for name in found.get(each, ()))
+            )
+        found.setdefault(extra, []).extend(packages)
     return {name: packages for name, packages in found.items() if name not in {"test", "dev"}}
-
-
-def _packages(needed: str, found: Mapping[str, list[str]]) -> list[str]:
-    """Return the packages of a requirement; of `kapelle[peft,games]` those of the extras that it names."""
-    package, *inner = re.split(r"[<>=!~\[\] ]", needed)
-    if package != "kapelle" or not inner:
-        return [package]
-    return list(dict.fromkeys(name for extra in inner[0].split(",") for name in found.get(extra, ())))
 
 
 def _requirements() -> list[str]:
@@ -138,17 +136,14 @@ def _machine() -> dict[str, Any]:
     }
 
 
-ON_WINDOWS = (
-    "kapelle is made for Linux and macOS. On Windows, what needs no sandbox and no worker processes may work; for the rest "
-    "install it in WSL 2"
-)
+ON_WINDOWS = "kapelle is made for Linux and macOS. On Windows, sandboxes and worker processes are missing; for them, install it in WSL 2"
 
 
 def _gpus() -> str:
     """Return the names of NVIDIA's GPUs; asked of their driver, because torch takes seconds to import."""
     asks = shutil.which("nvidia-smi")
     if asks is None:
-        return "none of NVIDIA's (no nvidia-smi)"
+        return "none found (nvidia-smi is not installed)"
     words = [asks, "--query-gpu=name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed words
@@ -170,16 +165,11 @@ def _sandbox() -> dict[str, str]:
         from kapelle.sandbox import layers
     except ModuleNotFoundError as error:  # Windows
         return {"all layers": f"MISSING, model-written code is refused: {error}"}
+    absent = {True: "MISSING, model-written code is refused", False: "no (optional)"}
     return {
-        layer.name: f"{_presence(required=layer.required, present=layer.present)}: {layer.detail}"
+        layer.name: f"{'yes' if layer.present else absent[layer.required]}: {layer.detail}"
         for layer in layers()
     }
-
-
-def _presence(*, required: bool, present: bool) -> str:
-    if present:
-        return "yes"
-    return "MISSING, model-written code is refused" if required else "no (optional)"
 
 
 def _folders() -> dict[str, Any]:

@@ -22,7 +22,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchedJob:
     """What a scheduler is asked for."""
 
     name: str
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.slurm == arguments.kubernetes:
         raise ConfigError("Name one scheduler: `kapelle launch --slurm RECIPE` or `--kubernetes RECIPE`.")
-    name = _check_recipe(arguments)
-    job = _job(arguments, name)
+    job = _job(arguments, _check_recipe(arguments))
     text = script(job) if arguments.slurm else manifest(job)
     if arguments.output is None:
         say(text.rstrip())
@@ -73,15 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _job(arguments: argparse.Namespace, recipe: str) -> Job:
+def _job(arguments: argparse.Namespace, recipe: str) -> LaunchedJob:
     files, settings = split_words(arguments.words)
     name = (
         arguments.name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:50].strip("-") or "kapelle"
     )
     if not re.fullmatch(NAME, name):
-        raise ConfigError(f"--name '{name}' is not of lower-case letters, digits and hyphens, 50 at most.")
+        raise ConfigError(f"--name '{name}': use lower-case letters, digits and hyphens, 50 at most.")
     base = "/runs" if arguments.kubernetes else "runs"
-    return Job(
+    return LaunchedJob(
         name=name,
         files=files,
         settings=settings,
@@ -103,7 +102,7 @@ def seconds_of(text: str) -> int:
     found = _TIME.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"--time '{text}' is no time. Write minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 12:00:00."
+            f"--time '{text}' is not a time. Write minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 12:00:00."
         )
     days, first, second, third = (int(part) if part else 0 for part in found.groups())
     if found["days"] is not None:
@@ -113,12 +112,12 @@ def seconds_of(text: str) -> int:
     else:
         seconds = first * 60 + second
     if seconds < 1:
-        raise ConfigError(f"--time '{text}' leaves no time. Give one minute at least.")
+        raise ConfigError(f"--time '{text}' is less than a minute. Give one minute at least.")
     return seconds
 
 
 def _check_recipe(arguments: argparse.Namespace) -> str:
-    """Raise the first error that the training would meet before it starts; return the name of the recipe."""
+    """Return the name of the recipe; raise the first error that its training would raise before it starts."""
     from kapelle.cli.source import find_stages, read_source
     from kapelle.setup.preparation import prepare, without_programs
     from kapelle.training.stages import check_weights
@@ -156,22 +155,29 @@ STOPPING_S = 120
 """Seconds that a pod which is asked to stop has to save."""
 
 
-def manifest(job: Job) -> str:
+def manifest(job: LaunchedJob) -> str:
     """Return the manifest of a job; ConfigError without an image, or for files that do not fit into it."""
     if job.image is None:
         raise ConfigError("Pods need an image that holds kapelle: add --image REGISTRY/NAME:TAG.")
     found, words = _recipe_files(job)
-    things = [_indexed_job(job, words, mounts=bool(found))]
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": 3 * job.nodes,
+        **({} if job.seconds is None else {"activeDeadlineSeconds": job.seconds}),
+        "template": {"spec": _pod(job, words, mounts=bool(found))},
+    }
+    things: list[dict[str, Any]] = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": spec}]
     labels = {"app.kubernetes.io/name": "kapelle", "app.kubernetes.io/instance": job.name}
     if job.nodes > 1:
-        port = {"name": "rendezvous", "port": PORT}
-        spec = {
+        service = {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {"job-name": job.name},
-            "ports": [port],
+            "ports": [{"name": "rendezvous", "port": PORT}],
         }
-        things.insert(0, {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": spec})
+        things.insert(0, {"apiVersion": "v1", "kind": "Service", "metadata": {}, "spec": service})
     if found:
         things.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": found})
     for thing in things:
@@ -194,7 +200,7 @@ def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
     return dumped
 
 
-def _recipe_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
+def _recipe_files(job: LaunchedJob) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the texts of the recipe's files by name, and the words of `kapelle train` that name them there."""
     texts: dict[str, str] = {}
     words = list(job.train)
@@ -211,19 +217,7 @@ def _recipe_files(job: Job) -> tuple[dict[str, str], tuple[str, ...]]:
     return texts, tuple(words)
 
 
-def _indexed_job(job: Job, words: tuple[str, ...], *, mounts: bool) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimit": 3 * job.nodes,
-        **({} if job.seconds is None else {"activeDeadlineSeconds": job.seconds}),
-        "template": {"spec": _pod(job, words, mounts=mounts)},
-    }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": spec}
-
-
-def _pod(job: Job, words: tuple[str, ...], *, mounts: bool) -> dict[str, Any]:
+def _pod(job: LaunchedJob, words: tuple[str, ...], *, mounts: bool) -> dict[str, Any]:
     runs = {"emptyDir": {}} if job.volume is None else {"persistentVolumeClaim": {"claimName": job.volume}}
     volumes: list[dict[str, Any]] = [
         {"name": "runs", **runs},
@@ -236,10 +230,22 @@ def _pod(job: Job, words: tuple[str, ...], *, mounts: bool) -> dict[str, Any]:
     if mounts:
         volumes.append({"name": "recipe", "configMap": {"name": job.name}})
         places.append({"name": "recipe", "mountPath": RECIPES, "readOnly": True})
+    start = "kapelle train"
+    if job.nodes * job.processes > 1:
+        head = f"{job.name}-0.{job.name}" if job.nodes > 1 else "localhost"
+        start = (
+            f"torchrun --nnodes {job.nodes} --nproc-per-node {job.processes} --rdzv-id {job.name} "
+            f"--rdzv-backend c10d --rdzv-endpoint {head}:{PORT} -m kapelle train"
+        )
+    shell = (
+        f"if [ -e {shlex.quote(job.run_dir + '/config.yaml')} ]; then set -- --resume; fi\n"
+        f'exec {start} {shlex.join(words)} "$@"\n'
+    )
     container = {
         "name": "kapelle",
         "image": job.image,
-        "command": ["/bin/sh", "-c", _unexpanded(_shell(job, words))],
+        # Kubernetes replaces $(NAME), and reads $$ as one $.
+        "command": ["/bin/sh", "-c", shell.replace("$", "$$") if "$(" in shell or "$$" in shell else shell],
         **_resources(job),
         "volumeMounts": places,
     }
@@ -252,26 +258,7 @@ def _pod(job: Job, words: tuple[str, ...], *, mounts: bool) -> dict[str, Any]:
     }
 
 
-def _shell(job: Job, words: tuple[str, ...]) -> str:
-    start = "kapelle train"
-    if job.nodes * job.processes > 1:
-        head = f"{job.name}-0.{job.name}" if job.nodes > 1 else "localhost"
-        start = (
-            f"torchrun --nnodes {job.nodes} --nproc-per-node {job.processes} --rdzv-id {job.name} "
-            f"--rdzv-backend c10d --rdzv-endpoint {head}:{PORT} -m kapelle train"
-        )
-    return (
-        f"if [ -e {shlex.quote(job.run_dir + '/config.yaml')} ]; then set -- --resume; fi\n"
-        f'exec {start} {shlex.join(words)} "$@"\n'
-    )
-
-
-def _unexpanded(text: str) -> str:
-    """Return a text that Kubernetes hands on as it is: it would replace $(NAME), and $$ stands for one $."""
-    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
-
-
-def _resources(job: Job) -> dict[str, Any]:
+def _resources(job: LaunchedJob) -> dict[str, Any]:
     wanted: dict[str, Any] = {}
     if job.cpus is not None:
         wanted["cpu"] = job.cpus * job.processes
@@ -307,7 +294,7 @@ WARNING_S = 120
 """Seconds before the time limit at which the run is asked to save and stop."""
 
 
-def script(job: Job) -> str:
+def script(job: LaunchedJob) -> str:
     """Return the batch script of a job."""
     many = job.nodes * job.processes > 1
     before = ""
@@ -331,7 +318,7 @@ port=$((20000 + SLURM_JOB_ID % 40000))
     )
 
 
-def _options(job: Job) -> list[str]:
+def _options(job: LaunchedJob) -> list[str]:
     options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
     if job.gpus:
         options.append(f"--gpus-per-node={job.gpus}")
@@ -348,7 +335,7 @@ def _options(job: Job) -> list[str]:
     return [*options, "--output=%x-%j.log", "--open-mode=append"]
 
 
-def _start(job: Job, *, many: bool) -> list[str]:
+def _start(job: LaunchedJob, *, many: bool) -> list[str]:
     parts = ["srun --kill-on-bad-exit=1"]
     if job.image is not None:
         gpu = " --nv" if job.gpus else ""

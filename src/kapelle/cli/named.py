@@ -1,4 +1,4 @@
-"""What people name on the command line: who plays (a run's checkpoint, or a model as it is), and environments."""
+"""Names on the command line: who plays (a run's checkpoint, or a model as it is), and environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Player:
     """A team with its weights in memory."""
 
     name: str
-    """What was named on the command line."""
+    """The run or the model, as named on the command line."""
     play: Play
     config: RunConfig
     returns: Returns
@@ -53,17 +53,17 @@ def open_player(arguments: argparse.Namespace) -> Player:
             raise ConfigError("--real is for a recipe that a model plays; a run plays as it was trained.")
         return _from_run(named[0], settings)
     if named or arguments.environment is None:
-        raise ConfigError("--model goes with --environment NAME, and without a run directory.")
+        raise ConfigError("--model needs --environment NAME, and takes the place of a run directory.")
     from kapelle.evaluation.playing import model_config, open_play
 
     config = model_config(
-        arguments.model, arguments.environment, settings, real=arguments.real, report=_print_note
+        arguments.model,
+        arguments.environment,
+        settings,
+        real=arguments.real,
+        report=lambda note: say(note, sys.stderr),
     )
     return Player(arguments.model, open_play(config), config, own_returns, None)
-
-
-def _print_note(note: str) -> None:
-    say(note, sys.stderr)
 
 
 def _from_run(path: str, settings: tuple[str, ...]) -> Player:
@@ -96,7 +96,17 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
         if name in environments.BUILTIN or ":" in name:
             values = {"name": name}
         else:
-            _check_game(name)
+            from kapelle.environments.openspiel.games import load_game
+            from kapelle.setup.recipe import builtin_recipes
+
+            try:
+                load_game(name, {})
+            except KapelleError as error:
+                hint = did_you_mean(name, [*environments.BUILTIN, *builtin_recipes()])
+                unknown = f"'{name}' is not an environment, recipe or run directory"
+                if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
+                    raise ConfigError(f"{error} Without its games, {unknown}.") from error
+                raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error
         workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
         whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
         config = lay_over([("kapelle play", whole)], tuple(settings)).config
@@ -108,17 +118,3 @@ def is_recipe(name: str) -> bool:
     from kapelle.setup.recipe import builtin_recipes
 
     return name in builtin_recipes() or name.endswith((".yaml", ".yml"))
-
-
-def _check_game(name: str) -> None:
-    from kapelle.environments.openspiel.games import load_game
-    from kapelle.setup.recipe import builtin_recipes
-
-    try:
-        load_game(name, {})
-    except KapelleError as error:
-        hint = did_you_mean(name, [*environments.BUILTIN, *builtin_recipes()])
-        unknown = f"'{name}' is not an environment, recipe or run directory"
-        if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
-            raise ConfigError(f"{error} Without its games, {unknown}.") from error
-        raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error

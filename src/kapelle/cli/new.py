@@ -324,7 +324,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the files and say what to do with them."""
     kind, name = arguments.kind, arguments.name
     if kind not in KINDS:
-        raise ConfigError(f"There is no skeleton of '{kind}'.{did_you_mean(kind, KINDS)}")
+        raise ConfigError(f"`kapelle new` cannot create '{kind}'.{did_you_mean(kind, KINDS)}")
     files = skeleton(kind, name)
     folder = Path(name)
     write(folder, files)
@@ -338,7 +338,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"cd {name}")
     if importlib.util.find_spec("pytest") is None:
         say("pip install pytest                     # for the test; it is not installed yet")
-    say("python -m pytest                       # what it does is held by a test")
+    say("python -m pytest                       # its test passes")
     if kind in piece:
         say(f"kapelle validate {piece[kind]}     # is it fit for training?")
     say(f"kapelle validate {name}.yaml")
@@ -347,7 +347,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def skeleton(kind: str, name: str) -> Mapping[str, str]:
-    """Return the files of a kind of piece, path → text; ConfigError for a name that could not be used."""
+    """Return the files of a kind of piece, path → text; ConfigError for a name that cannot be used."""
     made = class_name(name) if _WORD.fullmatch(name) else ""
     if not made:
         proposed = "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)).lower()
@@ -359,7 +359,7 @@ def skeleton(kind: str, name: str) -> Mapping[str, str]:
     words = set(re.findall(r"\w+", " ".join(files.values())))
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or made in words or _taken(name):
         raise ConfigError(
-            f"'{name}' is taken: Python, kapelle or an installed package calls something so. Choose another name."
+            f"'{name}' is already a name in Python, kapelle or an installed package. Choose another one."
         )
     return {_named(file, name, made): _named(text, name, made) for file, text in files.items()}
 
@@ -379,7 +379,7 @@ def _named(text: str, name: str, made: str) -> str:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files into a new folder; OutputError where there is one already, or the disk refuses."""
+    """Write files into a new folder; OutputError if it exists already or cannot be written."""
     try:
         folder.mkdir()
         for file, text in files.items():
@@ -387,7 +387,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
             (folder / file).write_text(text, encoding="utf-8")
     except FileExistsError:
         raise OutputError(
-            f"There is a '{folder}' here already, and nothing is overwritten. Choose another name or folder."
+            f"There is a '{folder}' here already, which is kept as it is. Choose another name or folder."
         ) from None
     except OSError as error:
         raise OutputError(f"'{folder}' cannot be written: {error.strerror}.") from error

@@ -10,25 +10,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from kapelle.errors import ConfigError, OutputError
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.interrupts import gone_terminal
 
-if TYPE_CHECKING:
-    from kapelle.runtime.ranks import LaunchedRank
-
 
 def complain(reason: str) -> None:
-    """Print on standard error, as one line, why a command ends; without secrets of the addresses in it.
+    """Print on standard error, as one line, why a command ends; secrets in addresses are removed.
 
-    Of several ranks that end, one prints.
+    If several ranks end, one of them prints.
     """
     from kapelle.runtime.credentials import without_secrets
 
     line = printable(f"kapelle: {' '.join(without_secrets(reason).split())}")
-    if _seat() is None:
+    if not is_rank():
         print(line, file=sys.stderr)
         return
     from kapelle.runtime.rank_group import say_for_all
@@ -42,7 +39,7 @@ def complain_of_stop() -> None:
 
     if own_place.launcher is None:
         complain("stopped.")
-    elif is_first():  # the launcher has stopped all of them: nobody has to be told
+    elif is_first():  # the launcher has stopped all ranks, so that none has to tell the others
         print("kapelle: stopped.", file=sys.stderr)
 
 
@@ -56,17 +53,17 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
     except BrokenPipeError:
         raise
     except RuntimeError:
-        # A signal's message came in the middle of another line; it is the one that can be dropped.
+        # A signal's message came while another line was being printed; the message can be dropped.
         return
     except OSError as error:
         if error.errno == errno.EIO and gone_terminal((stream or sys.stdout).fileno()):
-            return  # nobody looks any more; whether that ends the command is for SIGHUP to say
+            return  # the terminal is closed; SIGHUP decides whether that ends the command
         raise OutputError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
 
 
 @contextmanager
 def writing(path: Path, other: str) -> Iterator[None]:
-    """Turn what the disk refuses inside the block into an OutputError; `other` is what to name differently."""
+    """Turn the disk's errors inside the block into an OutputError, which asks for another `other`."""
     try:
         yield
     except FileExistsError as error:
@@ -76,7 +73,7 @@ def writing(path: Path, other: str) -> Iterator[None]:
 
 
 def program() -> str:
-    """Return how this program was called, so that the commands which it prints can be copied."""
+    """Return how this program was called, so that the commands that it prints can be copied."""
     called = Path(sys.argv[0])
     if called.name != "kapelle" or shutil.which("kapelle"):
         return "kapelle"
@@ -90,33 +87,24 @@ def command(*words: str) -> str:
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that prints: alone, or rank 0 of several."""
-    seat = _seat()
-    return seat is None or seat.rank == 0
+    """Return whether this process is the one that prints: the only one, or rank 0 of several."""
+    return not is_rank() or int(os.environ["RANK"]) == 0
 
 
-def _seat() -> LaunchedRank | None:
+def is_rank() -> bool:
+    """Return whether a launcher has started this process as one of several ranks."""
     if "RANK" not in os.environ:
-        return None
+        return False
     from kapelle.runtime.ranks import launched_rank
 
     try:
-        return launched_rank()
+        return launched_rank() is not None
     except ConfigError:
-        return None
-
-
-def complain_of_defect(error: Exception) -> int | None:
-    """Print an unexpected error once for all ranks and return the exit code; None for a process alone, which raises it."""
-    if _seat() is None:
-        return None
-    from kapelle.runtime.rank_group import say_defect
-
-    return say_defect(error)
+        return False
 
 
 def leave_ranks_here(failure: str | None = None) -> None:
-    """Leave the other ranks of a run, once all are done, or with the reason of a failure."""
+    """Leave the group of ranks once all are done, or with the reason of a failure."""
     held = sys.modules.get("kapelle.runtime.rank_group")
     if held is not None:
         held.leave_ranks(failure)
@@ -128,13 +116,6 @@ def printable(text: str, width: int | None = None) -> str:
     if width is not None and len(shown) > width:
         return f"{shown[: max(0, width - 1)]}…"
     return shown
-
-
-def score(success: float | None, interval: tuple[float, float] | None) -> str:
-    """Return a score with its interval: `54.2 % [49.8, 58.5]`."""
-    from kapelle.metrics.statistics import share_text
-
-    return share_text(success, interval)
 
 
 def returns(earned: Mapping[str, float]) -> str:

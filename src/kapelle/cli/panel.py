@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kapelle.cli.output import printable
-from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, clock_text, judged, verdict
+from kapelle.cli.progress import SHOWN, ProgressLine, ShownConversation, clock_text, judged, verdict
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
-WARMUP_HINT = "Ctrl-C stops; a warm-up that is not finished starts anew"
+WARMUP_HINT = "Ctrl-C stops; an unfinished warm-up starts over"
 REFRESHES = 4
 """Drawings per second."""
 
@@ -40,11 +40,11 @@ class Panel:
         self._footer = footer
         self._clock = clock
         self._start = clock()
-        self._progress = Progress()
+        self._progress = ProgressLine()
         self._over = False
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=REFRESHES)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ProgressLine) -> None:
         """Take a new state; it is drawn at the next refresh."""
         self._progress = progress
 
@@ -86,7 +86,7 @@ class Panel:
         return frame if self._over else Group(frame, Text(hint, style="dim", no_wrap=True))
 
 
-def _now(progress: Progress) -> RenderableType:
+def _now(progress: ProgressLine) -> RenderableType:
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True, min_width=10)
     row.add_column(ratio=1)
@@ -103,7 +103,7 @@ def _now(progress: Progress) -> RenderableType:
     return row
 
 
-def _facts(progress: Progress) -> RenderableType:
+def _facts(progress: ProgressLine) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, min_width=10, style="dim")
     table.add_column(no_wrap=True, overflow="ellipsis")
@@ -119,26 +119,24 @@ def _facts(progress: Progress) -> RenderableType:
     table.add_row(
         "learning" if learned or idle else "reward", shown if learned or idle or rewards else Text("–")
     )
-    table.add_row("unseen", _unseen(progress.points))
+    unseen = Text("–")
+    if progress.points:
+        first, last = progress.points[0], progress.points[-1]
+        if last.verifier is not None:
+            unseen = Text(
+                f"{judged(last.verifier)} on {last.problems} held-out questions after step {last.step}"
+            )
+        else:  # the newest first: a narrow terminal cuts off the end
+            unseen = Text.assemble((last.text(), "bold green"), f", {last.counts()} after step {last.step}")
+            if last is not first:
+                unseen.append(f" ← {first.text()}, {first.counts()} after step {first.step}")
+    table.add_row("unseen", unseen)
     speed = progress.metrics.get("time/tokens_per_second")
     table.add_row("speed", Text(f"{speed:,.0f} tokens/s" if speed else "–"))
     return table
 
 
-def _unseen(points: tuple[Point, ...]) -> Text:
-    if not points:
-        return Text("–")
-    first, last = points[0], points[-1]
-    if last.verifier is not None:
-        return Text(f"{judged(last.verifier)} on {last.problems} held-out questions after step {last.step}")
-    # The newest first: a narrow terminal cuts off the end.
-    text = Text.assemble((last.text(), "bold green"), f", {last.counts()} after step {last.step}")
-    if last is not first:
-        text.append(f" ← {first.text()}, {first.counts()} after step {first.step}")
-    return text
-
-
-def _conversation(shown: Conversation) -> Text:
+def _conversation(shown: ShownConversation) -> Text:
     # Text, never markup: a model's output must not style or move anything.
     line = Text(printable(shown.question, 60), overflow="ellipsis", no_wrap=True)
     for agent, text in shown.texts:

@@ -1,4 +1,4 @@
-"""`kapelle plan`: what a run will need, before anything is loaded."""
+"""`kapelle plan`: how much memory a run will need, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lines(found: Plan) -> Iterator[str]:
         f"{work.longest} tokens"
     )
     if not work.played:
-        yield "  worlds that rely on servers were not opened: every agent is taken to answer once, to its first prompt"
+        yield "  worlds that rely on servers were not opened; the plan assumes that every agent answers its first prompt once"
     for process in found.processes:
         yield ""
         yield f"{process.name} on {process.device}: {size(process.peak)}, in the {process.worst.name} phase"
@@ -94,12 +94,12 @@ def _verdict(found: Plan) -> Iterator[str]:
         verb = "fits" if held <= found.memory else "does not fit"
         yield f"{device}: {size(held)} of {size(found.memory)}: {verb}"
     if found.advice:
-        yield "to make it fit, in this order:"
+        yield "to make it fit, change in this order:"
         for each in found.advice:
             yield f"  {each.setting:42} {size(each.peak):>8}   {each.costs}"
         if found.advice[-1].peak > found.memory:
-            yield "  and still it does not: a smaller model, adapters in place of whole weights, or more memory"
-    yield f"the largest that fit{' with these changes' if found.advice else ''}, each alone, in the phases that depend on them:"
+            yield "  it is still too large: use a smaller model, adapters in place of whole weights, or more memory"
+    yield f"the largest values that fit{' with these changes' if found.advice else ''}, each changed alone, in the phases that depend on it:"
     most = found.limits
     for setting, value in (
         ("training.microbatch_tokens=", most.microbatch_tokens),

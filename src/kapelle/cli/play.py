@@ -41,7 +41,7 @@ Read = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PlayedTable:
     """A game to sit down at."""
 
     environment: Environment
@@ -80,7 +80,7 @@ def _exact(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace) -> Table:
+def _open(arguments: argparse.Namespace) -> PlayedTable:
     named, settings = split_words(arguments.words)
     if len(named) != 1:
         raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
@@ -95,7 +95,7 @@ def _open(arguments: argparse.Namespace) -> Table:
         stages = load_stages(name, (), settings)
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
         team = build_team(config, build_algorithm(config))
-        return Table(config.environment, config.workflow, None, team.agents)
+        return PlayedTable(config.environment, config.workflow, None, team.agents)
     environment = environment_named(named[0], settings)
     against = arguments.against or "random"
     if against in SOLVERS:
@@ -115,10 +115,10 @@ def _open(arguments: argparse.Namespace) -> Table:
     elif against != "random":
         table = _from_run(against, (), None)
         return replace(table, environment=_worded_like(environment, table.environment))
-    return Table(environment, _workflow(environment), None)
+    return PlayedTable(environment, _workflow(environment), None)
 
 
-def _from_run(path: str, settings: Sequence[str], against: str | None) -> Table:
+def _from_run(path: str, settings: Sequence[str], against: str | None) -> PlayedTable:
     from kapelle.training.trainer import Trainer
 
     if against is not None:
@@ -127,7 +127,7 @@ def _from_run(path: str, settings: Sequence[str], against: str | None) -> Table:
         )
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
-    return Table(_with_opponents(environment, {}), workflow, trainer.play)
+    return PlayedTable(_with_opponents(environment, {}), workflow, trainer.play)
 
 
 def _workflow(environment: Environment) -> Workflow:
@@ -155,7 +155,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
     return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 
-def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
+def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
     """Return the game with a person in a seat (from 1), and the name of the agent that the person replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine

@@ -1,4 +1,4 @@
-"""The progress of a run: the observer that gathers it, and the values that views show."""
+"""The progress of a run: the observer that gathers it, the values that views show, and the view of plain lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from kapelle.cli.output import printable, returns, say
 from kapelle.metrics.definitions import DEMONSTRATED, UNSCORED, none_scored
-from kapelle.metrics.statistics import Rate, missing_text, share_text
+from kapelle.metrics.statistics import MeanScore, missing_text, share_text
 from kapelle.runs.reader import is_run
 from kapelle.training.observer import REMARKS
 
@@ -27,17 +27,17 @@ RETURN = "return/"
 """Prefix of the returns that agents learn from, see `metrics.definitions.METRICS`."""
 
 SHOWN = 3
-"""Conversations that are shown at a time."""
+"""Conversations that are shown at once."""
 
 RECENT = 30
-"""Steps whose pace says how long the rest will take."""
+"""How many of the last steps the time left is estimated from."""
 
 REMEMBERED = 1000
-"""Steps whose success is remembered."""
+"""How many of the last steps' successes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ShownConversation:
     """One episode for people to read."""
 
     question: str
@@ -48,7 +48,7 @@ class Conversation:
     returns: Mapping[str, float] = field(default_factory=dict)
     """What each seat was paid, in games without a notion of success."""
     note: str = ""
-    """Shown in place of a verdict, for demonstrations and failed episodes, which have none."""
+    """Shown in place of a verdict, for demonstrations and failed episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Point:
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
-    """How well a verifier judges, where one is trained (`Judgement.row`)."""
+    """How well a verifier judges, where one is trained (`training.held_out.Judgement`)."""
     games: bool = False
     """Whether no task asks a question (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -74,10 +74,12 @@ class Point:
     """Why fewer problems were played than asked for (`Rate.fewer`)."""
 
     @property
-    def rate(self) -> Rate:
+    def rate(self) -> MeanScore:
         """The success together with what it is the mean of."""
         scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
-        return Rate(self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer)
+        return MeanScore(
+            self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer
+        )
 
     @property
     def is_game(self) -> bool:
@@ -126,8 +128,8 @@ def judged(verifier: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Everything that a view may show; replaced as a whole, so that a drawing thread sees a consistent state."""
+class ProgressLine:
+    """Everything that a view can show; replaced as a whole, so that a drawing thread sees a consistent state."""
 
     event: Event = "phase"
     """What has just happened."""
@@ -135,7 +137,7 @@ class Progress:
     detail: str = ""
     step: int = 0
     steps: int = 0
-    """Of the phase that is running; 0 where it has none."""
+    """Steps of the current phase; 0 for a phase without steps."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last step of warm-up or training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -143,15 +145,15 @@ class Progress:
     learning: Mapping[str, float] = field(default_factory=dict)
     """The loss's own metrics in the last step, by the names in `LEARNING`."""
     idle: str = ""
-    """Why the last step had nothing to learn from; empty where it had."""
+    """Why the last step had nothing to learn from; empty otherwise."""
     history: tuple[float, ...] = ()
-    """The team's success (or mean reward) in each of the last `REMEMBERED` steps; empty where it is not known."""
+    """The team's success (or mean reward) in each of the last `REMEMBERED` steps, as far as it is known."""
     points: tuple[Point, ...] = ()
-    conversations: tuple[Conversation, ...] = ()
+    conversations: tuple[ShownConversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time spent by phase, without the current one."""
     left: float | None = None
-    """Seconds that the steps of the phase will take from here on; None where none are left or not two have been taken."""
+    """Estimated seconds that the phase will still take; None before its second step and after its last."""
 
 
 def clock_text(seconds: float) -> str:
@@ -165,23 +167,23 @@ class Watch:
 
     def __init__(
         self,
-        view: Callable[[Progress], None],
+        view: Callable[[ProgressLine], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         constant_sum: bool = False,
     ) -> None:
-        """`constant_sum`: one seat wins what the others lose, so that their mean is meaningless."""
-        self.now = Progress()
+        """`constant_sum`: one seat wins what the others lose, so that the mean over seats is meaningless."""
+        self.now = ProgressLine()
         self.notes: list[tuple[str, str]] = []
-        """What to know of `data`, such as rows that were left out, of the `engine`, and of the `cache`."""
+        """Notes on `data` (such as omitted rows), `engine` and `cache`, as (name, text)."""
         self.changes: list[str] = []
-        """What is different for a resumed run from what it had before."""
+        """What has changed for a resumed run."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
         self._since = clock()
         self._ended: deque[float] = deque(maxlen=RECENT)
-        """When the last steps of this phase ended."""
+        """Times at which the last steps of this phase ended."""
 
     def phase(self, name: str, detail: str) -> None:
         """Note that a new phase of the run begins."""
@@ -214,8 +216,12 @@ class Watch:
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
             if not none_scored(step.metrics)
-            if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # not those of single parts
+            if name.startswith(RETURN)
+            and "/" not in name.removeprefix(RETURN)  # a second slash: one part of a mixture
         }
+        score = [step.metrics["success"]] if "success" in step.metrics else []
+        if not score and rewards and not self._constant_sum:
+            score = [sum(rewards.values()) / len(rewards)]
         taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
         shown = choose(step.groups, step.number)
         self._show(
@@ -229,21 +235,16 @@ class Watch:
                 rewards=rewards,
                 learning=learning(step.metrics),
                 idle=step.idle,
-                history=(*self.now.history, *self._score(step.metrics, rewards))[-REMEMBERED:],
+                history=(*self.now.history, *score)[-REMEMBERED:],
                 conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
             )
         )
 
     def _left(self, steps: int) -> float | None:
-        """Return the seconds that so many steps will take, at the pace of the last ones, evaluations among them included."""
+        """Return the seconds that so many steps will take at the pace of the last ones, which includes evaluations."""
         self._ended.append(self._clock())
         taken = len(self._ended) - 1
         return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
-
-    def _score(self, metrics: Mapping[str, float], rewards: Mapping[str, float]) -> list[float]:
-        if "success" in metrics:
-            return [metrics["success"]]
-        return [sum(rewards.values()) / len(rewards)] if rewards and not self._constant_sum else []
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Note an evaluation after `step` steps."""
@@ -259,32 +260,32 @@ class Watch:
         spent[self.now.phase] = spent.get(self.now.phase, 0.0) + self._clock() - self._since
         return spent
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: ProgressLine) -> None:
         self.now = progress
         self._view(progress)
 
 
-def choose(groups: Sequence[Group], number: int) -> tuple[Conversation, ...]:
-    """Return conversations from different places of a step; which ones changes with `number`."""
+def choose(groups: Sequence[Group], number: int) -> tuple[ShownConversation, ...]:
+    """Return conversations from different places of a step; another `number` gives other ones."""
     places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
     episodes = [groups[place].episodes for place in places]
     return tuple(conversation(attempts[number % len(attempts)]) for attempts in episodes if attempts)
 
 
-def conversation(episode: Episode) -> Conversation:
+def conversation(episode: Episode) -> ShownConversation:
     """Return an episode's question, texts and result."""
     texts = tuple((turn.agent, turn.text) for turn in episode.turns)
     if episode.error is not None:
-        return Conversation(episode.task.question, texts, None, note="failed")
+        return ShownConversation(episode.task.question, texts, None, note="failed")
     paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
-    # A game asks no question, so that nothing is right or wrong: the seats' returns are shown instead.
+    # Games ask no question that could be answered rightly: the seats' returns are shown instead.
     score = episode.success if episode.task.question or not paid else None
     earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
-    return Conversation(episode.task.question, texts, score, earned)
+    return ShownConversation(episode.task.question, texts, score, earned)
 
 
-def demonstrated(shown: Conversation) -> Conversation:
-    """Return a conversation marked as a demonstration, whose result does not describe the team."""
+def demonstrated(shown: ShownConversation) -> ShownConversation:
+    """Return a conversation marked as a demonstration, without a result, which would describe the script and not the team."""
     return replace(shown, score=None, returns={}, note="to be learned")
 
 
@@ -316,7 +317,7 @@ def learning(metrics: Mapping[str, float]) -> dict[str, float]:
 # -------- The plain view of a run: one line per event, readable in a log file
 
 WARMUP_LINES = 10
-"""Lines for a whole warm-up."""
+"""Lines that a warm-up prints."""
 
 
 class Lines:
@@ -330,15 +331,15 @@ class Lines:
         before: Sequence[str] = (),
         run_dir: Path | None = None,
     ) -> None:
-        """`before`: lines before the first one. `run_dir` is named once it is there: a run that cannot begin keeps nothing."""
+        """`before`: lines before the first one. `run_dir` is named once it exists, because a run that cannot begin has none."""
         self._stream = stream
         self._clock = clock
         self._start = clock()
         self._before = list(before)
         self._run_dir = run_dir
 
-    def __call__(self, progress: Progress) -> None:
-        """Print what has just happened, if it is worth a line."""
+    def __call__(self, progress: ProgressLine) -> None:
+        """Print the newest event, if it is worth a line."""
         while self._before:
             say(self._before.pop(0), self._stream)
         if self._run_dir is not None and is_run(self._run_dir):
@@ -349,7 +350,7 @@ class Lines:
             say(f"[{self._clock() - self._start:6.1f} s] {text}", self._stream)
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: ProgressLine) -> str:
     if progress.event == "warmup":
         every = max(1, progress.steps // WARMUP_LINES)
         if progress.step % every and progress.step != progress.steps:
@@ -369,7 +370,7 @@ def _line(progress: Progress) -> str:
     return f"{progress.phase}: {progress.detail}" if progress.detail else ""
 
 
-def _step(progress: Progress) -> str:
+def _step(progress: ProgressLine) -> str:
     rewards = "  ".join(f"{agent} {value:.3f}" for agent, value in progress.rewards.items())
     learned = "  ".join(f"{value:.3f} {name}" for name, value in progress.learning.items())
     speed = progress.metrics.get("time/tokens_per_second", 0.0)
@@ -382,7 +383,7 @@ def _step(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def _left(progress: Progress) -> str:
+def _left(progress: ProgressLine) -> str:
     return "" if progress.left is None else f"  {clock_text(progress.left)} left"
 
 
@@ -405,7 +406,7 @@ def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
     return [*notes, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
 
 
-def one_line(shown: Conversation, width: int = 100) -> str:
+def one_line(shown: ShownConversation, width: int = 100) -> str:
     """Return a conversation on one line: question → each agent's text → the verdict."""
     each = max(12, width // (1 + len(shown.texts)))
     words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
@@ -413,7 +414,7 @@ def one_line(shown: Conversation, width: int = 100) -> str:
     return " → ".join([piece for piece in pieces if piece] + [verdict(shown)])
 
 
-def verdict(shown: Conversation) -> str:
+def verdict(shown: ShownConversation) -> str:
     """Return how a conversation ended: `right`, `wrong`, or the score in between; in games what each seat earned."""
     earned = shown.score
     if shown.note:

@@ -1,7 +1,7 @@
-"""What other libraries do under the command line: print errors alone, without control characters, and wait without spinning.
+"""Makes other libraries behave under the command line: they print only errors, without control characters, and wait without spinning.
 
-Names in a model's folder, a data set or an answer reach warnings, logs and tracebacks as they stand: a terminal would
-obey control characters in them.
+Names in a model's folder, a data set or an answer reach warnings, logs and tracebacks unchanged, and a terminal would obey
+control characters in them.
 """
 
 from __future__ import annotations
@@ -23,39 +23,34 @@ def clean_what_others_print() -> None:
     if logging.getLogRecordFactory() is CleanRecord:
         return
     logging.setLogRecordFactory(CleanRecord)
-    warnings.showwarning = _show_warning
-    sys.excepthook = _show_defect
-    threading.excepthook = _show_defect_of_thread
+
+    def show_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        _write(warnings.formatwarning(message, category, filename, lineno, line), file)
+
+    def show_defect_of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            name = args.thread.name if args.thread is not None else "a thread"
+            _write(f"Exception in {name}:\n{_text_of(args.exc_type, args.exc_value, args.exc_traceback)}")
+
+    warnings.showwarning = show_warning
+    sys.excepthook = lambda kind, error, frames: _write(_text_of(kind, error, frames))
+    threading.excepthook = show_defect_of_thread
 
 
 class CleanRecord(logging.LogRecord):
-    """A log record whose text, with that of its exception, is clean."""
+    """A log record whose text and exception text hold no control characters."""
 
     def getMessage(self) -> str:  # noqa: D102, N802 (the library's name)
         if self.exc_info and not self.exc_text:
             self.exc_text = _text_of(*self.exc_info).rstrip("\n")
         return cleaned(super().getMessage())
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _write(warnings.formatwarning(message, category, filename, lineno, line), file)
-
-
-def _show_defect(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    _write(_text_of(kind, error, frames))
-
-
-def _show_defect_of_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-        name = args.thread.name if args.thread is not None else "a thread"
-        _write(f"Exception in {name}:\n{_text_of(args.exc_type, args.exc_value, args.exc_traceback)}")
 
 
 def _text_of(
@@ -68,18 +63,18 @@ def _write(text: str, file: TextIO | None = None) -> None:
     stream = file or sys.stderr
     try:
         stream.write(cleaned(text))
-    except (OSError, ValueError, AttributeError):  # nobody reads it any more
+    except (OSError, ValueError, AttributeError):  # the stream is closed or missing
         return
 
 
 _DEFAULTS = {
-    # Waiting threads must not spin: next to another busy process, spinning costs ten times the work itself.
+    # Waiting threads must sleep: beside another busy process, spinning costs ten times the work itself.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
-    # A rank that is lost breaks connections, of each of which torch would print a page.
+    # A lost rank breaks connections, and torch would print a page for each of them.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """Read by the libraries when they are imported; values set by the user stay."""
@@ -91,7 +86,7 @@ def hush() -> None:
     """Silence progress bars and warnings of torch, transformers and related libraries."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    if "transformers" in sys.modules:  # called from Python, where it has read them already
+    if "transformers" in sys.modules:  # it has read the variables already
         from transformers.utils import logging
 
         logging.disable_progress_bar()

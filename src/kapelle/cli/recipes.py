@@ -24,17 +24,15 @@ def run(arguments: argparse.Namespace) -> int:
             path /= f"{arguments.name}.yaml"
         with writing(path, "destination"), path.open("x", encoding="utf-8") as file:
             file.write(text)
-        say(f"{path} is yours to change. Train it with: {command('train', str(path))}")
+        say(f"{path} is written; change it as you like. Train it with: {command('train', str(path))}")
         return 0
     if action == "show":
         say(_text("show", arguments.name).rstrip())
         return 0
     if arguments.name is not None:
-        raise ConfigError(f"`kapelle recipes ls` takes no '{arguments.name}'.")
-    return _list(as_json=arguments.json)
-
-
-def _list(*, as_json: bool) -> int:
+        raise ConfigError(
+            f"`kapelle recipes ls` lists all recipes. Leave '{arguments.name}' out, or print it with `show`."
+        )
     from kapelle.settings.overlays import parse_yaml
     from kapelle.setup.recipe import REAL, builtin_recipes
 
@@ -42,11 +40,9 @@ def _list(*, as_json: bool) -> int:
     for name, text in builtin_recipes().items():
         recipe = parse_yaml(text)
         path = recipe.get(REAL, {}).get("model", {}).get("path")
-        real = (
-            f" --{REAL}: its values for a pretrained model, {path} unless another is named." if path else ""
-        )
+        real = f" --{REAL}: its values for a pretrained model, by default {path}." if path else ""
         descriptions[name] = " ".join(str(recipe.get("description", "")).split()) + real
-    if as_json:
+    if arguments.json:
         say(json.dumps(descriptions, indent=1))
         return 0
     width = max(map(len, descriptions))

@@ -1,4 +1,4 @@
-"""One training run as a command: shown while it runs, summarised at its end."""
+"""One training run as a command: its progress while it runs, and a summary at its end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kapelle.cli.output import command, is_first, leave_ranks_here, returns, say
 from kapelle.cli.progress import (
-    Conversation,
     Lines,
     Point,
-    Progress,
+    ProgressLine,
+    ShownConversation,
     Watch,
     conversation,
     judged,
@@ -30,16 +30,16 @@ from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.process_tree import doing, stalled_after
 
 if TYPE_CHECKING:
-    from kapelle.training.trainer import Summary, Trainer
+    from kapelle.training.trainer import Summary
     from kapelle.types import Episode, Group
 
 
 NextCommands = Callable[[str], Sequence[tuple[str, str]]]
-"""What to try after a run: (command, what it does), from the run directory."""
+"""From the run directory: commands to try after the run, and what each does."""
 
 
 def announce(title: str, *, as_json: bool) -> None:
-    """Print at once that something is happening: importing torch takes seconds. Raises ConfigError for an environment that it cannot read."""
+    """Print at once that torch is being imported, which takes seconds. Raises ConfigError for environment variables that it cannot read."""
     stalled_after()
     doing("loading torch and transformers")
     if is_first():
@@ -47,7 +47,7 @@ def announce(title: str, *, as_json: bool) -> None:
 
 
 def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
-    """Train the run that the source describes and return the exit code; `report.Report` is printed at the end."""
+    """Train the run that the source describes, print its `Report` and return the exit code."""
     from kapelle.runs.writer import new_path
 
     run_dir = source.run_dir or new_path(source.name)
@@ -56,17 +56,35 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
         from kapelle.environment import Opposed
+        from kapelle.runtime.deadlines import Patience
+        from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
-        watch = Watch(view, constant_sum=offers(environment, Opposed) and environment.constant_sum)
+        # Asked before the checks of a run: the environment may be anybody's code.
+        opposed = offers(environment, Opposed) and asked(
+            "constant_sum", Patience.environment, lambda: environment.constant_sum
+        )
+        watch = Watch(view, constant_sum=opposed)
         try:
-            with _trainer(source, run_dir, watch) as trainer:
-                parameters = _parameters(trainer)
+            from kapelle.training.trainer import Trainer
+
+            with Trainer(
+                source.config,
+                origin=source.origin,
+                run_dir=run_dir,
+                resume=source.resume,
+                observer=watch,
+                start_from=source.start_from,
+            ) as trainer:
+                models = trainer.models.values()
+                parameters = sum(p.numel() for model in models for p in model.base_parameters().values())
                 summary = trainer.train()
                 stopped_by = summary.stopped_by
         except KeyboardInterrupt as stop:
             stopped_by = exit_code(stop)
-            leave_ranks_here("a stop has broken it off")  # this one comes to no place where they meet
+            leave_ranks_here(
+                "a stop has broken it off"
+            )  # the others would wait for this rank at their next meeting
     if not is_first():
         return stopped_by
     report = _report(watch, summary, run_dir, parameters, stopped_by)
@@ -75,38 +93,23 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     elif summary is not None and not stopped_by:
         for line in report.lines(next_commands(str(run_dir))):
             say(line)
-    if stopped_by:
-        whole = summary is not None and not summary.went_back
-        lost = None if whole else _lost(watch.now.phase, run_dir)
-        _say_how_to_continue(run_dir, source.whole or run_dir, lost, stream)
+    if stopped_by and not is_run(run_dir) and source.whole is None:
+        say("stopped before the run began.", stream)
+    elif stopped_by:
+        lost = "nothing is lost"
+        if summary is None or summary.went_back:
+            if watch.now.phase == "warm-up":
+                lost = "the warm-up starts over"
+            elif watch.now.phase in ("training", "stopping"):
+                lost = f"steps after step {saved_steps(run_dir)} are repeated"
+        how = command("train", "--resume", str(source.whole or run_dir))
+        say(f"stopped; {lost}. Continue with: {how}", stream)
     return stopped_by
-
-
-def _lost(phase: str, run_dir: Path) -> str | None:
-    """Return what has to be repeated after a stop that broke off training; None for nothing."""
-    if phase == "warm-up":
-        return "the warm-up starts anew"
-    if phase in ("training", "stopping"):
-        return f"what came after step {saved_steps(run_dir)} is repeated"
-    return None
-
-
-def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
-    from kapelle.training.trainer import Trainer
-
-    return Trainer(
-        source.config,
-        origin=source.origin,
-        run_dir=run_dir,
-        resume=source.resume,
-        observer=watch,
-        start_from=source.start_from,
-    )
 
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
 
-    # The run's own rows, because a run that was resumed was measured before by another process.
+    # Read from the run, because an earlier process has evaluated a resumed run before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
     before = rows[0] if rows and rows[0].step == 0 else None
     finished = summary is not None and summary.after is not None
@@ -125,16 +128,8 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
     )
 
 
-def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
-    if is_run(run_dir) or whole != run_dir:
-        how = command("train", "--resume", str(whole))
-        say(f"stopped; {lost or 'nothing is lost'}. Continue with: {how}", stream)
-    else:
-        say("stopped before the run began.", stream)
-
-
 def _about(source: Source) -> list[str]:
-    """Return what is trained here, in words."""
+    """Return the recipe's description and notes, and a word on the embedded model."""
     from kapelle.models.outline import read_outline
     from kapelle.planning.weights_map import amount
 
@@ -143,21 +138,17 @@ def _about(source: Source) -> list[str]:
     if model.path == "embedded":
         count = amount(read_outline(model.path, model.embedded).parameters)
         lines.append(
-            f"The model is tiny ({count} parameters), made and trained from scratch on this machine; no model is "
-            "downloaded."
+            f"The model is tiny ({count} parameters): it is created and trained from scratch on this machine, without a "
+            "download."
         )
     return [*lines, *source.notes]
-
-
-def _parameters(trainer: Trainer) -> int:
-    return sum(p.numel() for model in trainer.models.values() for p in model.base_parameters().values())
 
 
 @contextmanager
 def _view(
     stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
-) -> Iterator[Callable[[Progress], None]]:
-    """Yield the view of the progress: a live panel in a terminal, else lines; nothing but in the first of several ranks."""
+) -> Iterator[Callable[[ProgressLine], None]]:
+    """Yield the view of the progress: a live panel in a terminal, else lines; silent in all ranks but the first."""
     if not is_first():
         yield lambda _: None
         return
@@ -184,7 +175,7 @@ class Report:
     before: Point | None
     after: Point | None
     """None for a run that was stopped."""
-    learned: tuple[Conversation, Conversation] | None
+    learned: tuple[ShownConversation, ShownConversation] | None
     """One problem's conversation before and after."""
     seconds: Mapping[str, float]
     """By phase."""
@@ -194,9 +185,9 @@ class Report:
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Name and sentence of what to know of the data and the engine."""
+    """Notes on the data and the engine, as (name, text)."""
     changes: tuple[str, ...] = ()
-    """What was different for a resumed run from what it had before."""
+    """What has changed for a resumed run."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -224,7 +215,15 @@ class Report:
             "seconds_total": round(sum(self.seconds.values()), 3),
             "conversation": None
             if self.learned is None
-            else [_conversation_row(each) for each in self.learned],
+            else [
+                {
+                    "question": each.question,
+                    "said": [{"agent": agent, "text": text} for agent, text in each.texts],
+                    "score": each.score,
+                    "returns": dict(each.returns),
+                }
+                for each in self.learned
+            ],
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
             **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
@@ -237,7 +236,8 @@ class Report:
         return [
             "",
             *self._scores(),
-            *self._example(),
+            *([] if self.learned is None else _row("before", one_line(self.learned[0]))),
+            *([] if self.learned is None else _row("after", one_line(self.learned[1]))),
             *_row(
                 "time",
                 ", ".join(
@@ -253,7 +253,7 @@ class Report:
         ]
 
     def _scores(self) -> list[str]:
-        """Return the figures before and after, each with what it is the mean of; stated once where that is the same."""
+        """Return the figures before and after with their counts, which are stated once if they are the same."""
         measured = self.after or self.before
         if measured is not None and measured.verifier is not None:
             return _judge(None if measured is self.before else self.before, measured)
@@ -280,12 +280,6 @@ class Report:
         for reason in dict.fromkeys(point.reason for point in points if point.reason):
             lines += _row("", f"not scored: {reason}")
         return lines
-
-    def _example(self) -> list[str]:
-        if self.learned is None:
-            return []
-        before, after = self.learned
-        return [*_row("before", one_line(before)), *_row("after", one_line(after))]
 
 
 def _row(name: str, text: str) -> list[str]:
@@ -315,15 +309,12 @@ def _listed(point: Point | None) -> list[float] | None:
     return list(point.interval) if point and point.interval else None
 
 
-def _conversation_row(shown: Conversation) -> dict[str, Any]:
-    texts = [{"agent": agent, "text": text} for agent, text in shown.texts]
-    return {"question": shown.question, "said": texts, "score": shown.score, "returns": dict(shown.returns)}
-
-
-def learned(before: Sequence[Group], after: Sequence[Group]) -> tuple[Conversation, Conversation] | None:
+def learned(
+    before: Sequence[Group], after: Sequence[Group]
+) -> tuple[ShownConversation, ShownConversation] | None:
     """Return the conversations before and after training on one problem that was wrong and became right.
 
-    The first such problem; None where there is none. An attempt that failed or was not scored is not wrong.
+    The first such problem; None without one. Attempts that failed or were not scored count neither as wrong nor as right.
     """
     first = {group.task.id: group.episodes[0] for group in before}
     for group in after:

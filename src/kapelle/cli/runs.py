@@ -11,7 +11,7 @@ from kapelle.cli.output import command, printable, say
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 
 if TYPE_CHECKING:
-    from kapelle.runs.rollback import Plan
+    from kapelle.runs.rollback import RollbackPlan
 
 ACTIONS = ("ls", "show", "rollback")
 
@@ -28,17 +28,27 @@ def run(arguments: argparse.Namespace) -> int:
     if action == "ls":
         return _list(Path(arguments.place or "runs"), as_json=arguments.json)
     if arguments.place is None:
-        raise ConfigError(
-            f"No run is named. Write `kapelle runs {action} RUN`; `kapelle runs ls` lists them."
-        )
+        raise ConfigError(f"Name a run: `kapelle runs {action} RUN`. `kapelle runs ls` lists them.")
     place = Path(arguments.place)
     if action == "show":
         return _show(place, as_json=arguments.json)
     if arguments.to is None:
         raise ConfigError(
-            f"No step is named to go back to. Write `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
+            f"Name the step to go back to: `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
         )
-    return _roll_back(place, arguments.to, dry=arguments.dry_run, as_json=arguments.json)
+    from kapelle.cli.quiet import hush
+
+    hush()
+    from kapelle.runs.rollback import plan_rollback, roll_back
+
+    dry = arguments.dry_run
+    plan = plan_rollback(place, arguments.to) if dry else roll_back(place, arguments.to)
+    if arguments.json:
+        say(json.dumps({**plan.row(), "dry_run": dry}, indent=1))
+        return 0
+    for line in _moved(plan, dry=dry):
+        say(line)
+    return 0
 
 
 def _list(folder: Path, *, as_json: bool) -> int:
@@ -81,7 +91,12 @@ def _show(place: Path, *, as_json: bool) -> int:
     )
 
     if not is_run(place):
-        raise _no_run(place)
+        from kapelle.runs.reader import tag_hint
+        from kapelle.runs.summary import find_runs
+
+        inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
+        hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
+        raise RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
     summary = summarise(place)
     if summary.wrong is not None:
         raise RunDirectoryError(f"The run {place} cannot be read: {summary.wrong}")
@@ -108,12 +123,12 @@ def _show(place: Path, *, as_json: bool) -> int:
         return 0
     say(f"{place}  {summary.state}  step {summary.step} of {summary.steps}  {amount(summary.size)}")
     say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last update {status.updated}")
-    say("settings that are not defaults")
+    say("settings that differ from the defaults")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")
     say("checkpoints")
     for each in kept:
-        say(f"  step {each.step:6}  {amount(each.size):>9}  {each.wrong or 'whole'}")
+        say(f"  step {each.step:6}  {amount(each.size):>9}  {each.wrong or 'complete'}")
     if rows:
         say(f"metrics of step {rows[-1]['step']:.0f}")
         say(f"  {in_words(telling(rows[-1]))}")
@@ -123,37 +138,13 @@ def _show(place: Path, *, as_json: bool) -> int:
         said += f": {point.reason}" if point.reason else ""
         say(f"evaluation after step {point.step} on unseen problems: {printable(said, 400)}")
     for line in failures(place):
-        say(f"noticed: {line}")
+        say(f"warning: {line}")
     for name in aside:
         say(f"rolled back: {place / 'rolled-back' / name}")
     return 0
 
 
-def _no_run(place: Path) -> RunDirectoryError:
-    from kapelle.runs.reader import tag_hint
-    from kapelle.runs.summary import find_runs
-
-    inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
-    hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
-    return RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
-
-
-def _roll_back(place: Path, step: int, *, dry: bool, as_json: bool) -> int:
-    from kapelle.cli.quiet import hush
-
-    hush()
-    from kapelle.runs.rollback import plan_rollback, roll_back
-
-    plan = plan_rollback(place, step) if dry else roll_back(place, step)
-    if as_json:
-        say(json.dumps({**plan.row(), "dry_run": dry}, indent=1))
-        return 0
-    for line in _moved(plan, dry=dry):
-        say(line)
-    return 0
-
-
-def _moved(plan: Plan, *, dry: bool) -> list[str]:
+def _moved(plan: RollbackPlan, *, dry: bool) -> list[str]:
     if plan.nothing:
         return [f"{plan.run} is at step {plan.step} already; nothing was moved."]
     verb = "would move" if dry else "moved"

@@ -23,18 +23,15 @@ from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
-from kapelle.services.binding import Binding, token_here
+from kapelle.services.binding import Binding, check_installed, token_here
 from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:
     from kapelle.services.reward.scores import Scorer
 
 
-# -------- What a command that serves makes of its arguments
-
-
 def binding_of(arguments: argparse.Namespace) -> Binding:
-    """Return the binding that the arguments of `declare_binding` describe; ConfigError for one that may not be."""
+    """Return the address, TLS files and names that the arguments describe; ConfigError for a binding that is not allowed."""
     return Binding(
         arguments.host,
         arguments.port,
@@ -46,20 +43,20 @@ def binding_of(arguments: argparse.Namespace) -> Binding:
 
 
 def file_of(name: str | None) -> Path | None:
-    """Return the file that an argument names, None for none."""
+    """Return the file that an argument names; None without one."""
     return None if name is None else Path(name)
 
 
 KINDS = ("policy", "reward", "environments")
 DRAIN_SECONDS = 600.0
-"""For which accepted calls may still be answered after a signal."""
+"""Time for accepted calls after a signal."""
 
 
 class Drains(Protocol):
-    """A server that listens."""
+    """A listening server: of chat completions, of scores or of environments."""
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Refuse new calls, answer the accepted ones, and return whether all were answered within `seconds`."""
         ...
 
 
@@ -67,7 +64,7 @@ D = TypeVar("D", bound=Drains)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal asks to stop; then answer what was accepted and return the signal's exit code."""
+    """Serve until a signal asks to stop; then answer the accepted calls and return the signal's exit code."""
     named, settings = split_words(arguments.words)
     if named == ("environments",):
         arguments.port = 50_051 if arguments.port is None else arguments.port
@@ -78,9 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`.{hint}"
         )
-    from kapelle.services.http.server import check_free, check_installed
+    check_installed(
+        "serve", "starlette", "uvicorn", *(("grpc", "grpc_health") if named[0] == "reward" else ())
+    )
+    from kapelle.services.http import check_free
 
-    check_installed()
     binding = binding_of(arguments)
     folder, which = split_run(named[1])
     if named[0] == "policy" or not (folder / "config.json").is_file():
@@ -95,17 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policy(folder: Path, which: str | None, binding: Binding, arguments: argparse.Namespace) -> int:
-    from kapelle.services.policy.admission import Limits
     from kapelle.services.policy.recording import EpisodeFile
-    from kapelle.services.policy.service import serve_policy
+    from kapelle.services.policy.service import ServingLimits, serve_policy
     from kapelle.training.served import open_served
 
     record = file_of(arguments.record)
     if record is not None:
         EpisodeFile(record, ()).close()  # raises where it cannot be written, before anything is loaded
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
-    name = _name(arguments.name or served.config.name)
-    limits = Limits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
+    name = (arguments.name or served.config.name).replace("/", "-")  # clients write TEAM/AGENT
+    limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
     return until_stopped(
         serve_policy(served.play, name, binding, limits, record),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
@@ -113,19 +111,20 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
 
 
 def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> int:
-    from kapelle.services.reward.serving import RewardLimits, serve_reward
+    from kapelle.services.reward.service import RewardLimits, serve_reward
 
     if arguments.record is not None:
-        raise ConfigError("--record keeps what programs do with agents. Leave it out for a reward server.")
+        raise ConfigError("--record keeps sessions with agents. Leave it out for a reward server.")
     scorer: Scorer
     if (folder / "config.json").is_file():
-        from kapelle.services.reward.classifier import open_reward_model
+        from kapelle.services.reward.scores import open_reward_model
 
         scorer = open_reward_model(folder, arguments.name)
     else:
+        from kapelle.services.reward.scores import VerifierScorer
         from kapelle.training.served import open_verifier
 
-        scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
+        scorer = VerifierScorer(*open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name))
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
     return until_stopped(
         serve_reward(scorer, binding, limits, arguments.grpc_port),
@@ -144,35 +143,29 @@ def until_stopped(
     with catch_interrupts(lambda _: stop.set()) as stopped, unbroken(), serving as server:
         say(where(server))
         stop.wait()
-        say("stopping: what was accepted is answered first", sys.stderr)
+        say("stopping: accepted calls are answered first", sys.stderr)
         server.drain(seconds)
     return stopped.exit_code
-
-
-def _name(name: str) -> str:
-    """Return what clients call the team: a slash would part an agent from it."""
-    return name.replace("/", "-")
 
 
 # -------- `kapelle serve environments`: offer worlds to runs on this and other machines, and replace one while they play
 
 SHORT = {"debate": "debate_topics"}
-"""Names that people use → the environment's own."""
+"""Common names → the environments' own."""
 HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml math.path=data/gsm8k`"
 
 
 def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     """Serve environments until a signal asks to stop, or replace one on a server that runs."""
-    from kapelle.services.grpc.installed import check_installed
-
-    check_installed()
+    check_installed("serve", "grpc", "grpc_health")
     if arguments.replace is not None:
         return _replace(arguments, settings)
     if not arguments.environments:
         raise ConfigError(f"Name the environments to serve: {HOW}.")
     binding = binding_of(arguments)
     environments = named(arguments.environments, settings)
-    from kapelle.services.environments.serving import SessionLimits, serve_environments
+    from kapelle.services.environments.service import serve_environments
+    from kapelle.services.environments.sessions import SessionLimits
 
     limits = SessionLimits(arguments.sessions, arguments.idle or WORLD_IDLE, arguments.timeout)
     return until_stopped(
@@ -199,7 +192,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
         if owner is None:
             name = setting.partition(".")[0]
             raise ConfigError(
-                f"The setting `{setting}` belongs to no environment that is served.{did_you_mean(name, list(specs))}"
+                f"The setting `{setting}` names an environment that is not served.{did_you_mean(name, list(specs))}"
             )
     found = {}
     for name, what in specs.items():
@@ -210,8 +203,8 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             raise type(error)(f"Environment '{name}': {error}") from None
         if offers(found[name], PaysEpisodes):
             raise ConfigError(
-                f"Environment '{name}' pays whole episodes where the agents are played, not where its worlds live. Name it as "
-                "the run's own environment instead of serving it."
+                f"Environment '{name}' pays whole episodes, which happens where the agents are played. Name it as the run's own "
+                "environment instead of serving it."
             )
     return found
 
@@ -222,10 +215,10 @@ def _owner(setting: str, names: Mapping[str, str]) -> str | None:
 
 
 def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Put an environment on a server that runs; runs that play it go over to it with their next episodes."""
+    """Replace an environment on a running server; runs that play it use the new one from their next episodes on."""
     if arguments.at is None:
         raise ConfigError(
-            "--replace puts an environment on a server that runs. Name it: --at localhost:50051."
+            "--replace needs the running server whose environment it replaces: --at localhost:50051."
         )
     from kapelle.environments.remote.server import register
 
@@ -233,5 +226,5 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
         assert isinstance(environment, Settings), "recipes and names give settings"
         values = json.dumps(environment.model_dump(mode="json"))
         version = register(arguments.at, name, values, arguments.certificate)
-        say(f"{name} at {arguments.at} is version {version} now")
+        say(f"{name} at {arguments.at} is now version {version}")
     return 0

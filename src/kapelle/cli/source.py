@@ -1,4 +1,4 @@
-"""Which run a command means: a recipe with overlays and settings, or a run directory to continue."""
+"""The run that a command's words describe: a recipe with overlays and settings, or a run directory to continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
     config: RunConfig
     origin: Mapping[str, str]
     run_dir: Path | None
-    """None where the command may choose."""
+    """None leaves the choice to the command."""
     resume: bool
     start_from: Mapping[str, Path] = field(default_factory=dict)
     """Policy → folder of weights that it starts from."""
@@ -43,10 +43,23 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
     if resume and (not files or folder is None):
         place = Path(files[0]) if files else folder
         if place is None:
-            raise ConfigError("Nothing to resume is named. Write `kapelle train --resume RUN`.")
+            raise ConfigError("Name the run to resume: `kapelle train --resume RUN`.")
         if real:
             raise ConfigError("--real is for a recipe; a run continues with the settings that it began with.")
-        return _resumed(place, (*files[1:],), settings)
+        read_config(place)  # raises when there is no run
+        config = str(place / "config.yaml")
+        recipe = load_recipe(config, files[1:], settings)
+        # Values come from where the run's own record says, except for those given now.
+        try:
+            before, notes = read_provenance(place), recipe.notes
+        except RunDirectoryError as error:
+            # The record only informs: the run continues without it, and writes a new one.
+            before, notes = {}, (*recipe.notes, str(error))
+        origin = {
+            key: before.get(key, source) if source == config else source
+            for key, source in recipe.origin.items()
+        }
+        return Source(recipe.config.name, recipe.config, origin, place, resume=True, notes=notes)
     recipe = read_recipe(words, real=real)
     return Source(files[0], recipe.config, recipe.origin, folder, resume, notes=recipe.notes)
 
@@ -56,25 +69,9 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
-            "No recipe is named. Name one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours."
+            "Name a recipe: one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours."
         )
     return load_recipe(files[0], files[1:], settings, real=real)
-
-
-def _resumed(place: Path, overlays: tuple[str, ...], settings: tuple[str, ...]) -> Source:
-    read_config(place)  # raises when there is no run
-    recipe = load_recipe(str(place / "config.yaml"), overlays, settings)
-    # The run's own record states where values came from, except for those given now.
-    try:
-        before, notes = read_provenance(place), recipe.notes
-    except RunDirectoryError as error:
-        # Nothing depends on it: the run continues and writes what is known now.
-        before, notes = {}, (*recipe.notes, str(error))
-    config = str(place / "config.yaml")
-    origin = {
-        key: before.get(key, source) if source == config else source for key, source in recipe.origin.items()
-    }
-    return Source(recipe.config.name, recipe.config, origin, place, resume=True, notes=notes)
 
 
 # -------- Recipes with stages on the command line: find the stages, check them together, then run them in turn
@@ -87,7 +84,7 @@ class Staged:
     recipe: str
     stages: tuple[Stage, ...]
     run_dir: Path | None
-    """None where the command may choose."""
+    """None leaves the choice to the command."""
 
     def checked(self) -> Iterator[tuple[Stage, RunConfig]]:
         """Yield every stage with settings that can be checked before anything has run."""
@@ -117,9 +114,9 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
-    """Check all stages, then yield each one that is not done, with a title; ask for the next when it is done.
+    """Check all stages, then yield each unfinished one with a title; the caller trains it before it asks for the next.
 
-    Of several ranks the first one opens the folder and says what is done.
+    Of several ranks, the first one opens the folder and reports which stages are done.
     """
     from kapelle.setup.preparation import prepare
     from kapelle.training.stages import check_weights
@@ -127,7 +124,7 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
 
     for _, config in staged.checked():
         prepared = prepare(config)
-        if not resume:  # a run that goes on needs the weights no more that it began with
+        if not resume:  # a run that continues no longer needs its initial weights
             check_weights(prepared, staged=True)
     ranks = join_ranks(staged.stages[0].recipe.config)
     held: list[RunLock] = []

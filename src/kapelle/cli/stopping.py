@@ -1,4 +1,4 @@
-"""Signals outside of training, where `catch_interrupts` is not active: they end a command at once and reliably."""
+"""Signals outside of training, where `catch_interrupts` is inactive: they end a command at once and reliably."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 def stopped_by() -> KeyboardInterrupt | None:
-    """Return the signal that is ending this command, where it has come out as another error; None without one."""
+    """Return the signal that is ending this command, even if it surfaced as another error; None without one."""
     stop = pending_stop()
     raised = None if stop is None else stop.again()
     return raised if isinstance(raised, KeyboardInterrupt) else None
 
 
 def leave(code: int) -> None:
-    """End the process where it was stopped or has given something up, without waiting for anything that may not end.
+    """End the process at once if a signal has stopped it, or if it has left threads behind that may never end.
 
-    Beyond this, Python would wait at its end for threads and free, one by one, what the process holds. Another Ctrl-C
-    from here on ends it without a word.
+    Otherwise Python would wait for threads at its exit and free the process's objects one by one. From here on, another Ctrl-C
+    ends the process silently.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if code - 128 in SIGNALS or left_behind:
@@ -69,28 +69,28 @@ def leave(code: int) -> None:
         os._exit(code)
 
 
-def _without_stops(raised: sys.UnraisableHookArgs) -> None:
-    """Report what is raised where nothing can catch it, except a Ctrl-C: the watchdog raises that again."""
-    if not issubclass(raised.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(raised)
-
-
 def take_signals() -> None:
-    """Have a Ctrl-C before and after `termination` end this process in one line, also in background jobs.
+    """Let a Ctrl-C before and after `termination` end this process with one line, in background jobs too.
 
-    A shell starts those with SIGINT ignored. A command of ours obeys it all the same: who sends it there names this process.
+    A shell starts background jobs with SIGINT ignored. Ours obey it, because whoever sends it to one names this process.
     """
-    sys.unraisablehook = _without_stops
+
+    def report_all_but_stops(raised: sys.UnraisableHookArgs) -> None:
+        # A Ctrl-C in a destructor or callback cannot be caught; the watchdog raises it again.
+        if not issubclass(raised.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(raised)
+
+    sys.unraisablehook = report_all_but_stops
     if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, end_at_once)
 
 
 @contextmanager
 def termination() -> Iterator[None]:
-    """Raise Terminated for a SIGTERM, HungUp for a SIGHUP, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
+    """Raise Terminated for a SIGTERM, HungUp for a SIGHUP and KeyboardInterrupt for a Ctrl-C inside the block, so that files are closed.
 
     Code that swallows the exception gets it again a second later, and a process that has not ended by itself after
-    `interrupts.LAST_RESORT` seconds is ended. So is one in which a thread finds no memory to begin with.
+    `interrupts.LAST_RESORT` seconds is ended. So is a process in which a thread cannot start for lack of memory.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -104,9 +104,8 @@ def termination() -> Iterator[None]:
     def receive(number: int, _frame: FrameType | None) -> None:
         Arrivals.handled = True
         hung_up(number)
-        # Whether torch or transformers is being imported for the first time; nothing can be open
-        # before they are there. An exception in the middle of that comes out as any other, and
-        # inside torch's C++ it aborts the process with a page of trace.
+        # While torch or transformers is being imported for the first time, nothing is open yet. An exception in the middle of
+        # the import surfaces as any other error, and inside torch's C++ it aborts the process with a page of trace.
         specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
         if any(getattr(spec, "_initializing", False) for spec in specs):
             end_at_once(number)

@@ -29,14 +29,14 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.source import find_stages, read_source, stage_sources
 
     if arguments.resume:
-        # Name the runs that are meant by `RUN@latest` and the like.
+        # Replace `RUN@latest` and the like by the run that it names.
         files, settings = split_words(arguments.words)
         if arguments.run_dir is not None:
             arguments.run_dir = str(resumed_run(arguments.run_dir))
         elif files:
             arguments.words = [str(resumed_run(files[0])), *files[1:], *settings]
     if arguments.processes is not None and arguments.launch is None:
-        raise ConfigError("`--processes N` says how many processes `--launch` starts; give both.")
+        raise ConfigError("`--processes N` says how many processes `--launch` starts. Give both.")
     if arguments.launch is not None and not arguments.dry_run:
         from kapelle.cli.train_launch import launch_ray, launch_torchrun
 
@@ -71,15 +71,18 @@ def _next_commands(source: Source) -> NextCommands:
     if source.config.algorithm.name == "verifier":
         return lambda run_dir: [
             (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
-            (command("train", "--resume", run_dir, f"training.steps={more}"), "train on"),
+            (command("train", "--resume", run_dir, f"training.steps={more}"), "train for more steps"),
         ]
     return lambda run_dir: [
-        (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
+        (
+            command("eval", run_dir),
+            "the team against one agent alone and a vote, with the same number of tokens",
+        ),
         (
             command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
             "keep good episodes for SFT",
         ),
-        (command("train", "--resume", run_dir, f"training.steps={more}"), "train on"),
+        (command("train", "--resume", run_dir, f"training.steps={more}"), "train for more steps"),
     ]
 
 
@@ -114,12 +117,12 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     for line in describe(found):
         say(f"# {line}".rstrip())
     say()
-    say("# settings; values that are not defaults show where they come from")
+    say("# settings; values that were set show where they come from")
     say(annotated_yaml(values, changed))
     return 0
 
 
-# -------- Resolved settings as YAML, with a comment on where each value that is not a default came from
+# -------- Resolved settings as YAML, with a comment on the origin of each value that is set
 
 
 def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:
@@ -144,18 +147,16 @@ def _mapping(values: Mapping[str, Any], origin: Mapping[str, str], at: str, dept
                 first = inner[0].lstrip()
                 lines += [f"{'  ' * (depth + 1)}- {first}", *inner[1:]]
         else:
-            lines.append(f"{head} {_scalar(value)}{_comment(origin.get(path, 'default'))}")
+            source = origin.get(path, "default")
+            comment = "" if source == "default" else f"   # {printable(' '.join(source.split()))}"
+            lines.append(f"{head} {_scalar(value)}{comment}")
     return lines
-
-
-def _comment(source: str) -> str:
-    return "" if source == "default" else f"   # {printable(' '.join(source.split()))}"
 
 
 def _scalar(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_scalar, value))}]"
-    # Double quotes keep on one line what YAML's own choice would spread over several lines.
+    # Double quotes keep text on one line that YAML would otherwise spread over several.
     style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.safe_dump(
         [value], default_flow_style=True, default_style=style, allow_unicode=True, width=10**9

@@ -1,8 +1,8 @@
 """`kapelle train … --launch torchrun`: starts the processes of a run on this machine, as torch's own launcher would.
 
-Each gets the variables that `torchrun` sets. Beyond `torchrun`, this one says of a process that is killed or stopped who it was
-and what it did, hands Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z on, and ends all at the second Ctrl-C. There are no restarts.
-Several machines are for `torchrun` itself (docs/clusters.md).
+Each process gets the variables that `torchrun` sets. Beyond `torchrun`, this launcher reports which process was killed or stopped
+and what it did last, forwards Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z, and ends all processes at the second Ctrl-C. It restarts
+none. For several machines, use `torchrun` itself (docs/clusters.md).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from kapelle.runtime.ranks import VARIABLES
 LOOK = 0.1
 """Seconds between two looks at the processes."""
 GRACE = 8.0
-"""Seconds that the others have to end by themselves once one has failed; those that can do nothing more are killed then."""
+"""Seconds that the others have to end by themselves once one has failed; then they are killed."""
 LEAVING = 60.0
-"""Seconds that the others have once one has left: they have met for the last time then."""
+"""Seconds that the others have to end once one has left, which it does after their last meeting."""
 AT_ONCE = 3.0
 """Seconds that all have to end after the second Ctrl-C."""
 STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
@@ -63,7 +63,7 @@ def refuse_second_launcher() -> None:
     """Raise ConfigError in a process that a launcher has started."""
     if os.environ.keys() >= set(VARIABLES):
         raise ConfigError(
-            "`--launch` starts processes, but a launcher has started this one already (RANK is set). Leave one of them out."
+            "`--launch` starts processes, but a launcher has already started this one (RANK is set). Leave one of them out."
         )
 
 
@@ -80,7 +80,7 @@ def _devices() -> int:
     found = torch.cuda.device_count()
     if not found:
         raise ConfigError(
-            "There is no GPU to count: say with `--processes` how many processes `--launch` starts."
+            "There is no GPU here to count. Add `--processes N`, the number of processes to start."
         )
     return found
 
@@ -98,7 +98,7 @@ class Rank:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it is still running."""
         return self.process.poll() is None
 
     def __str__(self) -> str:
@@ -111,19 +111,19 @@ class Rank:
 
     @property
     def left_when_asked(self) -> bool:
-        """Whether a second signal that asks it to stop, and is not acted on any more, has ended it when all was saved."""
+        """Whether a second stop signal has ended it after it had saved everything."""
         code = self.process.returncode
         return self.pulse.doing == LAST and code is not None and 128 - code in STOPS
 
     def send(self, number: int) -> None:
-        """Send it a signal, and let it go on where it is stopped, so that it can act on the signal."""
+        """Send it a signal, and continue it if it is stopped, so that it can act on the signal."""
         if self.running:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
                 self.send_group(signal.SIGCONT)
 
     def stop(self, number: int) -> None:
-        """Ask it to stop; one that has not begun, which would end in a traceback of Python's own, is ended."""
+        """Ask it to stop; kill it if it has not begun, because it would print a traceback of Python's."""
         if self.pulse.beats:
             self.send(number)
         else:
@@ -193,9 +193,9 @@ class _Launcher:
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self._ranks = ranks
         self._cause: tuple[Rank, str] | None = None
-        """Who was lost first, and how."""
+        """The rank that was lost first, and how."""
         self._until = float("inf")
-        """When those that still run are killed."""
+        """Time at which those that still run are killed."""
         self._asked: list[int] = []
         """Signals that have asked the run to stop."""
 
@@ -210,7 +210,7 @@ class _Launcher:
                 left = [rank for rank in left if self._runs(rank, passed)]
                 if now > self._until:
                     for rank in left:
-                        if is_stopped(rank.process.pid):  # the others have seen it before this process did
+                        if is_stopped(rank.process.pid):  # the others noticed it first, and ended
                             self._lost(rank, "stands still: it is stopped (by SIGSTOP or Ctrl-Z)")
                         rank.kill()
         return self._code()
@@ -227,7 +227,7 @@ class _Launcher:
             self._lost(rank, how_it_ended(code), memory_hint(code))
         else:
             if code in STOPS and not self._asked and rank.pulse.doing != LAST:
-                # Somebody has stopped this one alone, before all of them had met; the others would wait for it.
+                # This one alone was asked to stop, before its last meeting; the others would wait for it.
                 self._asked.append(code - 128)
                 for other in self._ranks:
                     other.stop(code - 128)
@@ -252,7 +252,7 @@ class _Launcher:
             self._asked.append(number)
             for rank in self._ranks:
                 rank.stop(number)
-            # Two SIGTERMs may come from two who want the same; a second Ctrl-C is somebody who waits.
+            # Two SIGTERMs may come from two programs with the same wish; a second Ctrl-C comes from a person who waits.
             if number == signal.SIGINT and len(self._asked) > 1:
                 self._end_soon(AT_ONCE if len(self._asked) == 2 else 0.0)
 
@@ -260,7 +260,7 @@ class _Launcher:
             for rank in self._ranks:
                 rank.send_group(signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
-            for rank in self._ranks:  # somebody has sent SIGCONT
+            for rank in self._ranks:  # this process was continued by SIGCONT
                 rank.send_group(signal.SIGCONT)
 
         handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: stop, signal.SIGTSTP: pause}
@@ -276,12 +276,12 @@ class _Launcher:
                 signal.signal(number, handler)
 
     def _code(self) -> int:
-        """Return what the run ends with: the signal that stopped it, else the code of the first rank that has one."""
+        """Return the run's exit code: that of the signal that stopped it, else of the first rank that failed."""
         codes = [rank.process.returncode for rank in self._ranks]
         if self._cause is not None:
             return EXIT_WRONG
         if self._asked and any(code in STOPS or code < 0 for code in codes):
-            if self._ranks[0].gave_up and not self._ranks[0].pulse.beats:  # it would have said so
+            if self._ranks[0].gave_up and not self._ranks[0].pulse.beats:  # killed before it could print that
                 complain("stopped.")
             return 128 + self._asked[0]
         said = [code for code in codes if code > 0 and code != EXIT_ALONE]
@@ -304,7 +304,7 @@ class _Launcher:
 
 def launch_ray(arguments: argparse.Namespace) -> int:
     """Check the recipe here, then run the command without `--launch` on a cluster, and return its exit code."""
-    # The launcher of torchrun's ranks stays small: what reads recipes is imported here alone.
+    # Imported here alone, so that the launcher of torchrun's ranks stays small.
     from kapelle.cli.source import find_stages, read_source
     from kapelle.cluster.launcher import check_installed, launch
     from kapelle.cluster.placement import check_workers

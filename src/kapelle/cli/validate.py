@@ -1,9 +1,10 @@
-"""`kapelle validate`: all checks that need no model weights."""
+"""`kapelle validate`: all checks that work without model weights."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,14 +21,39 @@ S = TypeVar("S")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every check that passed; the first one that fails is the error."""
+    """Print every check that passes; raise the error of the first one that fails."""
     hush()
     if arguments.graph:
         say(draw(arguments.words))
         return 0
     environment = _environment(arguments)
     if environment is not None:
-        return _conform(_looked_at(environment, start=arguments.start), arguments.agents)
+        environment = _looked_at(environment, start=arguments.start)
+        import asyncio
+
+        from kapelle.conformance import conform
+
+        team = None if arguments.agents is None else [name.strip() for name in arguments.agents.split(",")]
+        try:
+            findings = asyncio.run(conform(environment, team))
+        except ConfigError as error:
+            hint = "" if team else ". If it needs certain agents, name them: --agents A,B."
+            raise ConfigError(f"{str(error).removesuffix('.')}{hint}") from error
+        except (asyncio.CancelledError, RuntimeError) as error:
+            raise ConfigError(
+                f"The code of `{environment.name}` cancelled the checks or stopped their event loop ({type(error).__name__}: "
+                f"{error}). It may end only tasks that it has started itself."
+            ) from error
+        marks = {"ok": "ok ", "failed": "NO ", "not checked": "-  "}
+        for finding in findings:
+            say(f"{marks[finding.status]} {finding.name:13} {finding.detail}")
+        failed = [finding.name for finding in findings if finding.status == "failed"]
+        if failed:
+            raise ConfigError(
+                f"`{environment.name}` is not fit for training yet: {', '.join(failed)}. See above."
+            )
+        say(f"{environment.name} is fit for training.")
+        return 0
     if arguments.agents is not None:
         raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
     from kapelle.cli.source import find_stages, read_recipe
@@ -53,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
-    passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
+    passed("settings", f"{len(recipe.origin)} values, {set_here} of them set by the recipe or the command")
     _print_notes(recipe.notes)
     check(recipe.config)
     say(f"{recipe.config.name} is ready to train.")
@@ -61,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _looked_at(settings: S, *, start: bool) -> S:
-    """Return the settings that are checked: without the programs that they name, unless these are to be started."""
+    """Return the settings that are checked; without `start`, the programs that they name are left out."""
     if start:
         return settings
     from kapelle.setup.preparation import without_programs
@@ -69,7 +95,7 @@ def _looked_at(settings: S, *, start: bool) -> S:
     checked, left_out = without_programs(settings)
     for program in left_out:
         say(
-            f"-   the MCP server `{program}` is left alone; `--start` starts or asks it, and checks its tools"
+            f"-   the MCP server `{program}` is not checked; `--start` starts or asks it, and checks its tools"
         )
     return checked
 
@@ -80,7 +106,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
-    """Return the environment if one is named by itself; None where a recipe is named."""
+    """Return the environment if one is named by itself; None if a recipe is named."""
     from kapelle import environments
     from kapelle.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes
@@ -95,35 +121,18 @@ def _environment(arguments: argparse.Namespace) -> Environment | None:
     return model_config("embedded", name, settings).environment
 
 
-def _conform(environment: Environment, team: str | None) -> int:
-    import asyncio
-
-    from kapelle.conformance import conform
-
-    agents = None if team is None else [name.strip() for name in team.split(",")]
-    try:
-        findings = asyncio.run(conform(environment, agents))
-    except ConfigError as error:
-        hint = "" if agents else " If it needs certain agents, name them: --agents A,B."
-        raise ConfigError(f"{error}{hint}") from error
-    marks = {"ok": "ok ", "failed": "NO ", "not checked": "-  "}
-    for finding in findings:
-        say(f"{marks[finding.status]} {finding.name:13} {finding.detail}")
-    failed = [finding.name for finding in findings if finding.status == "failed"]
-    if failed:
-        raise ConfigError(
-            f"`{environment.name}` is not fit for training yet: {', '.join(failed)}. See above."
-        )
-    say(f"{environment.name} is fit for training.")
-    return 0
-
-
 def draw(words: list[str]) -> str:
     """Return the Mermaid flowchart of a recipe's workflow, or of a workflow file alone."""
     files, _ = split_words(words)
-    values = _workflow_file(files[0]) if len(files) == 1 else None
-    if values is not None:
-        return _drawn_file(values, files[0])
+    if len(files) == 1 and Path(files[0]).is_file():
+        from kapelle.settings.overlays import parse_yaml
+        from kapelle.workflows.dag_file import is_workflow_file
+
+        values = None
+        with suppress(OSError, ValueError):  # reading the recipe will report what is wrong with the file
+            values = parse_yaml(Path(files[0]).read_text("utf-8"))
+        if isinstance(values, dict) and is_workflow_file(values):
+            return _drawn_file(values, files[0])
     from kapelle.cli.source import read_recipe
     from kapelle.setup.team_builder import seats_of
     from kapelle.workflow import Drawable
@@ -132,24 +141,9 @@ def draw(words: list[str]) -> str:
     workflow = config.workflow
     if not isinstance(workflow, Drawable):
         raise ConfigError(
-            f"The workflow `{workflow.name}` has no drawing. Give its class a method `mermaid(names)`."
+            f"The workflow `{workflow.name}` cannot be drawn. Give its class a method `mermaid(names)`."
         )
     return workflow.mermaid([seat.name for seat in seats_of(config.team)])
-
-
-def _workflow_file(name: str) -> Mapping[str, Any] | None:
-    """Return a YAML file that is a workflow and no recipe; None for anything else."""
-    from kapelle.workflows.dag_file import is_workflow_file
-
-    if not Path(name).is_file():
-        return None
-    from kapelle.settings.overlays import parse_yaml
-
-    try:
-        values = parse_yaml(Path(name).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None  # reading the recipe will report what is wrong with it
-    return values if isinstance(values, dict) and is_workflow_file(values) else None
 
 
 def _drawn_file(values: Mapping[str, Any], name: str) -> str:

@@ -8,20 +8,17 @@ from pathlib import Path
 
 from kapelle.cli.output import say, writing
 from kapelle.cli.serve import binding_of
-from kapelle.errors import ConfigError
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
+from kapelle.services.binding import check_installed
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show runs until a signal asks to stop; return the signal's exit code."""
-    from kapelle.services.http.server import HttpServer, check_installed
+    check_installed("viewer", "starlette", "uvicorn")
+    from kapelle.services.http import HttpServer
     from kapelle.viewer.library import Library
+    from kapelle.viewer.server import viewer
 
-    check_installed("viewer")
-    try:
-        from kapelle.viewer.server import viewer
-    except ImportError:
-        raise ConfigError("The viewer needs an extra: pip install 'kapelle[viewer]'.") from None
     binding = binding_of(arguments)
     library = Library([Path(word) for word in arguments.words or ["runs"]])
     if arguments.export is not None:

@@ -1,11 +1,10 @@
-"""A run on a cluster of Ray (`kapelle train … --launch ray`): who is placed where, and what is said between them.
+"""A run on a cluster of Ray (`kapelle train … --launch ray`): what is placed where, and the messages in between.
 
-    launcher.py     the command itself: starts the driver, passes signals on, leaves nothing behind
-    driver.py       the process that speaks to Ray: places actors, starts the ranks, shows what they print
-    ranks.py        an actor that holds the process of one rank of the trainer
-    ray_workers.py  rollout workers as a rank sees them: one rollout engine
-    player.py       an actor that plays whole groups of episodes
-    actors.py       Ray, as far as all of these use it; the one module that imports it
+    launcher.py     the command, the driver that it starts, and the actor that holds each rank
+    placement.py    which bundles of resources each rank may start actors on
+    ray_workers.py  rollout workers: actors that play whole groups of episodes for a rank
+    worlds.py       environment workers: actors that hold worlds
+    actors.py       the part of Ray that all of these use; the only module that imports it
 
-Messages are bytes (JSON, safetensors), so that nothing of ours is pickled.
+Messages are bytes (JSON, safetensors), so that none of our objects is pickled.
 """

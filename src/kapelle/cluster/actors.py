@@ -1,6 +1,6 @@
-"""Ray, as far as a run uses it: the one module that imports it.
+"""The part of Ray that a run uses; the only module that imports it.
 
-What is passed to actors and back is bytes, text and numbers.
+Arguments and answers of actors are bytes, text and numbers.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from kapelle.settings.schema import Resources
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5
-"""Seconds for which processes look for the control service of a Ray of our own before they end."""
+"""Seconds for which the processes of a Ray of our own look for a lost control service before they end."""
 STORE = 1 << 30
-"""Most bytes of the object store of a Ray of our own; what does not fit lies on the disk."""
+"""Most bytes of the object store of a Ray of our own; the rest is kept on disk."""
 LEAST_STORE = 80 << 20
 REACHING = 5.0
-"""Seconds in which a cluster's address has to answer."""
+"""Seconds within which a cluster's address has to answer."""
 
 
 class ActorLost(Exception):
     """An actor is gone; the message says how it ended."""
 
 
-class Asked:
-    """A question to an actor, on its way or answered."""
+class ActorCall:
+    """A call of an actor's method, answered or not yet."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
 
     def answer(self) -> Any:
-        """Return the answer, waiting for it; raises ActorLost, and EngineError for what the actor raised."""
+        """Wait for the answer and return it; raises ActorLost, and EngineError for what the actor raised."""
         import ray
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -57,9 +57,9 @@ class Actor:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def ask(self, method: str, *given: Any) -> Asked:
-        """Ask it something; what was stored by `Connection.store` arrives as its bytes."""
-        return Asked(getattr(self._handle, method).remote(*given))
+    def ask(self, method: str, *given: Any) -> ActorCall:
+        """Call a method; what `ActorConnection.store` returned arrives as its bytes."""
+        return ActorCall(getattr(self._handle, method).remote(*given))
 
     def end(self) -> None:
         """End it at once."""
@@ -68,33 +68,37 @@ class Actor:
         ray.kill(self._handle, no_restart=True)
 
 
-def first_answered(asked: Sequence[Asked], seconds: float) -> Asked | None:
-    """Return a question that is answered, waiting up to `seconds` for one."""
+def first_answered(asked: Sequence[ActorCall], seconds: float) -> ActorCall | None:
+    """Return a call that is answered, waiting up to `seconds` for one; None if none is."""
     import ray
 
     ready, _ = ray.wait([each.reference for each in asked], num_returns=1, timeout=seconds)
     return next((each for each in asked if ready and each.reference == ready[0]), None)
 
 
-class Connection:
-    """This process as a client of a cluster; what it has placed ends with it."""
+class ActorConnection:
+    """This process as a client of a cluster; the actors that it has placed end with it."""
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
 
     @classmethod
-    def start(cls, folder: Path) -> Connection:
+    def start(cls, folder: Path) -> ActorConnection:
         """Start a Ray on this machine, which ends with this process and keeps its files in `folder`."""
         import ray
 
         # What this process can import its actors can.
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        store = LEAST_STORE
+        with suppress(OSError):
+            shared = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps its object store
+            store = max(LEAST_STORE, min(STORE, shared.f_bavail * shared.f_frsize // 2))
         try:
             ray.init(
                 address="local",
                 include_dashboard=False,
-                object_store_memory=_store_size(),
+                object_store_memory=store,
                 _temp_dir=str(folder),
                 _system_config={"gcs_rpc_server_reconnect_timeout_s": RECONNECTING},
                 **QUIET,
@@ -110,7 +114,7 @@ class Connection:
         return cls()
 
     @classmethod
-    def join(cls, address: str, group: str | None = None, namespace: str | None = None) -> Connection:
+    def join(cls, address: str, group: str | None = None, namespace: str | None = None) -> ActorConnection:
         """Join a cluster, and the placement `group` of another process of this run."""
         import ray
 
@@ -134,7 +138,7 @@ class Connection:
             ) from error
 
     @classmethod
-    def of_actor(cls, group: str) -> Connection:
+    def of_actor(cls, group: str) -> ActorConnection:
         """Return the connection of the actor that asks, to a placement group of its run."""
         import ray
 
@@ -149,7 +153,7 @@ class Connection:
 
     @property
     def namespace(self) -> str:
-        """The names of this run's own."""
+        """The namespace of this run's names."""
         import ray
 
         return str(ray.get_runtime_context().namespace)
@@ -169,8 +173,11 @@ class Connection:
         }
         there = _resources("cluster_resources", asked)
         if grows or all(there[kind] >= amount for kind, amount in asked.items()):
+            kinds = [{"CPU": each.cpus, "GPU": each.gpus} for each in bundles]
             self._group = placement_group(
-                [_bundle(each) for each in bundles], strategy="SPREAD" if spread else "PACK", name=name
+                [{kind: amount for kind, amount in each.items() if amount} for each in kinds],
+                strategy="SPREAD" if spread else "PACK",
+                name=name,
             )
             try:
                 if self._group.wait(seconds):
@@ -231,25 +238,12 @@ def _resources(which: str, kinds: Mapping[str, float]) -> dict[str, float]:
     return {kind: float(found.get(kind, 0.0)) for kind in kinds}
 
 
-def _bundle(resources: Resources) -> dict[str, float]:
-    found = {"CPU": resources.cpus, "GPU": resources.gpus}
-    return {kind: amount for kind, amount in found.items() if amount}
-
-
 def _amounts(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}s" for kind, amount in amounts.items())
 
 
-def _store_size() -> int:
-    try:
-        shared = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps it
-    except OSError:
-        return LEAST_STORE
-    return max(LEAST_STORE, min(STORE, shared.f_bavail * shared.f_frsize // 2))
-
-
 def _reach(address: str) -> None:
-    """Raise ConfigError where nothing listens at `host:port`; Ray itself would look for a minute."""
+    """Raise ConfigError if nothing listens at `host:port`: Ray itself would try for a minute."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -263,7 +257,7 @@ def _reach(address: str) -> None:
 
 
 def _how(error: BaseException) -> str:
-    """Return how an actor ended, without Ray's numbers of it."""
+    """Return how an actor ended, without Ray's own identifiers."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [
         line

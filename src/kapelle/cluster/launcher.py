@@ -1,26 +1,52 @@
-"""The command's own process: it starts the driver, passes signals on to it, and ends what may be left of a run.
+"""A run on a cluster of Ray, from the command to the process of each rank.
 
-A process that speaks to Ray is ended by it when the cluster is lost. So this one does not, and it has the last word.
+    launch      in the command's own process: starts the driver, passes signals on, and ends what is left of a run
+    drive       the driver, which speaks to Ray: places actors, starts the ranks, shows what they print
+    RankHost    the actor that holds the process of one rank
+
+Ray ends a process that speaks to it when the cluster is lost. So the command leaves that to the driver, and survives it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import queue
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import IO, Any
 
-from kapelle.errors import ConfigError, EngineError
-from kapelle.runtime.process_tree import end_session
+from kapelle.cluster.actors import (
+    Actor,
+    ActorCall,
+    ActorConnection,
+    ActorLost,
+    first_answered,
+    own_address,
+)
+from kapelle.cluster.placement import RayPlacement, lay_out
+from kapelle.errors import ConfigError, EngineError, KapelleError
+from kapelle.runtime.characters import cleaned
+from kapelle.runtime.credentials import without_secrets
+from kapelle.runtime.machine import versions_of
+from kapelle.runtime.process_tree import end_session, end_with_stdin
 from kapelle.settings.schema import RayConfig
 
-DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.driver import main; main()"
+DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.launcher import drive; drive()"
 """What the driver runs."""
 LOST = 1
 """The exit code with which Ray ends a process that has lost its cluster."""
@@ -28,9 +54,7 @@ LOST = 1
 
 def check_installed() -> None:
     """Raise ConfigError where Ray is missing."""
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
+    if importlib.util.find_spec("ray") is None:
         raise ConfigError("`--launch ray` needs Ray. Install it: pip install 'kapelle[ray]'")
 
 
@@ -77,3 +101,249 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
     if code == LOST:
         raise EngineError("The run has lost the cluster: Ray's control service is gone. Resume the run.")
     return code
+
+
+# -------- The driver
+
+EXIT_WRONG = 2
+LOOK = 0.2
+"""Seconds between two checks for signals."""
+LAST_WORDS = 60.0
+"""Seconds that the other ranks have to end once one has failed."""
+
+_signals: list[int] = []
+"""Signals that have arrived and are not passed on yet."""
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    number: int
+    host: Actor
+    about: ActorCall
+    news: ActorCall | None = None
+    code: int | None = None
+    """Its exit code; negative where a signal ended it."""
+    told: list[str] = field(default_factory=list)
+
+
+def drive() -> None:
+    """Run what the first argument says (see `launch`) and end this process with the run's exit code."""
+    order = json.loads(sys.argv[1])
+    session = os.getsid(0)
+    end_with_stdin(lambda: end_session(session))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _note)
+    try:
+        code = _run(order)
+    except KapelleError as error:
+        _complain(str(error))
+        code = EXIT_WRONG
+    except _Stopped as stopped:
+        code = 128 + stopped.args[0]
+    except Exception:  # noqa: BLE001 - a defect, or what Ray raises of its own
+        print(cleaned(traceback.format_exc()), file=sys.stderr)  # noqa: T201
+        code = EXIT_WRONG
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+class _Stopped(Exception):
+    """A signal has arrived before the ranks have started."""
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    _signals.append(number)
+
+
+def _complain(reason: str) -> None:
+    print(cleaned(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr, flush=True)  # noqa: T201 - for the command
+
+
+def _run(order: dict[str, Any]) -> int:
+    config = RayConfig.model_validate(order["ray"])
+    count = int(order["processes"])
+    if config.address is None:
+        connection, grows = ActorConnection.start(Path(order["folder"])), False
+    else:
+        connection, grows = ActorConnection.join(config.address), True
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
+        signal.signal(number, _note)
+    try:
+        bundles, places = lay_out(config, count, int(order["worlds"]))
+        name = f"kapelle-{secrets.token_hex(8)}"
+        connection.place(name, bundles, spread=config.spread, seconds=config.timeout, grows=grows)
+        hosts = [connection.actor(RankHost, bundle, config.trainer) for bundle in range(count)]
+        ranks = [_Rank(number, host, host.ask("about")) for number, host in enumerate(hosts)]
+        where = [_answer_within(rank, config.timeout) for rank in ranks]
+        _check_versions(where)
+        first = {
+            "MASTER_ADDR": where[0]["host"],
+            "MASTER_PORT": str(where[0]["port"]),
+            "WORLD_SIZE": str(count),
+        }
+        for rank, place in zip(ranks, places, strict=True):
+            placed = RayPlacement(connection.address, connection.namespace, name, place)
+            # LOCAL_RANK is 0 everywhere: Ray shows each rank only its own GPUs.
+            seat = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
+            rank.host.ask("start", order["words"], seat, order["cwd"], order["path"]).answer()
+        return _follow(ranks)
+    except ActorLost as lost:
+        raise EngineError(f"An actor was lost while the run was started: {lost}") from None
+    finally:
+        connection.leave()
+
+
+def _answer_within(rank: _Rank, seconds: float) -> dict[str, Any]:
+    """Return what a rank's actor says of itself; ConfigError if it cannot start, EngineError if it takes too long."""
+    until = time.monotonic() + seconds
+    while first_answered([rank.about], LOOK) is None:
+        if _signals:
+            raise _Stopped(_signals[0])
+        if time.monotonic() > until:
+            raise EngineError(
+                f"The actor of rank {rank.number} has not started within {seconds:g} s. Check that its machine is up, or wait "
+                "longer (`ray.timeout`)."
+            )
+    try:
+        answer: dict[str, Any] = json.loads(rank.about.answer())
+    except ActorLost as lost:
+        raise ConfigError(
+            f"The actor of rank {rank.number} cannot start: {lost}. Install the same kapelle, with its extra `ray`, on every machine."
+        ) from None
+    return answer
+
+
+def _check_versions(where: list[dict[str, Any]]) -> None:
+    here = versions_of(SHARED)
+    for rank, said in enumerate(where):
+        for package, found in said["versions"].items():
+            if found != here[package]:
+                raise ConfigError(
+                    f"The machine of rank {rank} ({said['host']}) has {package} {found}, this one {here[package]}. Install the same "
+                    "versions on every machine."
+                )
+
+
+def _follow(ranks: list[_Rank]) -> int:
+    """Show what the ranks print until all have ended; return the exit code of the one that failed first."""
+    for rank in ranks:
+        rank.news = rank.host.ask("news")
+    failed: _Rank | None = None
+    until = float("inf")
+    while running := [rank for rank in ranks if rank.code is None]:
+        while _signals:
+            number = _signals.pop(0)
+            for rank in running:
+                rank.host.ask("signal", number)
+        first = first_answered([rank.news for rank in running if rank.news is not None], LOOK)
+        for rank in running:
+            if first is not None and rank.news is first:
+                _take(rank)
+                if rank.code and failed is None:
+                    failed, until = rank, time.monotonic() + LAST_WORDS
+        if time.monotonic() > until:
+            for rank in running:
+                rank.host.end()
+            break
+    if failed is None:
+        return 0
+    # A rank that was killed is the cause: the others fail because it is gone.
+    killed = next((rank for rank in ranks if rank.code is not None and rank.code < 0), None)
+    if killed is not None and killed.told:
+        _complain(f"{killed.told[0]} Resume the run: only the steps since its last checkpoint are lost.")
+    code = failed.code or 0
+    return EXIT_WRONG if code < 0 and killed is not None and killed.told else 128 - code if code < 0 else code
+
+
+def _take(rank: _Rank) -> None:
+    """Print what a rank has printed, and note how it ended if it has."""
+    assert rank.news is not None
+    try:
+        printed, rank.code = rank.news.answer()
+    except ActorLost as lost:
+        rank.code = -int(signal.SIGKILL)
+        rank.told.append(f"The actor of rank {rank.number} died: {lost}.")
+        return
+    for name, data in printed:
+        stream = sys.stdout.buffer if name == "out" else sys.stderr.buffer
+        stream.write(data)
+        stream.flush()
+    if rank.code is None:
+        rank.news = rank.host.ask("news")
+    elif rank.code < 0:
+        rank.told.append(f"Rank {rank.number} was killed by signal {-rank.code}.")
+
+
+# -------- The actor that holds one rank: a process of its own, as `torchrun` would start it
+
+SHARED = ("kapelle", "torch", "transformers", "ray")
+"""Packages of which all machines of a run must have the same versions."""
+TRAIN = (
+    "import sys; sys.path[:] = {path!r}; from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); "
+    "from kapelle.cli import main; raise SystemExit(main())"
+)
+"""What the process of a rank runs."""
+PATIENCE = 0.3
+"""Seconds after which `news` answers, even with none."""
+
+
+class RankHost:
+    """Starts the process of a rank, passes signals on to it, and tells what it prints and how it ends."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+
+    def about(self) -> str:
+        """Return where it is, a port that is free there, and the versions that it has, as JSON."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        return json.dumps({"host": own_address(), "port": port, "versions": versions_of(SHARED)})
+
+    def start(
+        self, words: Sequence[str], environ: Mapping[str, str], folder: str, path: Sequence[str]
+    ) -> None:
+        """Start `kapelle` with these words, in a folder, and with these entries added to the import path."""
+        known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-c", TRAIN.format(path=known), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environ},
+            cwd=folder,
+        )
+        for name, stream in (("out", self._process.stdout), ("err", self._process.stderr)):
+            assert stream is not None
+            reader = threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _read(self, name: str, stream: IO[bytes]) -> None:
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                self._printed.put((name, data))
+
+    def news(self) -> tuple[list[tuple[str, bytes]], int | None]:
+        """Return what the process has printed since the last call, and its exit code once all output is returned."""
+        assert self._process is not None
+        found: list[tuple[str, bytes]] = []
+        with suppress(queue.Empty):
+            found.append(self._printed.get(timeout=PATIENCE))
+            while True:
+                found.append(self._printed.get_nowait())
+        ended = self._process.poll()
+        if found or ended is None or any(reader.is_alive() for reader in self._readers):
+            return found, None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return found, ended
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the process."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)

@@ -1,4 +1,4 @@
-"""Where the actors of a run are placed, as the driver tells each rank."""
+"""Where the actors of a run are placed: the driver lays it out, and each rank reads its own part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig, Resources, RunConfig
 
 VARIABLE = "KAPELLE_RAY"
-"""Of the environment of a rank that Ray has placed."""
+"""Environment variable of a rank that Ray has placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class RolloutPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """What one rank may start actors on, by numbers of bundles."""
+    """The bundles of resources on which one rank may start actors, by number."""
 
     rollout: tuple[RolloutPlace, ...] = ()
-    """Of the rollout workers that play for this rank."""
+    """Those of the rollout workers that play for this rank."""
     worlds: tuple[int, ...] = ()
-    """Of the environment workers of a rank that plays itself."""
+    """Those of the environment workers of a rank that plays itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RayPlacement:
     """Where one rank may start actors."""
 
     address: str
@@ -45,23 +45,23 @@ class Placement:
     bundles: Bundles
 
     def variable(self) -> dict[str, str]:
-        """Return it as a variable of the rank's environment."""
+        """Return it as an environment variable."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
-def placement_here(environ: Mapping[str, str] = os.environ) -> Placement | None:
-    """Return where this rank may start actors; None for a process that Ray has not placed."""
+def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | None:
+    """Return where this rank may start actors; None if Ray has not placed this process."""
     if VARIABLE not in environ:
         return None
     said = json.loads(environ[VARIABLE])
     own = said["bundles"]
     rollout = tuple(RolloutPlace(each["bundle"], tuple(each["worlds"])) for each in own["rollout"])
     bundles = Bundles(rollout, tuple(own["worlds"]))
-    return Placement(said["address"], said["namespace"], said["group"], bundles)
+    return RayPlacement(said["address"], said["namespace"], said["group"], bundles)
 
 
 def check_workers(config: RunConfig) -> None:
-    """Raise ConfigError for settings that rollout workers cannot serve."""
+    """Raise ConfigError for settings that need rollouts in the trainer's own process."""
     if not config.ray.rollout_workers:
         return
     for key, asked in (
@@ -77,7 +77,7 @@ def check_workers(config: RunConfig) -> None:
 
 
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
-    """Return what each bundle holds, and the bundles of each rank, whose own is that of its number.
+    """Return the resources of each bundle, and the bundles of each rank; rank k itself is placed on bundle k.
 
     `worlds` is the number of environment workers of each process that plays. Rollout workers are dealt to the ranks in turn.
     """

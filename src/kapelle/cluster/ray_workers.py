@@ -1,61 +1,67 @@
-"""Rollout workers as a rank of the trainer sees them: one rollout engine that plays whole groups.
+"""Rollout workers on a cluster: actors that play whole groups of episodes for a rank of the trainer.
 
-Groups are dealt in turn, as ranks deal them, and what a group is played like depends on its task, its seed and the weights
-alone. So a worker that dies is started anew, gets the weights of now and plays its groups again, and nothing else notices.
+Groups are dealt in turn, as ranks deal them, and how a group is played depends on its task, its seed and the weights alone.
+So a worker that dies is started again, gets the current weights and replays its groups, with the same result.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cluster.actors import Actor, ActorLost, Asked, Connection, first_answered
-from kapelle.cluster.placement import Placement, RolloutPlace
-from kapelle.cluster.player import Player
+from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, first_answered
+from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
 from kapelle.cluster.worlds import held_by_actors
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
-from kapelle.rollout.replica import error_again, moves
+from kapelle.metrics.timeline import Timeline
+from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.replica import TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
-from kapelle.runs.episode_json import encode, load_groups
+from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
+from kapelle.runtime import interrupts
+from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.tensors import packed
-from kapelle.types import Group, Task
+from kapelle.runtime.remote_errors import received_error, sent_error
+from kapelle.runtime.tensors import packed, unpacked
+from kapelle.settings.schema import Resources
+from kapelle.types import Group, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine
     from kapelle.models.language_model import LanguageModel
-    from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
+    from kapelle.setup.preparation import PreparedRun
     from kapelle.team import Team
 
 
 LOOK = 0.2
-"""Seconds between two looks at whether this process should stop, while it waits."""
+"""Seconds between two checks whether this process should stop."""
 DEATHS = 5
-"""Workers in a row that may die without having answered; then the run stops."""
+"""Deaths in a row, without an answer in between, after which the run stops."""
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
-    """A rollout worker: where it lives, the actor that is it now, and the weights that this one has."""
+class _RayWorker:
+    """A rollout worker: its place, its current actor, and the weights that this actor has."""
 
     place: RolloutPlace
     actor: Actor | None = None
     begun: float = 0.0
     """When the actor was asked for."""
-    up: Asked | None = None
-    """Its sign that it runs, until it is read."""
-    beginning: Asked | None = None
-    """What it read at its start, until it is compared."""
+    up: ActorCall | None = None
+    """Its answer that it runs, until that is read."""
+    beginning: ActorCall | None = None
+    """Hashes of the weights that it has loaded, until they are compared."""
     has: dict[str, int] = field(default_factory=dict)
     """Policy → number of the weights that it was sent."""
 
@@ -64,29 +70,35 @@ class _Worker:
 class _Share:
     """Groups that a worker plays."""
 
-    worker: _Worker
+    worker: _RayWorker
     own: Sequence[int]
-    asked: Asked | None = None
+    asked: ActorCall | None = None
     answer: list[bytes] | None = None
 
 
 def players_on(
-    placed: Placement,
-    config: RunConfig,
-    team: Team,
+    prepared: PreparedRun,
     hashes: Mapping[str, str],
     models: Mapping[str, LanguageModel],
     engine: TrainEngine,
     closing: ExitStack,
 ) -> tuple[RayWorkers | None, Hold]:
-    """Return what plays for a rank that a cluster has placed: rollout workers, or else what holds its own worlds.
+    """Return what plays for the rank that Ray has placed here: rollout workers, or else what holds its own worlds.
 
-    What they need is released by `closing`. See `RayWorkers` for the rest.
+    `closing` releases what they need. See `RayWorkers` for the other arguments.
     """
-    bundles = placed.bundles
+    placed = placement_here()
+    assert placed is not None, "Ray has placed this rank"
+    config, team, bundles = prepared.config, prepared.team, placed.bundles
     if not bundles.rollout and not bundles.worlds:
         return None, HeldHere
-    connection = Connection.join(placed.address, placed.group, placed.namespace)
+    in_memory = [path for path in team.bases.values() if path in prepared.given]
+    if bundles.rollout and in_memory:
+        raise ConfigError(
+            f"Rollout workers read models from the disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
+            "name its folder as `model.path`, or set `ray.rollout_workers: 0`."
+        )
+    connection = ActorConnection.join(placed.address, placed.group, placed.namespace)
     closing.callback(connection.leave)
     if not bundles.rollout:
         return None, held_by_actors(connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
@@ -98,8 +110,8 @@ class RayWorkers:
 
     def __init__(
         self,
-        connection: Connection,
-        placed: Placement,
+        connection: ActorConnection,
+        placed: RayPlacement,
         config: RunConfig,
         team: Team,
         hashes: Mapping[str, str],
@@ -126,7 +138,7 @@ class RayWorkers:
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
-        self._workers = [_Worker(place) for place in placed.bundles.rollout]
+        self._workers = [_RayWorker(place) for place in placed.bundles.rollout]
         for worker in self._workers:
             self._start(worker)
 
@@ -154,7 +166,7 @@ class RayWorkers:
         self._weights[policy] = (number, stored)
 
     def release_caches(self) -> None:
-        """Do nothing: workers keep nothing between two questions."""
+        """Do nothing: workers release theirs after every question."""
 
     def close(self) -> None:
         """End the workers."""
@@ -185,7 +197,11 @@ class RayWorkers:
         try:
             self._gather(shares, question)
         except BaseException:
-            self._give_up(shares)
+            # What the others still play is wanted by no one: end them.
+            for share in shares:
+                if share.answer is None and share.worker.actor is not None:
+                    share.worker.actor.end()
+                    share.worker.actor = share.worker.beginning = None
             raise
         finally:
             play.timeline.leave()
@@ -205,14 +221,22 @@ class RayWorkers:
                 if share.asked is None:
                     share.asked = self._ask(share, question)
             stop_if_asked()
-            for share in waiting:
-                self._see_that_it_runs(share.worker)
+            for worker in (share.worker for share in waiting if share.worker.up is not None):
+                # An actor that the cluster finds no room for never answers: its machine may be gone.
+                assert worker.up is not None
+                if first_answered([worker.up], 0.0) is not None:
+                    worker.up = None
+                elif time.monotonic() - worker.begun > self._config.ray.timeout:
+                    raise EngineError(
+                        f"A rollout worker has not started within {self._config.ray.timeout:g} s (`ray.timeout`): the machine "
+                        "that it was placed on is gone or has no room left. Resume the run."
+                    )
             first = first_answered([share.asked for share in waiting if share.asked is not None], LOOK)
             for share in waiting:
                 if first is not None and share.asked is first:
                     self._take(share)
 
-    def _ask(self, share: _Share, question: Mapping[str, Any]) -> Asked:
+    def _ask(self, share: _Share, question: Mapping[str, Any]) -> ActorCall:
         worker = share.worker
         if worker.actor is None:
             self._start(worker)
@@ -229,7 +253,12 @@ class RayWorkers:
         assert share.asked is not None
         try:
             if worker.beginning is not None:
-                self._check(_read(worker.beginning)[0])
+                for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
+                    if found != self._hashes[base]:
+                        raise ConfigError(
+                            f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
+                            f"({self._hashes[base]}). Put the same files under this path on all machines."
+                        )
                 worker.beginning = None
             share.answer = _read(share.asked)
             self._deaths = 0
@@ -239,49 +268,88 @@ class RayWorkers:
             self._deaths += 1
             if self._deaths >= DEATHS:
                 raise EngineError(
-                    f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. Look "
-                    "above for what they wrote, and check the memory of their machines (`ray.rollout`)."
+                    f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. Read "
+                    "what they printed above, and check the memory of their machines (`ray.rollout`)."
                 ) from None
 
-    def _see_that_it_runs(self, worker: _Worker) -> None:
-        """Raise EngineError for a worker that the cluster does not find room for; its machine may be gone."""
-        if worker.up is None:
-            return
-        if first_answered([worker.up], 0.0) is not None:
-            worker.up = None
-        elif time.monotonic() - worker.begun > self._config.ray.timeout:
-            raise EngineError(
-                f"A rollout worker has not started within {self._config.ray.timeout:g} s (`ray.timeout`): the machine that it "
-                "was placed on is gone, or has no room any more. Resume the run."
-            )
-
-    def _start(self, worker: _Worker) -> None:
-        worker.actor = self._connection.actor(Player, worker.place.bundle, self._config.ray.rollout)
+    def _start(self, worker: _RayWorker) -> None:
+        worker.actor = self._connection.actor(RayPlayer, worker.place.bundle, self._config.ray.rollout)
         worker.begun, worker.up = time.monotonic(), worker.actor.ask("here")
         said = {**self._begin_with, "worlds": worker.place.worlds}
         worker.beginning = worker.actor.ask("begin", json.dumps(said).encode())
         worker.has = {}
 
-    def _check(self, begun: bytes) -> None:
-        for base, found in json.loads(begun)["hashes"].items():
-            if found != self._hashes[base]:
-                raise ConfigError(
-                    f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
-                    f"({self._hashes[base]}). Put the same files under this path on all machines."
-                )
 
-    def _give_up(self, shares: Sequence[_Share]) -> None:
-        """End the workers that still play what nobody waits for."""
-        for share in shares:
-            if share.answer is None and share.worker.actor is not None:
-                share.worker.actor.end()
-                share.worker.actor = share.worker.beginning = None
-
-
-def _read(asked: Asked) -> list[bytes]:
+def _read(asked: ActorCall) -> list[bytes]:
     """Return the lines of a worker's answer; raises what it raised."""
     lines = bytes(asked.answer()).splitlines()
     head = json.loads(lines[0])
     if "error" in head:
-        raise error_again(head, "A rollout worker")
+        raise received_error(head["error"], "A rollout worker")
     return lines
+
+
+# -------- The actor
+
+
+class RayPlayer:
+    """The actor: a team that plays. An error is an answer (`sent_error`), so that the trainer can raise the same one."""
+
+    def __init__(self) -> None:
+        self._team: TeamReplica | None = None
+
+    def here(self) -> None:
+        """Answer, which shows that the actor runs."""
+
+    def begin(self, start_with: bytes) -> bytes:
+        """Build the team: settings, bases, and what to import from, as JSON. Returns the hashes of its bases."""
+        said = json.loads(start_with)
+        sys.path += [entry for entry in said["path"] if entry not in sys.path]
+        with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
+            os.chdir(said["folder"])
+        interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
+        return _answered(self._begin, said)
+
+    def _begin(self, said: Mapping[str, Any]) -> bytes:
+        import torch
+
+        hold: Hold = HeldHere
+        if said["worlds"]:
+            connection = ActorConnection.of_actor(said["group"])
+            takes = Resources.model_validate(said["config"]["ray"]["environment"])
+            hold = held_by_actors(connection, said["worlds"], takes, said["folder"])
+        self._team = TeamReplica(said["config"], said["bases"], torch.get_num_threads(), hold)
+        return json.dumps({"hashes": self._team.hashes}).encode()
+
+    def play(self, question: bytes, *weights: bytes) -> bytes:
+        """Take new weights, then play groups; returns the generators' states after it, and the groups as JSON lines."""
+        return _answered(self._play, question, weights)
+
+    def _play(self, question: bytes, weights: Sequence[bytes]) -> bytes:
+        assert self._team is not None, "a player begins first"
+        team, said = self._team, decode(json.loads(question))
+        for data in weights:
+            plain, tensors = unpacked(data)
+            team.play.engine.load(plain["policy"], tensors, plain["version"])
+        restore_random(random_from_lists(said["random"]))
+        sampling = said["sampling"]
+        play = replace(
+            team.play,
+            timeline=Timeline(),
+            tree=team.algorithm.data.tree if said["tree"] else None,
+            sampling=None
+            if sampling is None
+            else {name: Sampling(**each) for name, each in sampling.items()},
+        )
+        tasks = [Task(**task) for task in said["tasks"]]
+        groups = run_async(lambda: rollout(play, tasks, said["samples"], said["seed"], own=said["own"]))
+        drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
+        play.engine.release_caches()  # what is kept would depend on what was played before, and a new worker has nothing
+        return drawn + b"\n" + dump_groups(0, groups)
+
+
+def _answered(work: Any, *given: Any) -> bytes:
+    try:
+        return bytes(work(*given))
+    except Exception as error:  # noqa: BLE001 - the trainer, which waits for the answer, raises it again
+        return json.dumps({"error": sent_error(error)}).encode()

@@ -1,6 +1,6 @@
-"""Environment workers on a cluster: an actor holds the process in which worlds live, and passes on what is said to it.
+"""Environment workers on a cluster: an actor holds the process in which worlds live, and relays its messages.
 
-The process is the one that `rollout/workers` starts on one machine, and so is everything that is said; only the way is longer.
+Process and messages are those of `rollout/workers` on one machine; only the way is longer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kapelle.cluster.actors import Actor, ActorLost, Connection
+from kapelle.cluster.actors import Actor, ActorConnection, ActorLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.pool import LOOK, HeldHere, Hold
 from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
-"""Bytes that are passed on at a time."""
+"""Bytes that are relayed at a time."""
 CALLS = 4
-"""Calls that are answered at a time."""
+"""Calls that the actor answers at a time."""
 
 News = tuple[bytes, int, int, str | None]
-"""What a process said, its signs of life, the session that computes, and how it ended."""
+"""A process's output, its heartbeats, the session that computes, and how it ended."""
 
 
 class WorldHost:
@@ -35,14 +35,14 @@ class WorldHost:
         self._held: HeldHere | None = None
 
     def begin(self, path: Sequence[str], folder: str) -> None:
-        """Start the process, which imports from a path and runs in a folder, where this machine has them."""
+        """Start the process, with this import path and this working folder if the machine has them."""
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
         self._held = HeldHere()
 
     def send(self, data: bytes) -> None:
-        """Pass on what is said to the process; nothing hangs up."""
+        """Send bytes to the process; no bytes close its connection."""
         assert self._held is not None, "a host begins first"
         with suppress(OSError):  # its end is noticed where it is read
             if data:
@@ -51,7 +51,7 @@ class WorldHost:
                 self._held.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> News:
-        """Return what the process says next, or that it says nothing for a moment."""
+        """Return the process's next output, or none after a moment."""
         held = self._held
         assert held is not None, "a host begins first"
         before = time.monotonic()
@@ -71,15 +71,17 @@ class WorldHost:
         return data, held.beats, held.session, None
 
 
-def held_by_actors(connection: Connection, bundles: Sequence[int], resources: Resources, folder: str) -> Hold:
-    """Return what starts the environment worker at a place, in the bundle of that place."""
+def held_by_actors(
+    connection: ActorConnection, bundles: Sequence[int], resources: Resources, folder: str
+) -> Hold:
+    """Return what starts the environment worker of each place, in that place's bundle."""
     return lambda place: HeldByActor(connection, bundles[place], resources, folder)
 
 
 class HeldByActor:
     """A process with worlds on a machine of the cluster, as the one that plays them sees it; see `process.Holder`."""
 
-    def __init__(self, connection: Connection, bundle: int, resources: Resources, folder: str) -> None:
+    def __init__(self, connection: ActorConnection, bundle: int, resources: Resources, folder: str) -> None:
         """Start an actor in a bundle, and in it the process."""
         self.connection, self._theirs = socket.socketpair()
         self.beats = self.session = 0
@@ -91,7 +93,7 @@ class HeldByActor:
             threading.Thread(target=work, name="kapelle-world-host", daemon=True).start()
 
     def _pass_on(self) -> None:
-        """Send to the process what is said to it, in order, until the connection is closed."""
+        """Send bytes to the process, in order, until the connection is closed."""
         with suppress(ActorLost, EngineError, OSError):
             self._begun.answer()
             data = b"?"
@@ -100,7 +102,7 @@ class HeldByActor:
                 self._actor.ask("send", data).answer()
 
     def _bring_back(self) -> None:
-        """Fetch what the process says until it has ended."""
+        """Fetch the process's output until it has ended."""
         try:
             self._begun.answer()
             while self._how is None:

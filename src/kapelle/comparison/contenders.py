@@ -18,7 +18,7 @@ from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
 from kapelle.runs.reader import is_run, read_config, read_status
 from kapelle.settings.overlays import nested, parse_yaml
-from kapelle.settings.schema import NAME, RunConfig
+from kapelle.settings.schema import NAME
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over
 from kapelle.setup.team_builder import build_algorithm
@@ -46,7 +46,7 @@ class Contender:
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return _row(self.recipe.config)
+        return build_algorithm(self.recipe.config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Run:
 
     @property
     def error_file(self) -> Path:
-        """Where the reason of a failure is kept."""
+        """The file with the reason of a failure."""
         return self.path.with_name(f"{self.path.name}.error.txt")
 
     @property
     def done(self) -> bool:
-        """Whether it has taken all its steps and was measured."""
+        """Whether it has taken all its steps and was evaluated."""
         if not is_run(self.path):
             return False
         status = read_status(self.path)
@@ -91,11 +91,13 @@ def read_contenders(
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(
-                f"'{label}' is compared twice. Name each once; LABEL={label} gives one a name of its own."
+                f"'{label}' is named twice. Name each once, or write LABEL={label} to give one another name."
             )
     for label, _ in own:
         if label not in labels:
-            raise ConfigError(f"--set names '{label}', which is not compared.{did_you_mean(label, labels)}")
+            raise ConfigError(
+                f"--set names '{label}', which is not among the algorithms.{did_you_mean(label, labels)}"
+            )
     if not recipe.config.evaluation.before_and_after:
         raise ConfigError(
             "A comparison needs the evaluation after training, which this recipe leaves out. Set "
@@ -110,7 +112,14 @@ def read_contenders(
             _check(contender)
         except KapelleError as error:
             raise ConfigError(f"`{contender.label}` cannot be compared here: {error}") from None
-    _check_budget(found, recipe.config)
+    wanted = build_algorithm(recipe.config).attempts
+    for contender in found:
+        size = contender.build().attempts
+        if size != wanted:
+            raise ConfigError(
+                f"`{contender.label}` would play each task {size} times, but the recipe {wanted} times: that is another "
+                "number of tokens. Set `algorithm.group_size` for all."
+            )
     return found
 
 
@@ -144,13 +153,22 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = []
     for word in words:
         if word.endswith((".yaml", ".yml")):
-            found += _own_file(word)
+            try:
+                values = parse_yaml(Path(word).read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                reason = " ".join(str(error).split())
+                raise ConfigError(f"The settings {word} cannot be read: {reason}") from None
+            if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+                raise ConfigError(
+                    f"{word} is not a mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
+                )
+            found += [(str(label), each) for label, each in values.items()]
             continue
         label, colon, setting = word.partition(":")
         key, equals, raw = setting.partition("=")
         if not (colon and equals and label and key):
             raise ConfigError(
-                f"'{word}' sets nothing. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
+                f"'{word}' is not a setting of one row. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
                 "or name a YAML file."
             )
         found.append((label, nested(key, raw, word)))
@@ -162,18 +180,6 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
                     f"episodes. Set it for all, without '{label}:'. Only these can be set for one: {', '.join(OWN)}."
                 )
     return found
-
-
-def _own_file(name: str) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        values = parse_yaml(Path(name).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The settings {name} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
-        raise ConfigError(
-            f"{name} is not a mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
-        )
-    return [(str(label), each) for label, each in values.items()]
 
 
 def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str, Any]]) -> Contender:
@@ -198,7 +204,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
 
 
 def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
-    """Return the recipe's settings of its algorithm that another one has too, and its group size."""
+    """Return those settings of the recipe's algorithm that another one has too, and its group size."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:
         return {key: value for key, value in values.items() if key != "name"}
@@ -219,30 +225,14 @@ def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
     return carried
 
 
-def _row(config: RunConfig) -> Algorithm:
-    return build_algorithm(config)
-
-
 def _check(contender: Contender) -> None:
     algorithm = contender.build()
     if not algorithm.plays:
         raise ConfigError(
-            f"it learns from records or scripts and samples nothing, so there is no number of tokens to make equal. "
+            f"it learns from records or scripts without sampling, so its number of tokens cannot be made equal. "
             f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
         )
     check_weights(prepare(contender.recipe.config))
-
-
-def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:
-    """Refuse contenders that would play another number of episodes per task than the recipe."""
-    wanted = _row(config).attempts
-    for contender in contenders:
-        size = contender.build().attempts
-        if size != wanted:
-            raise ConfigError(
-                f"`{contender.label}` would play each task {size} times, but the recipe {wanted} times: that is another "
-                "number of tokens. Set `algorithm.group_size` for all."
-            )
 
 
 def _paths(value: Any, at: str = "") -> list[str]:

@@ -1,7 +1,7 @@
-"""Work done in several processes at once, where one that fails or dies does not affect the others.
+"""Work in several processes at once; a process that fails or dies leaves the others alone.
 
-A process is started afresh (spawn), computes on one thread, and takes one piece of work after another, so that
-torch is imported once for many.
+A process is started afresh (spawn), computes on one thread, and takes one piece of work after another, so that it imports torch
+once for all of them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 LOOKS = 1.0
-"""Seconds between two looks at what else there is to do."""
+"""Seconds between two looks at the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a piece of work was not done."""
+    """Why a piece of work failed."""
 
     reason: str
     """One line."""
@@ -43,11 +43,11 @@ class Failure:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _ComparisonWorker:
     process: SpawnProcess
     pipe: Connection
     signs: LifeSigns
-    """Whether it is stopped; one that only waits, for an endpoint say, lives."""
+    """Whether it is stopped; a process that waits, for example for an endpoint, is alive."""
     doing: int | None = None
     """Number of its piece of work."""
     still: str | None = None
@@ -62,11 +62,12 @@ def in_processes(
 ) -> Iterator[tuple[int, Failure | None]]:
     """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
 
-    `meanwhile` is called about once a second while none is done. When the iteration is left early, also by Ctrl-C or SIGTERM, every process is asked to stop (SIGTERM) and
-    waited for: a training run then saves first. A process that is stopped for long is ended, and they all end with this one.
+    `meanwhile` is called about once a second between them. When the iteration is left early, also by Ctrl-C or SIGTERM, every
+    process is asked to stop (SIGTERM) and waited for, so that a training run saves first. A process that is stopped (SIGSTOP)
+    for long is killed, and all of them end with this one.
     """
     left = deque(range(len(pieces)))
-    workers: list[_Worker] = []
+    workers: list[_ComparisonWorker] = []
     try:
         with _one_thread():
             context = multiprocessing.get_context("spawn")
@@ -77,11 +78,11 @@ def in_processes(
                     if left:
                         number = left.popleft()
                         worker.doing = number
-                        with suppress(OSError):  # it has died already, which `_finished` reports
+                        with suppress(OSError):  # it has died, which `_finished` reports
                             worker.pipe.send(pieces[number])
                     else:
                         workers.remove(worker)
-                        worker.pipe.close()  # it reads the end and leaves
+                        worker.pipe.close()  # its signal to end
                         worker.process.join()
                 if workers:
                     yield from _finished(workers, meanwhile)
@@ -89,30 +90,25 @@ def in_processes(
         _stop(workers)
 
 
-def _start(context: SpawnContext, work: Work) -> _Worker:
+def _start(context: SpawnContext, work: Work) -> _ComparisonWorker:
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, work, os.getpid()), daemon=False)
-    with _without_ctrl_c():
+    # A terminal sends a Ctrl-C to all processes. The new one inherits the block, and leaves it to this one to stop them.
+    masks = hasattr(signal, "pthread_sigmask")  # not on Windows
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masks else None
+    try:
         process.start()
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
     assert process.pid is not None
-    return _Worker(process, parent_end, LifeSigns(process.pid, count().__next__))
+    return _ComparisonWorker(process, parent_end, LifeSigns(process.pid, count().__next__))
 
 
-@contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Let processes that start inside the block leave a Ctrl-C to this one, which ends them: a terminal sends it to all."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator[tuple[int, Failure | None]]:
+def _finished(
+    workers: list[_ComparisonWorker], meanwhile: Callable[[], None]
+) -> Iterator[tuple[int, Failure | None]]:
     """Wait until pieces of work are done and yield them; workers that have died are removed from the list."""
     busy = {worker.pipe: worker for worker in workers}
     while not (ready := wait(list(busy), timeout=LOOKS)):
@@ -140,11 +136,11 @@ def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator
         yield number, None if answer is None else Failure(*answer)
 
 
-def _stop(workers: Sequence[_Worker]) -> None:
+def _stop(workers: Sequence[_ComparisonWorker]) -> None:
     for worker in workers:
         worker.process.terminate()
         if worker.process.pid is not None and hasattr(signal, "SIGCONT") and worker.process.is_alive():
-            os.kill(worker.process.pid, signal.SIGCONT)  # one that is stopped saves, too
+            os.kill(worker.process.pid, signal.SIGCONT)  # so that a stopped one can save, too
     for worker in workers:
         while worker.process.is_alive():
             worker.process.join(LOOKS)
@@ -154,23 +150,20 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:
-    """Take pieces of work until there are no more, or process `parent` has ended: the main function of a process."""
-    # A fork server may stand between: it is then what this process ends with.
+    """Do pieces of work until the pipe is closed or process `parent` has ended: the main function of a process."""
+    # If a fork server has started this process, it ends with that one.
     creator, above = multiprocessing.parent_process(), os.getppid()
     end_with_parent(above if above != parent and creator is not None and creator.is_alive() else parent)
-    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody is left to work for
+    with suppress(
+        EOFError, BrokenPipeError, KeyboardInterrupt
+    ):  # the pipe is closed, or a signal asks to stop
         while True:
-            pipe.send(_tried(work, pipe.recv()))
-
-
-def _tried(work: Work, piece: tuple[Any, ...]) -> tuple[str, str] | None:
-    """Return None, or why a piece of work failed; the one boundary at which any error becomes a report."""
-    try:
-        work(*piece)
-    except Exception as error:  # noqa: BLE001 - see above
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return reason, traceback.format_exc()
-    return None
+            piece, failure = pipe.recv(), None
+            try:
+                work(*piece)
+            except Exception as error:  # noqa: BLE001 - the boundary at which any error becomes a report
+                failure = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
+            pipe.send(failure)
 
 
 @contextmanager

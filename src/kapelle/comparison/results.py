@@ -169,7 +169,11 @@ def table(found: Sequence[Standing]) -> list[str]:
             s.label,
             f"{s.runs} of {s.runs + s.failed}" if s.failed else f"{s.runs}",
             spread_text(s.success),
-            counts_text(s),
+            # What the success is the mean of: `1498 of 1500, 2 failed`, or a dash for runs without a record of it.
+            "–"
+            if s.scored is None or s.problems is None
+            else f"{s.scored} of {s.problems}"
+            + (f", {s.failed_episodes} failed" if s.failed_episodes else ""),
             *([spread_text((s.returns or {}).get(seat)) for seat in seats] or [spread_text(s.mean_return)]),
             "–" if s.tokens is None else f"{s.tokens.median:.0f}",
             "–" if s.seconds is None else f"{s.seconds.median:.1f}",
@@ -181,14 +185,6 @@ def table(found: Sequence[Standing]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
-
-
-def counts_text(standing: Standing) -> str:
-    """Return what the success is the mean of: `1498 of 1500, 2 failed`, or a dash where no run recorded it."""
-    if standing.scored is None or standing.problems is None:
-        return "–"
-    failed = f", {standing.failed_episodes} failed" if standing.failed_episodes else ""
-    return f"{standing.scored} of {standing.problems}{failed}"
 
 
 def spread_text(spread: Quartiles | None) -> str:
@@ -211,14 +207,6 @@ def write_results(
         "contenders": [asdict(standing) for standing in standings(contenders, measured)],
         "runs": [asdict(m) | {"mean_return": m.mean_return} for m in measured],
     }
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "compare.csv", _csv(measured).encode())
-        replace_file(folder / "compare.json", (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
-    return result
-
-
-def _csv(measured: Sequence[Measured]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     agents = list(dict.fromkeys(agent for m in measured for agent in m.reward or {}))
@@ -230,7 +218,11 @@ def _csv(measured: Sequence[Measured]) -> str:
         own = [paid.get(agent) for agent in agents]
         scores = [m.success, m.scored, m.problems, m.failed]
         writer.writerow([m.label, m.seed, *scores, m.mean_return, *own, m.tokens, m.seconds, m.error])
-    return text.getvalue()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "compare.csv", text.getvalue().encode())
+        replace_file(folder / "compare.json", (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    return result
 
 
 Curve = Mapping[int, Quartiles]
@@ -352,7 +344,7 @@ def _fill(axes: Axes, curves: Mapping[str, Curve], notes: Mapping[str, str]) -> 
             label=f"{label}, {notes[label]}" if label in notes else label,
             linewidth=1.5,
             linestyle=STROKES[number // COLORS % len(STROKES)],
-            marker=_marker(steps),
+            marker="o" if len(steps) <= FEW else "",
         )
         low, high = [curve[s].low for s in steps], [curve[s].high for s in steps]
         if len(curves) <= BANDS:
@@ -360,7 +352,3 @@ def _fill(axes: Axes, curves: Mapping[str, Curve], notes: Mapping[str, str]) -> 
         elif steps:
             beside = steps[-1] + (steps[-1] - steps[0]) * 0.015 * (number + 1)
             axes.vlines(beside, low[-1], high[-1], color=line.get_color(), linestyle=line.get_linestyle())
-
-
-def _marker(steps: Sequence[int]) -> str:
-    return "o" if len(steps) <= FEW else ""

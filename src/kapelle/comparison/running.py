@@ -1,4 +1,4 @@
-"""Training all runs of a comparison in parallel processes; runs that are done already are left alone."""
+"""Training all runs of a comparison in parallel processes; finished runs are kept as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.comparison.contenders import Contender, Run
-from kapelle.comparison.processes import Failure, in_processes
+from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import (
     Measured,
     curves,
@@ -32,15 +32,16 @@ from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
 
 FIRST_WORD = 5.0
+"""Seconds before the first report on the runs in progress."""
 LONGEST_SILENCE = 300.0
-"""Seconds before the first word on runs that are under way, and at most between two."""
+"""Most seconds between two reports."""
 
 Report = Callable[[str], None]
 """Called with one line for every event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunningComparison:
     """What is compared, and where it is kept."""
 
     name: str
@@ -74,11 +75,11 @@ class Comparison:
         return path
 
 
-def train_all(comparison: Comparison, processes: int, report: Report) -> None:
-    """Train every run that is not done, continuing where one stopped; failures are reported and kept as text.
+def train_all(comparison: RunningComparison, processes: int, report: Report) -> None:
+    """Train every unfinished run, continuing where one stopped; failures are reported and kept as text.
 
     Warmed-up models that several runs need are made first, once each. Results are written after every run. Raises
-    KeyboardInterrupt when a signal stops it, after the running steps were saved.
+    KeyboardInterrupt when a signal stops it, after the runs have saved.
     """
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
@@ -86,19 +87,27 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
     under_way = _UnderWay(left, report, start)
-    # One run's settings for each warmed-up model that is needed and not there yet.
+    # One run's settings for each warmed-up model that is needed and missing.
     from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
 
     with_one = [run.recipe.config for run in left if run.recipe.config.warmup is not None]
-    _make_warmups(
-        [c for c in {warmup_key(config): config for config in with_one}.values() if not warmup_is_cached(c)],
-        processes,
-        report,
-    )
+    needed = {warmup_key(config): config for config in with_one}.values()
+    configs = [config for config in needed if not warmup_is_cached(config)]
+    if configs:
+        seeds = ", ".join(str(config.seed) for config in configs)
+        report(f"warm-up: teaching the models of seeds {seeds} first, once for all algorithms")
+    for number, failure in in_processes(warm_up, [(to_yaml(config),) for config in configs], processes):
+        # The runs that need it meet the same error and report it as their own.
+        report(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
     pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
     for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, under_way), start=1):
         run = left[number]
-        _keep(run, failure)
+        with writing(run.error_file):
+            if failure is None:
+                run.error_file.unlink(missing_ok=True)
+            else:
+                run.error_file.parent.mkdir(parents=True, exist_ok=True)
+                run.error_file.write_text(f"{failure.reason}\n{failure.details}\n", "utf-8")
         score = failure.reason if failure else _in_words(measure(run, comparison.folder))
         comparison.write()
         report(
@@ -107,7 +116,7 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
 
 
 class _UnderWay:
-    """Says now and then how far the runs are: after 5 seconds, then at intervals that grow to 5 minutes."""
+    """Reports how far the runs are: after 5 seconds, then at intervals that grow to 5 minutes."""
 
     def __init__(self, runs: Sequence[Run], report: Report, start: float) -> None:
         self._runs = runs
@@ -126,7 +135,7 @@ class _UnderWay:
         self._next = now + self._wait
         steps = []
         for run in self._runs:
-            with suppress(KapelleError):  # its directory is just being made
+            with suppress(KapelleError):  # its directory is being created
                 if is_run(run.path) and not run.done:
                     done, steps_in_all = read_status(run.path).step, run.recipe.config.training.steps
                     steps.append(f"{run.label} seed {run.seed} {done}/{steps_in_all}")
@@ -160,25 +169,6 @@ def warm_up(config: str) -> None:
 def _config(text: str) -> RunConfig:
     values: dict[str, Any] = parse_yaml(text)
     return resolve(values)
-
-
-def _make_warmups(configs: Sequence[RunConfig], processes: int, report: Report) -> None:
-    if configs:
-        seeds = ", ".join(str(config.seed) for config in configs)
-        report(f"warm-up: teaching the models of seeds {seeds} first, once for all algorithms")
-    pieces = [(to_yaml(config),) for config in configs]
-    for number, failure in in_processes(warm_up, pieces, processes):
-        # The runs that need it meet the same error and report it as their own.
-        report(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
-
-
-def _keep(run: Run, failure: Failure | None) -> None:
-    with writing(run.error_file):
-        if failure is None:
-            run.error_file.unlink(missing_ok=True)
-        else:
-            run.error_file.parent.mkdir(parents=True, exist_ok=True)
-            run.error_file.write_text(f"{failure.reason}\n{failure.details}\n", "utf-8")
 
 
 def _in_words(measured: Measured) -> str:

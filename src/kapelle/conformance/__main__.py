@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, cast
 
-from kapelle.conformance.checks import fingerprint
+from kapelle.conformance import fingerprint
 from kapelle.environment import environment_class
 from kapelle.errors import KapelleError
 from kapelle.settings.schema import timed

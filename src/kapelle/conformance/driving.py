@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from kapelle.environment import Environment, Outcome, Scripted, offers
-from kapelle.environments.bounded_worlds import BoundedWorld, BrokenContract, open_world
+from kapelle.environment import Environment, Outcome, RemoteWorld, Scripted, offers
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.rollout.outcomes import payments, plain_outcome, text
-from kapelle.runtime.deadlines import GaveUp, Patience, call
+from kapelle.rollout.bounded_worlds import BoundedWorld, BrokenContract, open_world
+from kapelle.rollout.outcomes import asked_to_stop, payments, plain_outcome, text
+from kapelle.runtime.deadlines import GaveUp, Patience
+from kapelle.runtime.foreign_code import Unfit, asked, reason
 from kapelle.types import Message, Task
 
 T = TypeVar("T")
@@ -50,12 +49,8 @@ class Finding:
     detail: str
 
 
-class Unfit(Exception):
-    """The environment's code breaks what environments promise; the message is the finding."""
-
-
 @dataclass(frozen=True, slots=True)
-class Played:
+class DrivenEpisode:
     """One episode, driven by hand."""
 
     seen: tuple[tuple[str, str], ...]
@@ -63,33 +58,6 @@ class Played:
     paid: Mapping[str, float]
     """What each agent earned in total."""
     outcome: Outcome
-
-
-def reason(error: BaseException) -> str:
-    """Return in one line what the environment's code raised, and the last line of it that is not kapelle's."""
-    said = " ".join(str(error).split())[:300]
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if "kapelle" not in Path(f.filename).parts and not f.filename.startswith("<")
-    ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    if isinstance(error, BrokenContract | EpisodeError | GaveUp):
-        return said
-    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
-
-
-def asked(what: str, work: Callable[..., T], *given: Any, seconds: float = SECONDS) -> T:
-    """Return what a call of the environment's code returns; Unfit says what it raised, or that it does not return.
-
-    Data that are missing and teams that do not fit keep their own error.
-    """
-    try:
-        return call(f"`{what}`", "environment", seconds, work, *given)
-    except (ConfigError, DataError, EpisodeError, KeyboardInterrupt, asyncio.CancelledError):
-        raise
-    except BaseException as error:  # noqa: BLE001 - other people's code, which may raise anything, SystemExit too
-        raise Unfit(f"`{what}` raises {reason(error)}") from None
 
 
 def patience(environment: Environment) -> Patience:
@@ -102,7 +70,9 @@ def patience(environment: Environment) -> Patience:
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
     """Return whether an environment takes a team of these names; data that are missing still raise."""
     try:
-        asked("check", environment.check, names)
+        asked("check", SECONDS, environment.check, names)
+    except Unfit:
+        raise
     except ConfigError:
         return False
     return True
@@ -111,7 +81,7 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 class DrivenWorld:
     """A world of which every call is bounded and every answer looked at; Unfit says what is wrong with one."""
 
-    def __init__(self, world: BoundedWorld, task: Task, agents: Sequence[str]) -> None:
+    def __init__(self, world: BoundedWorld | RemoteWorld, task: Task, agents: Sequence[str]) -> None:
         self._world, self._task, self._agents = world, task, agents
 
     @classmethod
@@ -167,7 +137,7 @@ class DrivenWorld:
     def _now(self, method: str, work: Callable[[], T]) -> T:
         try:
             return work()
-        except (Unfit, KeyboardInterrupt, asyncio.CancelledError):
+        except (Unfit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - other people's code
             raise Unfit(_blame(method, self._task, error)) from None
@@ -176,13 +146,16 @@ class DrivenWorld:
 async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
     try:
         return await work
-    except (Unfit, KeyboardInterrupt, asyncio.CancelledError, ConfigError, DataError):
+    except (Unfit, KeyboardInterrupt, ConfigError, DataError):
         raise
     except EpisodeError as error:
         if isinstance(error, BrokenContract):
             raise Unfit(_blame(method, task, error)) from None
         raise
-    except BaseException as error:  # noqa: BLE001 - other people's code
+    except BaseException as error:
+        # Cancelled from outside, or by the environment's own code?
+        if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+            raise
         raise Unfit(_blame(method, task, error)) from None
 
 
@@ -207,7 +180,7 @@ def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
 
 async def drive(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
-) -> Played:
+) -> DrivenEpisode:
     """Play one episode in which `say` speaks for every agent; EpisodeError when it fails or does not end.
 
     Raises Unfit where the world breaks its contract: a method that is missing, raises or returns another type.
@@ -235,12 +208,12 @@ async def drive(
         await world.close()
     for agent, reward in outcome.rewards.items():
         paid[agent] = paid.get(agent, 0.0) + reward
-    return Played(tuple(seen), paid, outcome)
+    return DrivenEpisode(tuple(seen), paid, outcome)
 
 
 async def attempt(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
-) -> Played | str:
+) -> DrivenEpisode | str:
     """Play, or return the text of the EpisodeError that ended it; anything else is the environment's fault (Unfit)."""
     try:
         return await drive(environment, task, agents, say, seed)
@@ -248,7 +221,7 @@ async def attempt(
         return str(error)
 
 
-def in_words(played: Played | str) -> str:
+def in_words(played: DrivenEpisode | str) -> str:
     """Return what an episode paid, or why it failed, for a finding."""
     return played if isinstance(played, str) else f"{played.paid} (success {played.outcome.success})"
 
@@ -269,7 +242,9 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
         return always("?")
 
     def say(agent: str, view: str, move: int) -> str:
-        said: object = asked("script", environment.script, role or agent, task, [Message("user", view)], move)
+        said: object = asked(
+            "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
+        )
         if not isinstance(said, str):
             raise Unfit(f"`script` returns {said!r:.60}, a {type(said).__name__} and no text")
         return said

@@ -16,10 +16,10 @@ BUILTIN: Mapping[str, str] = {
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
     "matrix": "kapelle.environments.matrix:Matrix",
-    "trajectories": "kapelle.environments.recorded.trajectories:Trajectories",
-    "preferences": "kapelle.environments.recorded.preferences:Preferences",
-    "labelled": "kapelle.environments.recorded.labelled:Labelled",
-    "code": "kapelle.environments.code.environment:Code",
+    "trajectories": "kapelle.environments.recorded:Trajectories",
+    "preferences": "kapelle.environments.recorded:Preferences",
+    "labelled": "kapelle.environments.recorded:Labelled",
+    "code": "kapelle.environments.code:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
     "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
     from kapelle.environments.base import BaseWorld as BaseWorld
     from kapelle.environments.bfcl import Bfcl as Bfcl
-    from kapelle.environments.code.environment import Code as Code
+    from kapelle.environments.code import Code as Code
     from kapelle.environments.debate_topics import DebateTopics as DebateTopics
     from kapelle.environments.external.environment import External as External
     from kapelle.environments.gsm8k_steps import GSM8KSteps as GSM8KSteps
@@ -81,9 +81,9 @@ if TYPE_CHECKING:
     from kapelle.environments.questions import Questions as Questions
     from kapelle.environments.questions import numbers as numbers
     from kapelle.environments.questions import words as words
-    from kapelle.environments.recorded.labelled import Labelled as Labelled
-    from kapelle.environments.recorded.preferences import Preferences as Preferences
-    from kapelle.environments.recorded.trajectories import Trajectories as Trajectories
+    from kapelle.environments.recorded import Labelled as Labelled
+    from kapelle.environments.recorded import Preferences as Preferences
+    from kapelle.environments.recorded import Trajectories as Trajectories
     from kapelle.environments.remote import Remote as Remote
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded

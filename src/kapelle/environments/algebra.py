@@ -50,9 +50,12 @@ class Algebra(Generated):
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a line of a level."""
         kind = draw.choice(self.kinds)
-        question, answer = (
-            _quadratic(draw) if (kind, level) == ("equation", 5) else _linear(draw, level, kind)
-        )
+        if (kind, level) == ("equation", 5):
+            one, other = draw.randint(-9, 9), draw.randint(-9, 9)
+            question = f"x^2{_term(-(one + other), 'x')}{_term(one * other, '')}=0"
+            answer = f"x={','.join(map(str, sorted({one, other})))}"
+        else:
+            question, answer = _linear(draw, level, kind)
         return Problem(question, {"answer": answer}, question)
 
 
@@ -67,7 +70,14 @@ def solution(text: str) -> str | None:
         return None
     bound = _BOUND.fullmatch(text)
     if bound is not None:
-        return _bound(bound)
+        sign = bound["sign"].replace("≤", "<=").replace("≥", ">=")
+        left, right = bound["left"].strip(), bound["right"].strip()
+        if "x" not in (left, right):
+            return None
+        limit = parse_number(right if left == "x" else left)
+        if limit is None or limit.percent or limit.currency:
+            return None
+        return f"x{sign if left == 'x' else _TURNED[sign]}{limit.figure}"
     roots = set()
     for part in re.split(r"\s*(?:,|;|\bor\b|\band\b)\s*", text):
         match = _ROOT.fullmatch(part.strip())
@@ -76,24 +86,6 @@ def solution(text: str) -> str | None:
             return None
         roots.add(number.figure)
     return f"x={','.join(map(str, sorted(roots)))}"
-
-
-def _bound(match: re.Match[str]) -> str | None:
-    sign = match["sign"].replace("≤", "<=").replace("≥", ">=")
-    sides = match["left"].strip(), match["right"].strip()
-    if "x" not in sides:
-        return None
-    number = parse_number(sides[1] if sides[0] == "x" else sides[0])
-    if number is None or number.percent or number.currency:
-        return None
-    return f"x{sign if sides[0] == 'x' else _TURNED[sign]}{number.figure}"
-
-
-def _quadratic(draw: random.Random) -> tuple[str, str]:
-    one, other = draw.randint(-9, 9), draw.randint(-9, 9)
-    middle, last = -(one + other), one * other
-    question = f"x^2{_term(middle, 'x')}{_term(last, '')}=0"
-    return question, f"x={','.join(map(str, sorted({one, other})))}"
 
 
 def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
@@ -113,12 +105,12 @@ def _side(draw: random.Random, level: int) -> tuple[str, Fraction, Fraction]:
     a = Fraction(1) if level == 1 else Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, 1)]))
     b = Fraction(draw.choice([k for k in range(-20, 21) if k]))
     if level < 4:
-        return f"{_first(a)}{_term(b, '')}", a, b
+        return f"{_coefficient(a)}x{_term(b, '')}", a, b
     c = Fraction(draw.randint(-9, 9))
     if level == 4:
         return f"{_coefficient(a)}(x{_term(b, '')}){_term(c, '')}", a, a * b + c
     under = Fraction(draw.randint(2, 6))
-    return f"({_first(a)}{_term(b, '')})/{under}", a / under, b / under
+    return f"({_coefficient(a)}x{_term(b, '')})/{under}", a / under, b / under
 
 
 def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tuple[str, Fraction, Fraction]:
@@ -131,11 +123,7 @@ def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tu
         return str(value), Fraction(0), value
     r = Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, p)]))
     s = p * root + q - r * root
-    return f"{_first(r)}{_term(s, '')}", r, s
-
-
-def _first(a: Fraction) -> str:
-    return f"{_coefficient(a)}x"
+    return f"{_coefficient(r)}x{_term(s, '')}", r, s
 
 
 def _coefficient(a: Fraction) -> str:

@@ -19,8 +19,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.environments.flaws import Flaws, check_flaws, flawed
-from kapelle.environments.questions import TEST_SHARE, Answers, Questions, numbers
+from kapelle.environments.questions import TEST_SHARE, Answers, Flaws, Questions, check_flaws, flawed, numbers
 from kapelle.environments.questions import split_of as split_of_key
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task

@@ -16,14 +16,13 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import Reads
-from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import (
-    Call,
     Form,
     NotCalls,
+    ReadCall,
     grade_tool_call,
     may_be_left_out,
     parse_calls,
@@ -31,6 +30,7 @@ from kapelle.grading.text.tool_call import (
     write_calls,
 )
 from kapelle.grading.verdict import Grade
+from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[
@@ -145,10 +145,10 @@ class Bfcl(Questions, Reads):
 
 def gold_calls(
     accepted: Sequence[Mapping[str, Mapping[str, Json]]], tools: Sequence[Json] = ()
-) -> list[Call]:
+) -> list[ReadCall]:
     """Return the shortest calls that are accepted: the first right value of every argument that must be given."""
     return [
-        Call(
+        ReadCall(
             name,
             {
                 key: _first(values)
@@ -210,7 +210,7 @@ def _file(folder: Path, category: Category) -> Path:
     )
 
 
-def _accepted(row: Row) -> tuple[Mapping[str, Mapping[str, Json]], ...]:
+def _accepted(row: DataRow) -> tuple[Mapping[str, Mapping[str, Json]], ...]:
     value = row.fields.get("ground_truth")
     calls = value if isinstance(value, list) else None
     if calls is None or not all(isinstance(c, dict) and len(c) == 1 and _options(c) for c in calls):
@@ -224,7 +224,7 @@ def _options(call: Mapping[str, Json]) -> bool:
     return all(isinstance(options, dict) for options in call.values())
 
 
-def _item(row: Row, accepted: Mapping[str, Json], no_call: bool) -> Item:
+def _item(row: DataRow, accepted: Mapping[str, Json], no_call: bool) -> Item:
     number = row.text("id", "path")
     if not no_call and number not in accepted:
         raise DataError(f"{row.place}: the question '{number}' has no accepted answer in `possible_answer`.")

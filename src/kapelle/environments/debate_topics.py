@@ -100,7 +100,7 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
         return self
 
     def judged_by(self, ask: Ask) -> DebateTopics:
-        """Return the same debates before a judge of yours, such as `engines.judging.ask_engine(...)`."""
+        """Return the same debates before a judge of yours, such as `engines.rollout.judge.ask_engine(...)`."""
         copy = self.model_copy()
         copy._ask = ask  # noqa: SLF001 - its own class
         return copy

@@ -13,7 +13,7 @@ steps without an operation (`12=12`), and those longer than `longest`. What is l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
-from kapelle.environments.data.source import DataSource, Row, keep_apart
+from kapelle.environments.data.source import DataSource, keep_apart
 from kapelle.environments.expression import (
     Expression,
     Operation,
@@ -33,8 +33,7 @@ from kapelle.environments.expression import (
     work_out,
     write,
 )
-from kapelle.environments.flaws import Flaws, check_flaws, flawed
-from kapelle.environments.questions import Answers, Questions, numbers
+from kapelle.environments.questions import Answers, Flaws, Questions, check_flaws, flawed, numbers
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
@@ -178,17 +177,8 @@ def add_up(written: str, *, carry: bool) -> str:
     if terms is None:
         return "?"
     total = sum(terms, Fraction(0))
-    if not carry:
-        total = _without_carry(terms, total)
-    return decimal(total) or "?"
-
-
-def _read_terms(text: str) -> list[Fraction] | None:
-    parsed = parse_expression(text)
-    return None if parsed is None else _addends(parsed)
-
-
-def _without_carry(terms: Sequence[Fraction], total: Fraction) -> Fraction:
+    if carry:
+        return decimal(total) or "?"
     sign = -1 if total < 0 else 1
     sums: dict[Fraction, Fraction] = {}
     for term in terms:
@@ -196,10 +186,16 @@ def _without_carry(terms: Sequence[Fraction], total: Fraction) -> Fraction:
             place = _place(digit)
             sums[place] = sums.get(place, Fraction(0)) + sign * digit / place
     top = max(sums)
-    return sign * sum(
+    forgotten = sign * sum(
         (place * (digit if place == top and digit >= 0 else digit % 10) for place, digit in sums.items()),
         Fraction(0),
     )
+    return decimal(forgotten) or "?"
+
+
+def _read_terms(text: str) -> list[Fraction] | None:
+    parsed = parse_expression(text)
+    return None if parsed is None else _addends(parsed)
 
 
 Role = Literal["work", "add_up", "solve"]
@@ -317,11 +313,6 @@ def annotated_steps(solution: str) -> list[str]:
     return _ANNOTATION.findall(solution)
 
 
-def _annotated(rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
-        yield from annotated_steps(row.text("answer", "path"))
-
-
 @dataclass(frozen=True, slots=True)
 class Census:
     """What became of a split's annotations."""
@@ -341,7 +332,8 @@ def _steps(source: DataSource, split: Split, longest: int) -> tuple[tuple[Calcul
     """Return the steps that are posed and what became of the others."""
     steps: list[CalculatorStep] = []
     annotated = unreadable = wrong = no_operation = too_long = 0
-    for annotation in _annotated(source.load("question", "path").of(split)):
+    rows = source.load("question", "path").of(split)
+    for annotation in (step for row in rows for step in annotated_steps(row.text("answer", "path"))):
         annotated += 1
         left, equals, right = annotation.partition("=")
         asked, given = parse_expression(left), parse_expression(right)

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from kapelle.environment import Doubting
 from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Row, Words, field_of, question_in
+from kapelle.environments.data.source import Words, field_of, question_in
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.programs import program_of
@@ -38,6 +38,7 @@ from kapelle.grading.math.grade import (
 from kapelle.grading.math.sameness import Percent, math_form
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.grading.verdict import Grade, no_answer
+from kapelle.runtime.row_files import DataRow
 from kapelle.sandbox.contract import Limits, run
 from kapelle.sandbox.pool import backend, require, shared_pool
 from kapelle.settings.base import FROM_HERE_ON
@@ -106,7 +107,7 @@ class Math(DataSettings, Questions, Doubting):
     def _key(self) -> tuple[str, str, Words]:
         return self.question_field, "question_field", question_in
 
-    def _read(self, row: Row) -> str:
+    def _read(self, row: DataRow) -> str:
         return self.gold_of(row)
 
     def check(self, agents: Sequence[str]) -> None:
@@ -118,7 +119,7 @@ class Math(DataSettings, Questions, Doubting):
             require(backend(self.sandbox))
         self.skipped()
 
-    def gold_of(self, row: Row) -> str:
+    def gold_of(self, row: DataRow) -> str:
         """Return the gold answer of a row; DataError for one that has none."""
         written = str(self._written(row)).strip()
         if "####" in written or "\\boxed{" in written:
@@ -150,7 +151,7 @@ class Math(DataSettings, Questions, Doubting):
         )
         return [said]
 
-    def _written(self, row: Row) -> str | int | float:
+    def _written(self, row: DataRow) -> str | int | float:
         value = field_of(row, self.answer_field, "answer_field")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(

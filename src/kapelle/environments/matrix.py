@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Opposed, Outcome, Scripted
-from kapelle.environments.game_settings import GameSettings
+from kapelle.environments.base import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
 

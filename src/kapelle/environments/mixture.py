@@ -29,7 +29,7 @@ from kapelle.environment import (
     asks_questions,
     offers,
 )
-from kapelle.environments.inner_questions import named_settings
+from kapelle.environments.questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Json, Message, Split, Task

@@ -13,11 +13,12 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Row, Words, question_in, text_in
+from kapelle.environments.data.source import Words, question_in, text_in
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.match import plain_text
+from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Split, Task
 
 Label = Literal["entailment", "neutral", "contradiction"]
@@ -48,10 +49,10 @@ class NLI(DataSettings, Questions):
             return self.question_field, "question_field", question_in
         return "premise", "path", question_in
 
-    def _read(self, row: Row) -> tuple[str, Label]:
+    def _read(self, row: DataRow) -> tuple[str, Label]:
         return self.pair_of(row)
 
-    def pair_of(self, row: Row) -> tuple[str, Label]:
+    def pair_of(self, row: DataRow) -> tuple[str, Label]:
         """Return question and label of a row; DataError for one that lacks either."""
         label = _label(row, self.label_field)
         if self.question_field is not None:
@@ -82,7 +83,7 @@ def _answer(text: str) -> Label | None:
     return _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'"))
 
 
-def _label(row: Row, field: str) -> Label:
+def _label(row: DataRow, field: str) -> Label:
     written = text_in(row, field, "label_field").strip().casefold()
     if written not in _LABELS:
         raise DataError(

@@ -23,15 +23,24 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
-from kapelle.errors import DataError, EpisodeError, did_you_mean
+from kapelle.environment import (
+    Answerable,
+    Environment,
+    Outcome,
+    Retriable,
+    Scorable,
+    Scripted,
+    environment_class,
+    offers,
+)
+from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.runtime.deadlines import call, patience_here, within
-from kapelle.settings.base import Settings
+from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Json, Message, Split, Task
 
 # -------- The world of one question with one answer: every agent reads it, and those that answer are graded
@@ -349,3 +358,88 @@ class Generated(Questions):
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the task's difficulty."""
         return {"difficulty": task.data["difficulty"]}
+
+
+# -------- Bad habits of scripted experts: in a stated share of the demonstrations, an agent makes its mistake
+
+
+def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:
+    for agent, share in flaws.items():
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"`flaws.{agent}` is {share}; it is a share between 0 and 1.")
+    return flaws
+
+
+Flaws = Annotated[Mapping[str, float], AfterValidator(_shares)]
+"""Agent → share of the demonstrations in which its script is flawed, in [0, 1]."""
+
+
+def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
+    """Raise ConfigError when `flaws` names an agent that is not there."""
+    for agent in flaws:
+        need_known("environment.flaws", "agent", agent, agents)
+
+
+def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
+    """Return whether this agent's demonstration with this seed is a flawed one."""
+    return random.Random(f"{seed}/{agent}").random() < flaws.get(agent, 0.0)
+
+
+# -------- Environments that hand on the questions of another one, whose settings stand inside theirs
+
+
+def named_settings(value: Mapping[str, object]) -> Settings:
+    """Return the settings of the environment that `name` finds; ValueError where there is none, for a validator."""
+    try:
+        found = environment_class(str(value["name"]))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    if not issubclass(found, Settings):
+        raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Settings.")  # noqa: TRY004 (pydantic explains a ValueError)
+    return found.model_validate(dict(value))
+
+
+def inner_questions(value: object) -> object:
+    """Return the settings of the class that `name` finds, and what is no mapping as it is; for a validator."""
+    if not isinstance(value, Mapping):
+        return value
+    if "name" not in value:
+        raise ValueError("`questions` names no environment. Write `questions: {name: math}`, for example.")
+    return named_settings(value)
+
+
+InnerQuestions = Annotated[EnvironmentSettings, Plugged(), BeforeValidator(inner_questions)]
+"""Settings of the environment that asks: `{name: math, …}`."""
+
+
+class HandsOnQuestions(Settings, Answerable, Scripted):
+    """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
+
+    @property
+    @abstractmethod
+    def _asks(self) -> Environment:
+        """The setting `questions`, which stands where it belongs among a subclass's own."""
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The questions' own."""
+        return self._asks.sources
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of questions."""
+        return self._asks.size(split)
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index."""
+        return self._asks.task(split, index)
+
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text as the questions' environment reads it."""
+        assert offers(self._asks, Answerable), "`check` refuses games"
+        return self._asks.extract(text)
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return what the questions' own script says, without any calls; ConfigError where they have none."""
+        if not offers(self._asks, Scripted):
+            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
+        return self._asks.script(agent, task, messages, seed)

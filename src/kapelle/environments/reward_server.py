@@ -21,6 +21,8 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
+    AskedServer,
+    AsksServers,
     Environment,
     Outcome,
     Retriable,
@@ -30,7 +32,7 @@ from kapelle.environment import (
     asks_questions,
     offers,
 )
-from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
+from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.served_scores import ServedScores
 from kapelle.grading.verdict import Grade
@@ -40,7 +42,7 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Split, Task
 
 
-class RewardServer(HandsOnQuestions, Alive, Skipping):
+class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
     """Questions of another environment; a server's scores of the answers are the reward."""
 
     name: Literal["reward_server"] = "reward_server"
@@ -69,6 +71,10 @@ class RewardServer(HandsOnQuestions, Alive, Skipping):
         """The server, and what the questions' own environment names."""
         own = self._asks.alive if offers(self._asks, Alive) else ()
         return (f"`address` ({self.address})", *own)
+
+    def servers(self) -> Sequence[AskedServer]:
+        """The server."""
+        return (AskedServer("The reward server", self.address, self.address, self.token_env),)
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""

@@ -22,14 +22,15 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, PrivateAttr
 
-from kapelle.environment import Answerable, Outcome, PaysEpisodes
+from kapelle.environment import Answerable, InMemory, Outcome, PaysEpisodes
 from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import DataSource, Row, Splits, Words, question_in, usable
+from kapelle.environments.data.source import DataSource, Splits, Words, question_in, usable
 from kapelle.environments.questions import need_seats
-from kapelle.environments.recorded.base import split_of
+from kapelle.environments.recorded import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.metrics.statistics import finite
 from kapelle.runtime.plugins import find_object
+from kapelle.runtime.row_files import DataRow
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Json, Split, Task
 
@@ -168,15 +169,15 @@ IN_MEMORY = "in-memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RowsInMemory:
     """What a program passed in memory."""
 
-    train: tuple[Row, ...] = ()
-    test: tuple[Row, ...] = ()
+    train: tuple[DataRow, ...] = ()
+    test: tuple[DataRow, ...] = ()
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
-def rows_in_memory(rows: Iterable[object], where: str) -> tuple[Row, ...]:
+def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
     """Return rows that a program passed; DataError names the first that is no mapping of JSON."""
     found = []
     for number, row in enumerate(rows, start=1):
@@ -194,7 +195,7 @@ def rows_in_memory(rows: Iterable[object], where: str) -> tuple[Row, ...]:
                 raise DataError(
                     f"{place}: the column '{column}' has no form in JSON: {error}. Drop or change it."
                 ) from None
-        found.append(Row(place, dict(row)))
+        found.append(DataRow(place, dict(row)))
     if not found:
         raise DataError(
             f"`{where}` has no rows. Give at least one, such as {{'question': '2+2', 'answer': '4'}}."
@@ -228,7 +229,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(DataSettings, Answerable, PaysEpisodes):
+class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
     """Questions of a data set; functions pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
@@ -238,7 +239,7 @@ class Rewarded(DataSettings, Answerable, PaysEpisodes):
     eval_path: str = "own"
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
-    _held: Held = PrivateAttr(default_factory=Held)
+    _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -253,7 +254,7 @@ class Rewarded(DataSettings, Answerable, PaysEpisodes):
         held = f"{self.test_share:.0%} of them, by a hash of the question"
         return {"train": self.path, "test": held if self.eval_path in _HELD_OUT else self.eval_path}
 
-    def holding(self, held: Held) -> Rewarded:
+    def holding(self, held: RowsInMemory) -> Rewarded:
         """Take rows and functions in memory, and return this environment."""
         self._held = held
         return self
@@ -312,14 +313,14 @@ class Rewarded(DataSettings, Answerable, PaysEpisodes):
         return self.eval_path == "own" and self.path != IN_MEMORY
 
     @cached_property
-    def _read_rows(self) -> tuple[tuple[Row, ...], tuple[Row, ...], Mapping[str, str]]:
+    def _read_rows(self) -> tuple[tuple[DataRow, ...], tuple[DataRow, ...], Mapping[str, str]]:
         contents: dict[str, str] = {}
         train = self._rows_at(self.path, "train", contents)
         other = self.eval_path not in (*_HELD_OUT, "none")
         test = self._rows_at(self.eval_path, "test", contents) if other else ()
         return train, test, contents
 
-    def _rows_at(self, path: str, split: Split, contents: dict[str, str]) -> tuple[Row, ...]:
+    def _rows_at(self, path: str, split: Split, contents: dict[str, str]) -> tuple[DataRow, ...]:
         if path != IN_MEMORY:
             return DataSource(path, self.config, self.train, self.test, self.test_share).whole(
                 split, contents

@@ -21,7 +21,7 @@ from kapelle.environment import (
     asks_questions,
     offers,
 )
-from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
+from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.environments.tools.files import Files

@@ -39,23 +39,19 @@ class WordProblems(Generated):
 
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a story of `level` steps."""
-        return _story(draw, level)
+        name, things = draw.choice(_NAMES), draw.choice(_THINGS)
+        value = draw.randint(2, 60)
+        sentences, worked = [f"{name} has {value} {things}."], []
+        for _ in range(level):
+            sentence, calculation, value = draw.choice(_events(value, things, draw))
+            sentences.append(sentence)
+            worked.append(f"{calculation}={value}")
+        question = " ".join([*sentences, f"How many {things} does {name} have now?"])
+        return Problem(question, {"answer": value, "steps": worked}, ";".join(worked))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return every step and the answer, marked as GSM8K does."""
         return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
-
-
-def _story(draw: random.Random, steps: int) -> Problem:
-    name, things = draw.choice(_NAMES), draw.choice(_THINGS)
-    value = draw.randint(2, 60)
-    sentences, worked = [f"{name} has {value} {things}."], []
-    for _ in range(steps):
-        sentence, calculation, value = draw.choice(_events(value, things, draw))
-        sentences.append(sentence)
-        worked.append(f"{calculation}={value}")
-    question = " ".join([*sentences, f"How many {things} does {name} have now?"])
-    return Problem(question, {"answer": value, "steps": worked}, ";".join(worked))
 
 
 def _events(value: int, things: str, draw: random.Random) -> list[tuple[str, str, int]]:

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environment import Answerable, Environment, asks_questions, offers, task_of
 from kapelle.errors import ConfigError
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
-from kapelle.metrics.statistics import Rate, area_under_curve, missing_text, rate_of
+from kapelle.metrics.statistics import MeanScore, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout, shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig
-from kapelle.team import Agent, Team
+from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Split, Task, as_table
 from kapelle.workflows.solo import Solo
 from kapelle.workflows.vote import majority
@@ -45,7 +44,7 @@ class Evaluation:
     """Episodes with a team score: those that `success` is the mean of."""
     reason: str = ""
     """Why episodes failed or were not scored, the most frequent reason."""
-    parts: Mapping[str, Rate] = field(default_factory=dict)
+    parts: Mapping[str, MeanScore] = field(default_factory=dict)
     """`seen` and `not seen` → its rate, for every boolean that the environment reports in `info`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
@@ -56,12 +55,12 @@ class Evaluation:
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
-    """For a run that trains a verifier: how well it judges (`Judgement.row`); the team is not trained then."""
+    """For a run that trains a verifier: how well it judges (`training.held_out.Judgement`); the team is not trained then."""
 
     @property
-    def rate(self) -> Rate:
+    def rate(self) -> MeanScore:
         """The team's success with what it is the mean of."""
-        return Rate(
+        return MeanScore(
             self.success, self.interval, self.scored, self.problems, self.failed, self.reason, self.fewer
         )
 
@@ -131,7 +130,14 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
             "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
         )
     if size is None:
-        return _distinct(environment, split, count)
+        # Generated tasks may repeat; 20 draws for each find those that differ, if there are enough.
+        chosen: dict[str, Task] = {}
+        for index in range(20 * count):
+            task = task_of(environment, split, index)
+            chosen.setdefault(task.question or task.id, task)
+            if len(chosen) == count:
+                break
+        return list(chosen.values())
     order = random.Random(derive_seed(seed, split)).sample(range(size), min(count, size))
     return [task_of(environment, split, index) for index in order]
 
@@ -139,7 +145,7 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
 def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
     """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all.
 
-    A number that is the setting's default is not said: nobody need have asked for it.
+    The number is left out where it is the setting's default, which the user may not have chosen.
     """
     if found >= asked:
         return ""
@@ -151,25 +157,15 @@ def why_fewer(environment: Environment, split: Split, asked: int, found: int) ->
     return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
 
 
-def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
-    """Return generated tasks with different questions, as many as 20 draws for each find."""
-    chosen: dict[str, Task] = {}
-    for index in range(20 * count):
-        task = task_of(environment, split, index)
-        chosen.setdefault(task.question or task.id, task)
-        if len(chosen) == count:
-            break
-    return list(chosen.values())
-
-
-def greedy(sampling: Sampling) -> Sampling:
-    """Return the same limits with greedy sampling."""
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
-
-
 def greedy_play(play: Play) -> Play:
     """Return the same play with greedy sampling for every agent."""
-    return replace(play, sampling={agent.name: greedy(agent.sampling) for agent in play.team.agents})
+    return replace(
+        play,
+        sampling={
+            agent.name: replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)
+            for agent in play.team.agents
+        },
+    )
 
 
 async def evaluate_tasks(
@@ -203,7 +199,18 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
     )
     rate = rate_of(scores, len(episodes), failed, (reasons.most_common(1)[0][0] if reasons else ""))
-    paid = _paid(groups)
+    # An episode that neither paid nor scored anything leaves its return unknown, unless the environment pays by the turn.
+    by_turn = any(turn.reward for group in groups for e in group.valid for turn in e.turns)
+    paid = [
+        Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
+        for g in groups
+    ]
+    # The rate of each boolean that the environment reports in `info`.
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        for name, value in episode.info.items():
+            if isinstance(value, bool) and episode.error is None:
+                members.setdefault(str(name) if value else f"not {name}", []).append(episode)
     metrics = rollout_metrics(paid, returns)
     agents = episodes[0].agents if episodes else ()
     earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
@@ -216,7 +223,10 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         failed=failed,
         scored=rate.scored,
         reason=rate.reason,
-        parts=_parts(episodes),
+        parts={
+            name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
+            for name, part in sorted(members.items())
+        },
         part_reward={
             part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
             for part in by_part([episode for episode in episodes if episode.error is None])
@@ -226,7 +236,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
     )
 
 
-def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
+def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
     """Return the rate of each agent's own terminal rewards, nothing shared.
 
     Agents that were never paid have no score of their own and are absent.
@@ -234,12 +244,12 @@ def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
     return _own(groups, lambda episode, agent: episode.rewards[agent])
 
 
-def own_totals(groups: Sequence[Group]) -> dict[str, Rate]:
+def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
     """Return the same for all rewards of an episode, for games that pay during play."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
-def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> dict[str, Rate]:
+def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> dict[str, MeanScore]:
     episodes = [episode for group in groups for episode in group.episodes]
     whole = [episode for episode in episodes if episode.error is None]
     failed = len(episodes) - len(whole)
@@ -247,31 +257,6 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
     return {
         agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
         for agent in paid
-    }
-
-
-def _paid(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with the episodes that paid or scored anything: nothing is known of the others' returns.
-
-    Where the environment pays by the turn, an episode that paid nothing has earned 0.
-    """
-    valid = [episode for group in groups for episode in group.valid]
-    by_turn = any(turn.reward for episode in valid for turn in episode.turns)
-    return [
-        Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
-        for g in groups
-    ]
-
-
-def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
-    members: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        for name, value in episode.info.items():
-            if isinstance(value, bool) and episode.error is None:
-                members.setdefault(str(name) if value else f"not {name}", []).append(episode)
-    return {
-        name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
-        for name, part in sorted(members.items())
     }
 
 
@@ -324,7 +309,7 @@ def soloists(play: Play) -> list[tuple[str, ...]]:
     for agent in play.team.agents:
         policy = play.team.policy(agent.name)
         if policy.endpoint is None:
-            sampling = _sampling(play, agent)
+            sampling = play.sampling_of(agent)
             alike.setdefault((policy.name, agent.system, sampling), []).append(agent.name)
     return [tuple(names) for names in alike.values()]
 
@@ -350,7 +335,7 @@ async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed
 async def answer_alone(play: Play, tasks: Sequence[Task], agent: str, tokens: float, seed: int) -> Evaluation:
     """Let one agent answer every task with at most `tokens` (rounded) completion tokens."""
     limit = max(1, round(tokens))
-    sampling = replace(_sampling(play, play.team[agent]), max_tokens=limit)
+    sampling = replace(play.sampling_of(play.team[agent]), max_tokens=limit)
     groups = await rollout(_alone(play, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
     return summarise(groups)
 
@@ -370,7 +355,7 @@ async def _vote(
     play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
 ) -> tuple[Evaluation, int]:
     limit = max(1, int(tokens // answers))
-    sampling = Sampling(limit, temperature=1.0, stop=_sampling(play, play.team[agent]).stop)
+    sampling = Sampling(limit, temperature=1.0, stop=play.sampling_of(play.team[agent]).stop)
     seed = derive_seed(seed, "vote", agent)
     groups = await rollout(_alone(play, agent, sampling), tasks, answers, seed)
     chosen = [Group(group.task, (chosen_by_majority(play.environment, group, seed),)) for group in groups]
@@ -400,7 +385,3 @@ def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
     policy = play.team.policy(agent)
     team = Team((seat,), {policy.name: policy}, {agent: policy.name}, play.team.bases)
     return replace(play, team=team, workflow=Solo(), sampling={agent: sampling})
-
-
-def _sampling(play: Play, agent: Agent) -> Sampling:
-    return (play.sampling or {}).get(agent.name, agent.sampling)

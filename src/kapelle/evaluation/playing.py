@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from kapelle import environments
 from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
+from kapelle.runtime.plugins import catalogue
 from kapelle.settings.schema import EndpointConfig, RunConfig
 from kapelle.setup.preparation import check_endpoints, prepare
 from kapelle.setup.recipe import lay_over, load_recipe
@@ -33,7 +33,7 @@ def model_config(
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
     `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
-    if environment in environments.BUILTIN or ":" in environment:
+    if environment in catalogue("kapelle.environments") or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
         workflow = ALONE.get(environment, "solo" if answers else "parallel")
         values = {

@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kapelle.functional.masking import (
-    as_float,
-    keep_masked,
-    masked_whiten,
-    segment_least,
-    segment_mean,
-    segment_sum,
-    segment_var,
-)
+from kapelle.functional.masking import as_float, keep_masked
 from kapelle.functional.policy_losses import clamp_log_ratio, token_log_ratio
-from kapelle.functional.returns import backward_recurrence, next_value, return_to_go, turn_return_to_go
+from kapelle.functional.returns import backward_recurrence, next_value, turn_return_to_go
 from kapelle.runtime.on_demand import Tensor, torch
 
 
@@ -43,10 +35,12 @@ def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float =
 
     A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
-    shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
-    mean_G = segment_mean(shifted_B, ones_B, group_B, groups)
-    std_G = segment_var(shifted_B, ones_B, group_B, groups).sqrt()
-    return (shifted_B - mean_G[group_B]) / (std_G[group_B] + eps)
+    shifted_B, count_G = _above_least(reward_B, group_B, groups)
+    mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
+    deviation_B = shifted_B - mean_G[group_B]
+    squared_G = shifted_B.new_zeros(groups).index_add(0, group_B, deviation_B.square())
+    std_G = (squared_G / (count_G - 1).clamp(min=1)).sqrt()
+    return deviation_B / (std_G[group_B] + eps)
 
 
 def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
@@ -54,8 +48,8 @@ def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
     A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
-    shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
-    mean_G = segment_mean(shifted_B, ones_B, group_B, groups)
+    shifted_B, count_G = _above_least(reward_B, group_B, groups)
+    mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
     return shifted_B - mean_G[group_B]
 
 
@@ -64,15 +58,10 @@ def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
     A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
-    shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
-    total_G = segment_sum(shifted_B, ones_B, group_B, groups)
-    others_G = (segment_sum(ones_B, ones_B, group_B, groups) - 1).clamp(min=1)
+    shifted_B, count_G = _above_least(reward_B, group_B, groups)
+    total_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B)
+    others_G = (count_G - 1).clamp(min=1)
     return shifted_B - (total_G[group_B] - shifted_B) / others_G[group_B]
-
-
-def greedy_baseline(reward_B: Tensor, greedy_reward_G: Tensor, group_B: Tensor) -> Tensor:
-    """ReMax: R − R of the greedy rollout of the same task → [B] (arXiv 2310.10505, §4)."""
-    return as_float(reward_B) - as_float(greedy_reward_G)[group_B]
 
 
 def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
@@ -80,19 +69,11 @@ def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor
 
     A set without variance gives exactly 0, and so does a set of one.
     """
-    shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
+    shifted_B, _ = _above_least(reward_B, group_B, groups)
     length_B = length_B.to(shifted_B.dtype)
-    weighted_G = segment_sum(length_B * shifted_B, ones_B, group_B, groups)
-    length_G = segment_sum(length_B, ones_B, group_B, groups)
+    weighted_G = shifted_B.new_zeros(groups).index_add(0, group_B, length_B * shifted_B)
+    length_G = shifted_B.new_zeros(groups).index_add(0, group_B, length_B)
     return shifted_B - (weighted_G / length_G.clamp(min=1))[group_B]
-
-
-def whitened_return_to_go(reward_NT: Tensor, mask_NT: Tensor, *, gamma: float) -> Tensor:
-    """REINFORCE++: each token's discounted return, whitened over all tokens of the batch → [N, T].
-
-    arXiv 2501.03262. The rewards carry the KL penalty already; the batch must be the global one.
-    """
-    return masked_whiten(return_to_go(reward_NT, mask_NT, gamma), mask_NT)
 
 
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
@@ -206,12 +187,12 @@ def normalise_then_sum(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor,
     return centred_B
 
 
-def _shift_to_least(reward_B: Tensor, group_B: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Rewards above their set's least one, and a mask of ones.
+def _above_least(reward_B: Tensor, group_B: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Rewards less their set's least one → [B], and how many members each set has → int64 [G].
 
     Estimators that are unchanged by a shift are computed from this: equal rewards become exactly 0,
     where R − mean(R) leaves a rounding error that a division by a std near 0 would blow up.
     """
-    reward_B = as_float(reward_B)
-    ones_B = torch.ones_like(reward_B)
-    return reward_B - segment_least(reward_B, ones_B, group_B, groups)[group_B], ones_B
+    reward_B = reward_B.to(torch.promote_types(reward_B.dtype, torch.float32))
+    least_G = reward_B.new_full((groups,), torch.inf).scatter_reduce(0, group_B, reward_B, "amin")
+    return reward_B - least_G[group_B], group_B.bincount(minlength=groups)

@@ -1,7 +1,7 @@
 """Value decomposition: mixing agents' utilities, crediting agents by them, and target networks.
 
 Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 1 where an agent took
-its turn; the utility of one that did not is no part of the mix, and its credit is 0.
+its turn; the utility of one that did not is left out of the mix, and its credit is 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def qmix_mix(
     """QMIX: Q_tot = |W2|·ELU(|W1|·Q + b1) + V → [B], monotone in every Q_i (arXiv 1803.11485, §4.1).
 
     The weights are what the hypernetworks made of the state, signs included: the absolute value is
-    taken here, so that no caller can lose it.
+    taken here, so that every caller gets it.
     """
     utility_BA = keep_masked(utility_BA, acted_BA)
     hidden_BH = torch.nn.functional.elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
@@ -73,8 +73,8 @@ def explained_by_others(
 
     For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m = Q_tot of row m where Q_i
     is replaced by its mean over all rows but n, and where the agents that acted after i (`after_NAA[m, i, j]` = 1:
-    j's turn may be an effect of i's) are left out. So nothing in it depends on what i did in row n: subtracted from a
-    return it changes no expected gradient. `mix` maps utilities [K, A], the mask of agents in the mix [K, A], and the
+    j's turn may be an effect of i's) are left out. So it is independent of what i did in row n, and may be subtracted from a
+    return without changing the expected gradient. `mix` maps utilities [K, A], the mask of agents in the mix [K, A], and the
     rows [K] whose state they are mixed in, to Q_tot [K]. A set of one gives 0.
     """
     utility_NA = as_float(utility_NA).detach()

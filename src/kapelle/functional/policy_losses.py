@@ -96,7 +96,7 @@ def cispo(
 ) -> SurrogateTerms:
     """CISPO: −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
 
-    arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and never removes its gradient; `clipped`
+    arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and keeps its gradient; `clipped`
     marks where the weight was bounded.
     """
     ratio = torch.exp(log_ratio).detach()

@@ -7,15 +7,8 @@ discount and the recursion passes over it. Discounts are floats, or tensors [N, 
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Mapping
-from typing import TypeVar
-
 from kapelle.functional.masking import as_float, keep_masked
 from kapelle.runtime.on_demand import Tensor, torch
-
-Reward = TypeVar("Reward", float, Tensor)
 
 
 def backward_recurrence(
@@ -91,45 +84,3 @@ def lambda_return(
     following_NT = next_value(value_NT.detach(), mask_NT, bootstrap_N.detach())
     step_NT = as_float(reward_NT) + gamma * (1.0 - lam) * following_NT
     return backward_recurrence(step_NT, gamma * lam, mask_NT, bootstrap_N.detach())
-
-
-def team_sum(reward: Mapping[str, Reward]) -> dict[str, Reward]:
-    """Give every agent the sum of all agents' rewards; floats, or tensors of one shape."""
-    return dict.fromkeys(reward, functools.reduce(operator.add, reward.values()))
-
-
-def team_mean(reward: Mapping[str, Reward]) -> dict[str, Reward]:
-    """Give every agent the mean of all agents' rewards; floats, or tensors of one shape."""
-    return {agent: total / len(reward) for agent, total in team_sum(reward).items()}
-
-
-def team_max(reward: Mapping[str, Reward]) -> dict[str, Reward]:
-    """Give every agent the best of all agents' rewards; floats, or tensors of one shape (elementwise)."""
-    return dict.fromkeys(reward, functools.reduce(_larger, reward.values()))
-
-
-def team_min(reward: Mapping[str, Reward]) -> dict[str, Reward]:
-    """Give every agent the worst of all agents' rewards; floats, or tensors of one shape (elementwise)."""
-    return dict.fromkeys(reward, functools.reduce(_smaller, reward.values()))
-
-
-def team_last(reward: Mapping[str, Reward], closing_agent: str) -> dict[str, Reward]:
-    """Leave the agent that closed the episode its own reward and give the others 0 (MARFT, 2504.16129)."""
-    return {agent: value if agent == closing_agent else value * 0.0 for agent, value in reward.items()}
-
-
-def team_individual(reward: Mapping[str, Reward]) -> dict[str, Reward]:
-    """Leave every agent its own reward."""
-    return dict(reward)
-
-
-def _larger(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, torch.Tensor):
-        return torch.maximum(a, b)
-    return max(a, b)
-
-
-def _smaller(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, torch.Tensor):
-        return torch.minimum(a, b)
-    return min(a, b)

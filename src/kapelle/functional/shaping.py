@@ -19,19 +19,9 @@ def overlong_penalty(length: Tensor, *, limit: int, buffer: int) -> Tensor:
     return ((limit - buffer - as_float(length)) / buffer).clamp(-1.0, 0.0)
 
 
-def length_penalty(length: Tensor, *, coefficient: float, limit: int) -> Tensor:
-    """−coefficient·length/limit: a completion of the full `limit` tokens costs `coefficient`."""
-    return -coefficient * as_float(length) / limit
-
-
 def kl_in_reward(logp: Tensor, logp_reference: Tensor, *, beta: float) -> Tensor:
     """−β·(log π − log π_ref), elementwise, detached (k1, the unbiased estimator)."""
     return (-beta * (as_float(logp) - as_float(logp_reference))).detach()
-
-
-def share_among_agents(score_TA: Tensor) -> Tensor:
-    """Give every agent the mean score of all agents at that turn → [..., T, A] (MAPoRL's sharing `all`)."""
-    return as_float(score_TA).mean(dim=-1, keepdim=True).expand(score_TA.shape)
 
 
 def maporl_discounted_sum(own_TA: Tensor, future_TA: Tensor, *, gamma: float) -> Tensor:
@@ -49,16 +39,6 @@ def maporl_discounted_sum(own_TA: Tensor, future_TA: Tensor, *, gamma: float) ->
         rewards.append((own_TA[..., t, :] + ahead_A) / weight)
         ahead_A = ahead_A + future_TA[..., t, :]
     return torch.stack(rewards[::-1], dim=-2)
-
-
-def maporl_last(shared_TA: Tensor) -> Tensor:
-    """Give every turn the score of the debate's last turn → [..., T, A]; sharing is the caller's choice."""
-    return as_float(shared_TA)[..., -1:, :].expand(shared_TA.shape)
-
-
-def maporl_current(shared_TA: Tensor) -> Tensor:
-    """Give every turn its own score and nothing of the future → [..., T, A]; sharing is the caller's choice."""
-    return as_float(shared_TA)
 
 
 def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, float]) -> Tensor:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from kapelle.environment import AskedServer, AsksServers
 from kapelle.errors import EpisodeError
 from kapelle.grading.text.extraction import said
 from kapelle.grading.verdict import Grade, no_answer, ungraded
@@ -139,7 +140,7 @@ RETRIES = 4
 """Further attempts, where another one may help."""
 
 
-class JudgeEndpoint(Settings):
+class JudgeEndpoint(Settings, AsksServers):
     """Where a judging model answers."""
 
     endpoint: Annotated[Address, FROM_HERE_ON]
@@ -150,6 +151,11 @@ class JudgeEndpoint(Settings):
     """Environment variable that holds the key; the key itself is never stored."""
     max_tokens: int = 512
     """Most tokens of one verdict with its reasons."""
+
+    def servers(self) -> Sequence[AskedServer]:
+        """The judge."""
+        url = self.endpoint
+        return (AskedServer("The judge", url, f"{url.rstrip('/')}/models", self.api_key_env),)
 
 
 def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:

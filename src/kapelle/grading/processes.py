@@ -1,22 +1,26 @@
 """Processes that can be killed, for work on hostile text that cannot be bounded from inside.
 
-A server process imports what the work needs once and forks a child for every question, so a child starts
-in milliseconds, sees nothing of the last one, and can be killed without cost (`fork_server` is its side).
+A server process imports once what the work needs, and forks a child for every question. So a child starts in
+milliseconds, sees nothing of earlier questions, and can be killed without cost.
 Signals and threads cannot do this: `signal.alarm` raises outside the main thread, and neither stops a
 regular expression or an integer power that runs in C.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import resource
+import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, NoReturn, Protocol
 
 from kapelle.runtime.clock import SuspendAwareClock, wait_readable
 from kapelle.types import Json
@@ -24,19 +28,19 @@ from kapelle.types import Json
 MAX_REPLY_BYTES = 1 << 20
 
 
-class GaveUp(Exception):
-    """The work was stopped or failed in itself; says nothing about the text it was done on."""
+class ProcessGaveUp(Exception):
+    """The work was stopped, or failed by itself; this says nothing about the text that it was done on."""
 
 
-class TooCostly(GaveUp):
-    """What was asked takes more than any question may, whatever else the machine does."""
+class TooCostly(ProcessGaveUp):
+    """The question takes more than any question may, however busy the machine is."""
 
 
 class Answering(Protocol):
-    """What a grader asks for work that cannot be bounded from inside."""
+    """What a grader asks for work that cannot be bounded from inside: `KillableProcesses`, or what stands in for them."""
 
     def ask(self, question: Json) -> Json:
-        """Return the answer to a question, or raise GaveUp, TooCostly where the question is the reason."""
+        """Return the answer to a question. Raises ProcessGaveUp; TooCostly where the question itself is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class AnswerLimits:
     cpu_s: float = 0.8
     """Seconds of CPU: the limit that counts, the same on a busy machine."""
     wall_s: float = 120.0
-    """Seconds from fork to answer, for a child that hangs without computing: so many that no crowded machine reaches them."""
+    """Seconds from fork to answer, which end a child that hangs without computing: more than a crowded machine ever takes."""
     start_s: float = 60.0
     """Seconds that a server may take to import what it needs, once."""
     memory_bytes: int = 1 << 30
@@ -56,7 +60,7 @@ class AnswerLimits:
 class KillableProcesses(AbstractContextManager["KillableProcesses"]):
     """A pool of fork servers that run one worker module; any thread may ask.
 
-    The module is run as a program and calls `fork_server.serve`. Servers start when first needed, at most
+    The module is run as a program and calls `serve`. Servers start when first needed, at most
     `size` of them, and end when the pool is closed, collected or its process dies.
     """
 
@@ -82,21 +86,21 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
     def ask(self, question: Json) -> Json:
         """Return the worker's answer to a question; waits while every server is busy.
 
-        Raises TooCostly when it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails, GaveUp when the clock
-        reaches `wall_s` first, or its process is gone.
+        Raises TooCostly if it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails; ProcessGaveUp if the clock
+        reaches `wall_s` first, or the process is gone.
         """
         server = self._idle.get()
         try:
             server = self._live(server)
             reply = self._exchange(server, question)
-        except GaveUp:
+        except ProcessGaveUp:
             self._kill(server)
             server = None
             raise
         finally:
             self._idle.put(server)
         if "answer" not in reply:
-            raise (TooCostly if reply.get("costly") else GaveUp)(str(reply["gave_up"]))
+            raise (TooCostly if reply.get("costly") else ProcessGaveUp)(str(reply["gave_up"]))
         return reply["answer"]
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +128,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         self._running.add(started)
         try:
             ready = _read_line(started, self._limits.start_s)
-        except GaveUp:
+        except ProcessGaveUp:
             self._kill(started)
             raise
         assert ready == "ready", "a server says that it is ready first"
@@ -138,7 +142,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
             server.stdin.write(line.encode())
             server.stdin.flush()
         except OSError as problem:
-            raise GaveUp(f"The process that grades is gone ({problem}).") from problem
+            raise ProcessGaveUp(f"The process that grades is gone ({problem}).") from problem
         # The server stops its child in time; the grace is for a server that is itself stuck.
         reply = _read_line(server, self._limits.wall_s + 2.0)
         assert isinstance(reply, dict), "a server answers with an object"
@@ -155,15 +159,15 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
     data, clock = b"", SuspendAwareClock()
     while not data.endswith(b"\n"):
         if not wait_readable(server.stdout, clock, limit_s):
-            raise GaveUp(f"The process that grades did not answer within {limit_s:g} s.")
+            raise ProcessGaveUp(f"The process that grades did not answer within {limit_s:g} s.")
         part = os.read(server.stdout.fileno(), 65536)
         if not part or len(data) > MAX_REPLY_BYTES:
-            raise GaveUp("The process that grades ended without an answer.")
+            raise ProcessGaveUp("The process that grades ended without an answer.")
         data += part
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as problem:
-        raise GaveUp("The process that grades answered something that is not JSON.") from problem
+        raise ProcessGaveUp("The process that grades answered something that is not JSON.") from problem
 
 
 def _end_own(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
@@ -191,3 +195,119 @@ def _end(server: subprocess.Popen[bytes]) -> None:
                 stream.close()
             except BrokenPipeError:
                 continue
+
+
+# -------- The inside of such a process: a loop that forks a child for every question
+
+Answer = Callable[[Json], Json]
+
+_SPARE_BYTES = 1 << 16
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""How a process ends that a text has nested too deep for its stack: what was asked is the reason, not the machine."""
+# Work on text needs none of these; a library that is talked into one of them fails instead.
+_FORBIDDEN_EVENTS = frozenset(
+    {
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "socket.connect",
+        "socket.bind",
+        "os.remove",
+        "os.rename",
+        "os.kill",
+        "ctypes.dlopen",
+    }
+)
+
+
+def serve(answer: Answer) -> None:
+    """Answer the questions on standard input, one JSON line each, until it ends.
+
+    The program's first argument is the address space of a child in bytes. Every question runs in a forked
+    child that ends after the question's `cpu_s` seconds of CPU, or `wall_s` on the clock.
+    """
+    memory = int(sys.argv[1])
+    # What a library prints must not get between the answers.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    replies.write(b'"ready"\n')
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        replies.write(_in_child(answer, asked, memory, replies.fileno()) + b"\n")
+
+
+def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int) -> bytes:
+    cpu_s, wall_s = asked["cpu_s"], asked["wall_s"]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Only the server speaks to who asked.
+        os.close(reading)
+        os.close(replies)
+        # The signal ends the process, whatever it is busy with: no handler of Python's has to run.
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        _answer_and_exit(answer, asked["question"], writing, memory)
+    os.close(writing)
+    try:
+        data, late = _drain(reading, wall_s)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if late:
+        # The clock says how busy the machine is, and nothing of what was asked.
+        return _gave_up(f"It takes longer than {wall_s:g} s.")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
+    # A child that died while it wrote has written half a line.
+    if data.endswith(b"\n"):
+        return data.rstrip(b"\n")
+    crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
+    return _gave_up(f"Its process died (status {status}).", costly=crashed)
+
+
+def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:
+    data, clock = b"", SuspendAwareClock()
+    while not data.endswith(b"\n"):
+        if not wait_readable(reading, clock, wall_s):
+            return data, True
+        part = os.read(reading, _SPARE_BYTES)
+        if not part:
+            break
+        data += part
+    return data, False
+
+
+def _gave_up(why: str, *, costly: bool = False) -> bytes:
+    """Return the reply that says why there is no answer, and whether what was asked is itself the reason."""
+    return json.dumps({"gave_up": why, "costly": costly}).encode()
+
+
+def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) -> NoReturn:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    # macOS has no such limit; the wall time bounds what a child can take there.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    sys.addaudithook(_refuse)
+    try:
+        reply = json.dumps({"answer": answer(question)}).encode()
+    except MemoryError:
+        reply = _gave_up("It takes more memory than one answer may.", costly=True)
+    except RecursionError:
+        reply = _gave_up("It nests deeper than the library can follow.", costly=True)
+    # The boundary of third-party work: whatever a library raises on a hostile text ends here.
+    except Exception as problem:  # noqa: BLE001
+        reply = _gave_up(f"The library failed ({type(problem).__name__}).", costly=True)
+    os.write(writing, reply + b"\n")
+    os._exit(0)
+
+
+def _refuse(event: str, _arguments: tuple[object, ...]) -> None:
+    if event in _FORBIDDEN_EVENTS:
+        raise PermissionError(f"{event} is not a part of grading")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kapelle.grading.verdict import SHOWN, Grade, ungraded
 from kapelle.runtime.credentials import bearer
@@ -48,46 +48,36 @@ class ServedScores:
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
+        body = {"items": [{"question": question, "answer": text}]}
+        headers = bearer(self._token_env, self._url)
+        nothing = f"The reward server at {self._url} gave no score"
         try:
-            said = await self._asked({"items": [{"question": question, "answer": text}]})
+            answer = await post_with_retries(
+                self._url, body, headers, self._seconds, self._retries, self._transport
+            )
         except NoAnswer as error:
-            return ungraded(text[:SHOWN], f"The reward server at {self._url} gave no score: {error}")
-        grade = _grade(said, text)
-        if grade.status == "graded":
-            self._keep(key, grade, said.get("weights"))
-        return grade
-
-    def _keep(self, key: bytes, grade: Grade, weights: object) -> None:
-        if weights != self._weights:  # another model than before
+            return ungraded(text[:SHOWN], f"{nothing}: {error}")
+        try:
+            said = dict(json.loads(answer))
+            [result] = said["results"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ungraded(text[:SHOWN], f"{nothing}: it answers in another form than a reward server's")
+        status = result.get("status") if isinstance(result, dict) else None
+        if status == "ungraded":
+            return ungraded(text[:SHOWN], f"The reward server says: {str(result.get('reason'))[:300]}")
+        score = result.get("score") if status == "scored" else None
+        if (
+            isinstance(score, bool)
+            or not isinstance(score, int | float)
+            or not (math.isfinite(score) and 0 <= score <= 1)
+        ):
+            return ungraded(text[:SHOWN], "The reward server's answer holds no score from 0 to 1.")
+        grade = Grade(float(score), text[:SHOWN], f"The reward server's score is {score:.3f}.")
+        # Scores of another model than before are no longer those that the server gives.
+        if said.get("weights") != self._weights:
             self._kept.clear()
-            self._weights = weights
+            self._weights = said.get("weights")
         self._kept[key] = grade
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
-
-    async def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
-        headers = bearer(self._token_env, self._url)
-        answer = await post_with_retries(
-            self._url, body, headers, self._seconds, self._retries, self._transport
-        )
-        try:
-            said = json.loads(answer)
-            assert len(said["results"]) == 1
-        except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-            raise NoAnswer("it answers in another form than a reward server's", passing=False) from None
-        return dict(said)
-
-
-def _grade(said: dict[str, Any], text: str) -> Grade:
-    result = said["results"][0]
-    status = result.get("status") if isinstance(result, dict) else None
-    if status == "ungraded":
-        return ungraded(text[:SHOWN], f"The reward server says: {str(result.get('reason'))[:300]}")
-    score = result.get("score") if status == "scored" else None
-    if (
-        isinstance(score, bool)
-        or not isinstance(score, int | float)
-        or not (math.isfinite(score) and 0 <= score <= 1)
-    ):
-        return ungraded(text[:SHOWN], "The reward server's answer holds no score from 0 to 1.")
-    return Grade(float(score), text[:SHOWN], f"The reward server's score is {score:.3f}.")
+        return grade

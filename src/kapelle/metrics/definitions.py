@@ -1,6 +1,6 @@
 """The metrics of a step's episodes, under the same names everywhere.
 
-A row is flat: name → float. What does not exist is left out: the mean of no values is absent, not 0 and not NaN.
+A row is flat: name → float. What does not exist is absent: the mean of no values is left out instead of written as 0 or NaN.
 Failed episodes count in `failed_episodes` and `samples` alone. `success` is the mean over the `scored` episodes: those
 that ended without an error and that the environment scored.
 """
@@ -40,7 +40,7 @@ METRICS: tuple[Metric, ...] = (
         "reward_max/<agent>",
         "reward",
         "Mean over groups of the best terminal reward among a task's attempts.",
-        "No higher than reward/<agent>: sampling finds nothing better that RL could reinforce.",
+        "Equal to reward/<agent>: all attempts earn the same, and RL has nothing to reinforce.",
     ),
     Metric(
         "return/<part>/<agent>",
@@ -65,7 +65,7 @@ METRICS: tuple[Metric, ...] = (
         "turns/<agent>",
         "turns",
         "Mean turns of the agent in an episode.",
-        "0: the workflow never lets this agent speak, so it learns nothing.",
+        "0: the workflow gives this agent no turn, so it cannot learn.",
     ),
     Metric(
         "finish_length/<agent>",

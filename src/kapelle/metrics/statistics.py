@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 def finite(value: object) -> float | None:
-    """Return what somebody's function gave as a float; None for what is no finite number, or not a single one."""
+    """Return what a user's function returned as a float; None unless it is one finite number."""
     try:
         found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's, of many numbers
@@ -26,7 +26,7 @@ def finite(value: object) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class MeanScore:
     """A mean score together with what it is the mean of.
 
     The denominator is `scored`: the episodes that ended without an error and that the environment scored. An episode
@@ -60,20 +60,20 @@ def missing_text(failed: int, fewer: str) -> str:
     return f"{f' ({fewer})' if fewer else ''}{f', {failed} failed' if failed else ''}"
 
 
-def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> Rate:
+def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> MeanScore:
     """Return the rate of these scores among `played` episodes: Wilson's interval for shares, else Student's t.
 
     Where all scores lie in [0, 1] their mean does too, and the interval is cut to [0, 1].
     """
     if not scores:
-        return Rate(None, None, 0, played, failed, reason)
+        return MeanScore(None, None, 0, played, failed, reason)
     if all(score in (0.0, 1.0) for score in scores):
         interval: Interval | None = wilson_interval(int(sum(scores)), len(scores))
     else:
         interval = mean_interval(scores)
         if interval is not None and all(0.0 <= score <= 1.0 for score in scores):
             interval = max(0.0, interval[0]), min(1.0, interval[1])
-    return Rate(sum(scores) / len(scores), interval, len(scores), played, failed, reason)
+    return MeanScore(sum(scores) / len(scores), interval, len(scores), played, failed, reason)
 
 
 def share_text(share: float | None, interval: Interval | None) -> str:
@@ -87,7 +87,7 @@ def share_text(share: float | None, interval: Interval | None) -> str:
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
     """Return Wilson's score interval for a share (Wilson 1927).
 
-    It stays inside [0, 1] and keeps its coverage near 0 and 1, where the normal approximation has none.
+    It stays inside [0, 1] and keeps its coverage near 0 and 1, where the normal approximation fails.
     Without any try it is (0, 1).
     """
     assert 0 <= successes <= total, "a share counts successes among all tries"
@@ -183,7 +183,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the percentile bootstrap interval of a statistic (Efron 1979); same seed, same interval.
 
-    It needs no normality, but is too narrow below about ten values: use `mean_interval` there.
+    It makes no assumption of normality, but is too narrow below about ten values: use `mean_interval` there.
     """
     assert values, "a bootstrap needs a value"
     generator = random.Random(seed)

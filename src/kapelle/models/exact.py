@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import BankedLinear, Factors
+from kapelle.models.lora_bank import BankedLinear
 
 DRAWS = 8
 """Passes with rounding errors from which their size is estimated."""
@@ -126,17 +126,14 @@ class _Pass:
         base = layer.base if isinstance(layer, BankedLinear) else layer
         assert isinstance(base, nn.Linear)
         weight_OI = self._off(base.weight.double())
-        factors = self._factors(layer)
+        factors = None
+        if self._adapter is not None and isinstance(layer, BankedLinear):
+            factors = layer.factors_of(self._adapter)
         if factors is not None:
             update_OI = self._off(factors.b_Or.double()) @ self._off(factors.a_rI.double())
             weight_OI = self._off(weight_OI + factors.scale * update_OI)
         y, bias_O = self._off(x @ weight_OI.T), base._parameters["bias"]  # noqa: SLF001
         return y if bias_O is None else self._off(y + bias_O.double())
-
-    def _factors(self, layer: nn.Module) -> Factors | None:
-        if self._adapter is None or not isinstance(layer, BankedLinear):
-            return None
-        return layer.factors_of(self._adapter)
 
     def _off(self, x: Tensor) -> Tensor:
         """Return numbers with relative rounding errors: normal, of half a unit in the last place."""

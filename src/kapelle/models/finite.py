@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kapelle.runtime.trees import leaves
@@ -45,21 +45,16 @@ def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
 
     Of a tensor that is shared out over processes it is the part that this one holds.
     """
-    return {
-        name: tensor
-        for part, tree in state.items()
-        if part != "loop"
-        for name, tensor in _tensors(tree, part)
-    }
-
-
-def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
     from torch.distributed.tensor import DTensor
 
-    for at, leaf in leaves(tree, place):
-        if isinstance(leaf, torch.Tensor):
-            yield at, leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    return {
+        name: leaf.to_local() if isinstance(leaf, DTensor) else leaf
+        for part, tree in state.items()
+        if part != "loop"
+        for name, leaf in leaves(tree, part)
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from kapelle.errors import ModelError
 from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
-from kapelle.models.fast.attention import Plan, plan_sequences
+from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of
 from kapelle.models.lora_bank import LoraBank, Route
@@ -64,14 +64,20 @@ class LanguageModel:
         dtype: str = "float32",
         name: str = "model",
     ) -> None:
-        _refuse_peft(model, name)
-        _refuse_narrow(model, dtype, name)
-        _refuse_coded_head(model, name)
+        _check_model(model, dtype, name)
+        # Some models do not say that their decoder is their base.
+        body = (
+            model.base_model if model.base_model is not model else dict(model.named_children()).get("model")
+        )
+        if body is None:
+            raise ModelError(
+                f"{type(model).__name__} has no decoder apart from its output head. Choose a causal LM."
+            )
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
         self.dtype = DTYPES[dtype]
-        self.body = _body_of(model)
+        self.body: nn.Module = body
         """Its decoder, which returns the last hidden states."""
         self.bank = LoraBank(model)
         self.flat = flat_of(model)
@@ -132,7 +138,9 @@ class LanguageModel:
         with self.bank.routed(route, keys_N), torch.autocast(self.device.type, self.dtype, enabled=half):
             yield
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan, *, recompute: bool = False) -> Tensor:
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, *, recompute: bool = False
+    ) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
         Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded. With `recompute`
@@ -220,17 +228,15 @@ class LanguageModel:
         return found
 
 
-def _refuse_peft(model: nn.Module, name: str) -> None:
-    """Refuse layers of PEFT: code that reads the weights below them would miss their adapters."""
+def _check_model(model: PreTrainedModel, dtype: str, name: str) -> None:
+    """Raise ModelError for weights that kapelle would read wrongly."""
+    # Code that reads the weights below layers of PEFT would miss their adapters.
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise ModelError(
             f"The model '{name}' already carries adapters of peft. Pass `model.merge_and_unload()`, or its base "
             "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
         )
-
-
-def _refuse_narrow(model: nn.Module, dtype: str, name: str) -> None:
-    """Refuse weights in a half precision in which the model does not compute: every product would mix types."""
+    # In a half precision in which the model does not compute, every product would mix types.
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     held = kinds - {torch.float32, DTYPES[dtype]}
     if held:
@@ -239,26 +245,13 @@ def _refuse_narrow(model: nn.Module, dtype: str, name: str) -> None:
             f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
             "or load it in float32."
         )
-
-
-def _refuse_coded_head(model: PreTrainedModel, name: str) -> None:
-    """Refuse an output head of codes: log-probs over a large vocabulary read its weights a piece at a time."""
+    # Log-probs over a large vocabulary read the output head's weights a piece at a time, which codes do not allow.
     head = model.get_output_embeddings()
     if head is not None and not head.weight.is_floating_point():
         raise ModelError(
             f"The output head of the model '{name}' is quantised. Load it with its head left as it is: "
             "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or `model.quantization: nf4` in a recipe."
         )
-
-
-def _body_of(model: PreTrainedModel) -> nn.Module:
-    """Return what computes the hidden states; some models do not say that it is their base."""
-    body = model.base_model if model.base_model is not model else dict(model.named_children()).get("model")
-    if body is None:
-        raise ModelError(
-            f"{type(model).__name__} has no decoder apart from its output head. Choose a causal LM."
-        )
-    return body
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:

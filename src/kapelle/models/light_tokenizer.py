@@ -90,62 +90,39 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
     None where the files do not say all of it; the last one may be unknown.
     """
     from jinja2 import TemplateError
-
-    try:
-        settings, model = (_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
-        template, context = _template_of(folder, settings), _context_of_files(settings, model)
-        if template is None or context is None:
-            return None
-        raw = _vocabulary(folder / "tokenizer.json")
-        if raw is None:
-            return None
-        added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
-        words = model.get("text_config", model).get("vocab_size")
-        return LightTokenizer(str(folder), raw, template, added, _named(settings)), context, words
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
-        return None  # transformers says what is wrong, or reads it
-
-
-def _vocabulary(file: Path) -> Tokenizer | None:
-    """Return what the library reads in a file; None where it cannot."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception:  # noqa: BLE001 - the boundary to the library, whose errors are plain Exceptions
-        return None
-
-
-def _object(file: Path) -> Mapping[str, Any]:
-    value = json.loads(file.read_text("utf-8"))
-    if not isinstance(value, dict):
-        raise TypeError(f"{file} holds no object")
-    return value
-
-
-def _template_of(folder: Path, tokenizer_settings: Mapping[str, Any]) -> str | None:
-    """Return the one chat template of a folder; None for several, or none."""
-    if (folder / "additional_chat_templates").exists():
-        return None
-    file = folder / "chat_template.jinja"
-    found = file.read_text("utf-8") if file.is_file() else tokenizer_settings.get("chat_template")
-    return found if isinstance(found, str) else None
-
-
-def _context_of_files(tokenizer_settings: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a model reads; None where only its class in transformers knows them."""
-    settings = model.get("text_config", model)
-    if settings.get("rope_scaling"):  # a form of before, which transformers converts
-        return None
-    return context_in(settings, tokenizer_settings.get("model_max_length", WITHOUT_LIMIT), by_class=True)
-
-
-def _named(tokenizer_settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: tokenizer_settings.get(name) for name in NAMES}
-    texts = {
-        name: each["content"] if isinstance(each, Mapping) else each for name, each in found.items() if each
-    }
-    return {name: str(text) for name, text in texts.items()}
+        written = [
+            json.loads((folder / name).read_text("utf-8"))
+            for name in ("tokenizer_config.json", "config.json")
+        ]
+        if not all(isinstance(each, dict) for each in written):
+            return None
+        settings, model = written
+        file = folder / "chat_template.jinja"
+        template = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
+        # One of several templates would have to be chosen, and `rope_scaling` is a form of before, which transformers converts.
+        inner = model.get("text_config", model)
+        several = not isinstance(template, str) or (folder / "additional_chat_templates").exists()
+        if several or inner.get("rope_scaling"):
+            return None
+        context = context_in(inner, settings.get("model_max_length", WITHOUT_LIMIT), by_class=True)
+        if context is None:
+            return None
+        try:
+            raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # noqa: BLE001 - the boundary to the library, whose errors are plain Exceptions
+            return None
+        named = {
+            name: str(found["content"] if isinstance(found, Mapping) else found)
+            for name in NAMES
+            if (found := settings.get(name))
+        }
+        added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
+        return LightTokenizer(str(folder), raw, template, added, named), context, inner.get("vocab_size")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
+        return None  # transformers says what is wrong, or reads it
 
 
 def _compiled(template: str) -> Template:

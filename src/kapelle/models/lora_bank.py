@@ -80,7 +80,14 @@ class LoraBank:
         places = adapted_layers(layers_of(self._model), lora.targets)
         generator = torch.Generator().manual_seed(seed)
         for path in places:
-            layer = self._banked(path)
+            if path not in self._layers:
+                parent_path, _, leaf = path.rpartition(".")
+                parent = self._model.get_submodule(parent_path)
+                base = parent.get_submodule(leaf)
+                assert is_linear(base)
+                self._layers[path] = BankedLinear(cast("nn.Linear", base), self)
+                setattr(parent, leaf, self._layers[path])
+            layer = self._layers[path]
             features_in, features_out = features_of(layer.base)
             factors = Factors(features_in, features_out, lora, layer.base.weight.device, salt_of(path))
             bound = 1 / math.sqrt(features_in)  # as PEFT: kaiming_uniform with a = sqrt(5)
@@ -160,16 +167,6 @@ class LoraBank:
         with self.on(tuple(spans), None if self.keys_N is None else self.keys_N[place_BL].flatten()):
             yield
 
-    def _banked(self, path: str) -> BankedLinear:
-        if path not in self._layers:
-            parent_path, _, leaf = path.rpartition(".")
-            parent = self._model.get_submodule(parent_path)
-            base = parent.get_submodule(leaf)
-            assert is_linear(base)
-            self._layers[path] = BankedLinear(cast("nn.Linear", base), self)
-            setattr(parent, leaf, self._layers[path])
-        return self._layers[path]
-
 
 def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]]:
     """Return the contiguous spans of equal adapters."""
@@ -193,7 +190,18 @@ def layers_of(model: nn.Module) -> Layers:
     """Return a model's modules by path, as if it had no adapters."""
     from transformers import PreTrainedModel
 
-    modules = dict(_bare_modules(model))
+    modules: dict[str, nn.Module] = {}
+    banked: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if banked and path.startswith(banked):
+            continue
+        if isinstance(module, BankedLinear):
+            banked = (*banked[-1:], f"{path}.")
+        modules[path] = module.base if isinstance(module, BankedLinear) else module
+    # State-space mixers have tensors A and D of their own.
+    own = {
+        path: {name for name, _ in module.named_parameters(recurse=False)} for path, module in modules.items()
+    }
     # The output head cannot have an adapter: it reads chosen tokens, not whole rows.
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     return Layers(
@@ -201,22 +209,8 @@ def layers_of(model: nn.Module) -> Layers:
         frozenset(modules),
         {path: features_of(module) for path, module in modules.items() if is_linear(module)},  # type: ignore[arg-type]
         next((path for path, module in modules.items() if module is head and head is not None), None),
-        frozenset(path for path, module in modules.items() if _is_mixer(module)),
+        frozenset(path for path, names in own.items() if {"A_log", "D"} <= names),
     )
-
-
-def _bare_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    banked: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if banked and path.startswith(banked):
-            continue
-        if isinstance(module, BankedLinear):
-            banked = (*banked[-1:], f"{path}.")
-        yield path, module.base if isinstance(module, BankedLinear) else module
-
-
-def _is_mixer(module: nn.Module) -> bool:
-    return {"A_log", "D"} <= {name for name, _ in module.named_parameters(recurse=False)}
 
 
 def is_linear(module: nn.Module) -> bool:

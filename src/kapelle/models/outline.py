@@ -91,9 +91,14 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
         return found
     check_model_path(path)
     found = outline_of_settings(read_settings(path))
-    if found is None:
-        found = made_by_transformers(path)
-    return found
+    if found is not None:
+        return found
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"), loading(path, "read"):
+        made = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
+        return outline_of(AutoModelForCausalLM.from_config(made, trust_remote_code=False))
 
 
 def read_outlines(
@@ -138,7 +143,10 @@ def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
             weights[f"{block}.{name}.weight"] = out, wide
             if bias:
                 weights[f"{block}.{name}.bias"] = (out,)
-        for name, width in _norms(settings).items():
+        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        if family == "qwen3":
+            norms |= {"self_attn.q_norm": settings["head_dim"], "self_attn.k_norm": settings["head_dim"]}
+        for name, width in norms.items():
             modules.add(f"{block}.{name}")
             weights[f"{block}.{name}.weight"] = (width,)
     weights["model.norm.weight"] = (hidden,)
@@ -168,15 +176,6 @@ def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, boo
     }
 
 
-def _norms(settings: Mapping[str, Any]) -> dict[str, int]:
-    hidden = settings["hidden_size"]
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if settings["model_type"] == "qwen3":
-        head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
-        norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
-    return norms
-
-
 def outline_of(model: PreTrainedModel) -> Outline:
     """Return the outline of a model, without the adapters that it may carry."""
     import torch
@@ -195,18 +194,6 @@ def outline_of(model: PreTrainedModel) -> Outline:
         layers_of(model),
         int(embedding.shape[1]),
     )
-
-
-def made_by_transformers(path: str) -> Outline:
-    """Return the outline of a model that only transformers knows; ModelError when its settings cannot be read."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"), loading(path, "read"):
-        settings = AutoConfig.from_pretrained(
-            path, trust_remote_code=False, local_files_only=local_only(path)
-        )
-        return outline_of(AutoModelForCausalLM.from_config(settings, trust_remote_code=False))
 
 
 def _bare(name: str) -> str:
@@ -238,10 +225,14 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
     """
     if lora is not None:
         check_same(who, folder, model.layers, read_lora(folder), lora)
-        expected, spare = _adapter_shapes(model, lora), frozenset[str]()
+        expected, spare, features = dict[str, Shape](), frozenset[str](), linear_layers(model.layers)
+        for path in adapted_layers(model.layers, lora.targets):
+            features_in, features_out = features[path]
+            expected[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, features_in)
+            expected[f"base_model.model.{path}.lora_B.weight"] = (features_out, lora.rank)
         found = shapes_of(folder, ADAPTER)
     else:
-        expected, spare = model.weights, model.spare
+        expected, spare = dict(model.weights), model.spare
         found = shapes_of(folder)
     wrong = {name for name, shape in expected.items() if found.get(name) != shape}
     odd = sorted(wrong | (found.keys() - expected.keys() - spare))
@@ -273,13 +264,3 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
             f"{who} cannot start from '{folder}', which would compute something else: {'; '.join(differences)}. Set "
             f"`team.lora: {{{settings}}}`, or the agent's own `lora`."
         )
-
-
-def _adapter_shapes(model: Outline, lora: Lora) -> Mapping[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    features = linear_layers(model.layers)
-    for path in adapted_layers(model.layers, lora.targets):
-        features_in, features_out = features[path]
-        shapes[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, features_in)
-        shapes[f"base_model.model.{path}.lora_B.weight"] = (features_out, lora.rank)
-    return shapes

@@ -70,10 +70,9 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: ChatTokenizer, context: int, embeddings: int | None = None) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit."""
-        _check_words(tokenizer)
-        check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)
+        check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
         self._context = context
@@ -174,20 +173,18 @@ class ChatRenderer:
         return max(map(len, self._tokenizer.get_vocab()), default=1)
 
 
-def _check_words(tokenizer: ChatTokenizer) -> None:
-    """Raise ModelError for a tokeniser of special tokens alone, which transformers makes for a folder without one."""
-    if not tokenizer.get_vocab().keys() - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
+def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
+    """Raise ModelError for a tokeniser without words, or with words that have no embedding."""
+    words, beside = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    # transformers makes a tokeniser of special tokens alone for a folder without one.
+    if not words.keys() - {str(token) for token in beside.values()}:
         raise ModelError(
             f"The folder '{tokenizer.name_or_path}' has no tokeniser: tokenizer.json, or the files that its family uses instead, "
             "is missing. Save that of the model it was made from beside the weights: "
             "`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)`."
         )
-
-
-def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
-    """Raise ModelError for words without an embedding; tokens beside the vocabulary may have none until a text holds one."""
-    beside = tokenizer.added_tokens_decoder
-    last = max((number for number in tokenizer.get_vocab().values() if number not in beside), default=0)
+    # Tokens beside the vocabulary may have no embedding until a text holds one.
+    last = max((number for number in words.values() if number not in beside), default=0)
     if last >= embeddings:
         raise ModelError(
             f"The tokeniser of '{tokenizer.name_or_path}' has {last + 1:,} tokens, but the model has embeddings for "

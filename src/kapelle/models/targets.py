@@ -61,9 +61,20 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
     Raises ModelError when a target names none, or one that cannot have an adapter.
     """
     fit = linear_layers(layers)
-    chosen = set(_all_linear(layers, fit)) if ALL_LINEAR in targets else set()
-    if ALL_LINEAR in targets and not chosen:
-        raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
+    chosen: set[str] = set()
+    if ALL_LINEAR in targets:
+        parts_of_experts = EXPERT_PARTS if any(_ends(path, "experts") for path in layers.modules) else ()
+        chosen.update(
+            path
+            for path, (_, features_out) in fit.items()
+            if any(part.isdigit() for part in path.split("."))  # the number of its block
+            and ROUTERS.isdisjoint(path.split("."))
+            and path.rpartition(".")[2] not in parts_of_experts
+            and features_out > 1
+            and (not _in_mixer(layers, path) or path.endswith(".in_proj"))
+        )
+        if not chosen:
+            raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
     for target in targets:
         found = [path for path in fit if _ends(path, target)]
         if target != ALL_LINEAR and not found:
@@ -77,26 +88,11 @@ def named(layers: Layers, lora: Lora) -> Lora:
 
     So two settings are equal where their adapters go on the same layers. Raises ModelError as `adapted_layers`.
     """
-    return replace(lora, targets=_names(layers, adapted_layers(layers, lora.targets)))
-
-
-def _all_linear(layers: Layers, fit: Mapping[str, tuple[int, int]]) -> list[str]:
-    parts_of_experts = EXPERT_PARTS if any(_ends(path, "experts") for path in layers.modules) else ()
-    return [
-        path
-        for path, (_, features_out) in fit.items()
-        if any(part.isdigit() for part in path.split("."))  # the number of its block
-        and ROUTERS.isdisjoint(path.split("."))
-        and path.rpartition(".")[2] not in parts_of_experts
-        and features_out > 1
-        and (not _in_mixer(layers, path) or path.endswith(".in_proj"))
-    ]
-
-
-def _names(layers: Layers, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest ends of paths that no other module's path has: what PEFT takes as `target_modules`."""
+    paths = adapted_layers(layers, lora.targets)
+    # The shortest ends of paths that no other module's path has: what PEFT takes as `target_modules`.
     taken = {end for path in layers.modules.difference(paths) for end in _ends_of(path)}
-    return tuple(sorted({next(end for end in _ends_of(path) if end not in taken) for path in paths}))
+    shortest = {next(end for end in _ends_of(path) if end not in taken) for path in paths}
+    return replace(lora, targets=tuple(sorted(shortest)))
 
 
 def _ends_of(path: str) -> Iterator[str]:

@@ -163,7 +163,16 @@ class TemplateForm:
     def header(self) -> str:
         """What opens an agent's message where the template does not do so when it is asked to; usually empty."""
         if self._header is None:
-            self._header = self._missing_header()
+            header, asked = "", [Message("user", WORDS[0])]
+            silent = self._written(asked, speak=False)
+            if self._written(asked, speak=True) == silent and self._takes("user", "assistant"):
+                # It is what stands between the user's message and an answer.
+                answered = self._written([*asked, Message("assistant", WORDS[1])], speak=False)
+                before, _, _ = answered.partition(WORDS[1])
+                between = before.removeprefix(silent)
+                # A space alone belongs to the first word, as the agent will write it.
+                header = between if before.startswith(silent) and between.strip() else ""
+            self._header = header
         return self._header
 
     @property
@@ -199,19 +208,16 @@ class TemplateForm:
                 fitted[-1] = Message("user", f"{fitted[-1].content}\n\n{message.content}")
                 joins = foreign
                 continue
-            if role == "assistant" and before != "user" and not self._follows(before):
-                fitted.append(Message("user", ""))
+            if role == "assistant" and before != "user":
+                # An agent's second message in a row is tried behind what the user said first.
+                roles = ("user", "assistant") if before == "assistant" else (before,) if before else ()
+                if not self._takes(*roles, "assistant"):
+                    fitted.append(Message("user", ""))
             fitted.append(Message(role, message.content))
             joins = foreign
         if speak and messages and fitted[-1].role == "assistant" and not self._takes("user", "assistant", ""):
             fitted.append(Message("user", ""))
         return fitted
-
-    def _follows(self, before: str) -> bool:
-        """Return whether an assistant's message may follow one of the role `before`; empty where it opens."""
-        return self._takes(
-            *(("user",) if before == "assistant" else ()), *filter(None, [before]), "assistant"
-        )
 
     def _takes(self, *roles: str) -> bool:
         """Return whether the template writes every message of such a conversation; a last empty role opens the agent's next message."""
@@ -230,26 +236,12 @@ class TemplateForm:
     def _written(self, messages: Sequence[Message], *, speak: bool) -> str:
         if self._in_parts is None:
             self._in_parts = False
-            self._in_parts = not self._takes("user") and self._takes_parts()
+            if not self._takes("user"):
+                # Templates of models that see images take texts as lists of parts.
+                self._in_parts = True
+                del self._taken["user",]
+                self._in_parts = self._takes("user")
         turns: list[dict[str, Json]] = [*conversation(messages)]
         if self._in_parts:
             turns = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in turns]
         return self._render(turns, speak)
-
-    def _takes_parts(self) -> bool:
-        """Return whether the template takes texts as lists of parts, as those of models that see images do."""
-        self._in_parts = True
-        del self._taken["user",]
-        return self._takes("user")
-
-    def _missing_header(self) -> str:
-        """Return what stands between the user's message and the agent's, where asking for it changes nothing."""
-        asked = [Message("user", WORDS[0])]
-        silent = self._written(asked, speak=False)
-        if self._written(asked, speak=True) != silent or not self._takes("user", "assistant"):
-            return ""
-        answered = self._written([*asked, Message("assistant", WORDS[1])], speak=False)
-        before, _, _ = answered.partition(WORDS[1])
-        header = before.removeprefix(silent)
-        # A space alone belongs to the first word, as the agent will write it.
-        return header if before.startswith(silent) and header.strip() else ""

@@ -35,14 +35,14 @@ BITS = {
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """One tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def stored_weights(folder: Path) -> dict[str, Stored]:
+def stored_weights(folder: Path) -> dict[str, StoredTensor]:
     """Return every tensor that a model's folder holds; ModelError for files that are missing, cut off or no weights.
 
     The error speaks of the model as `it`.
@@ -56,7 +56,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
                 "with `save_pretrained`."
             )
         return read_head(whole)
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     listed = shards_of(index)
     for name in sorted(set(listed.values())):
         if not (folder / name).is_file():
@@ -68,7 +68,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def read_head(file: Path) -> dict[str, Stored]:
+def read_head(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of one file by name; ModelError unless its bytes are exactly those that its head promises."""
     try:
         with file.open("rb") as opened:
@@ -94,7 +94,7 @@ def read_head(file: Path) -> dict[str, Stored]:
         raise _broken(file, "has a head that is no list of tensors. Fetch or save it again") from error
 
 
-def _tensors(file: Path, head: Mapping[str, Any], there: int) -> dict[str, Stored]:
+def _tensors(file: Path, head: Mapping[str, Any], there: int) -> dict[str, StoredTensor]:
     """Return what a head lists, of a file with so many bytes of tensors."""
     found, taken = {}, 0
     for name, tensor in head.items():
@@ -105,7 +105,7 @@ def _tensors(file: Path, head: Mapping[str, Any], there: int) -> dict[str, Store
         bits = BITS.get(dtype)
         if bits is not None and prod(shape) * bits != 8 * (end - start):
             raise _broken(file, f"gives '{name}' another size than its shape has. Fetch or save it again")
-        found[name], taken = Stored(dtype, shape), max(taken, end)
+        found[name], taken = StoredTensor(dtype, shape), max(taken, end)
     if taken != there:
         which = "is cut off" if there < taken else "is longer than its head says"
         raise _broken(
@@ -131,10 +131,19 @@ def _broken(file: Path, what: str) -> ModelError:
 
 def folder_of(path: str) -> Path | None:
     """Return the folder that holds the weights of a model; None for the embedded one and one that was not downloaded."""
-    folder = Path(path).expanduser()
     if path == "embedded":
         return None
-    return folder if folder.is_dir() else _downloaded(path)
+    if Path(path).expanduser().is_dir():
+        return Path(path).expanduser()
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in (WHOLE, INDEX):
+        found = try_to_load_from_cache(path, file)
+        if isinstance(found, str):
+            folder = Path(found).parent
+            shards = shards_of(Path(found)).values() if file == INDEX else ()
+            return folder if all((folder / shard).is_file() for shard in shards) else None
+    return None
 
 
 def check_files(path: str, outline: Outline) -> bool:
@@ -165,16 +174,3 @@ def check_files(path: str, outline: Outline) -> bool:
     from kapelle.models.loading_checks import check_names
 
     return check_names(path)
-
-
-def _downloaded(name: str) -> Path | None:
-    """Return the folder of a hub model of which all weights are here."""
-    from huggingface_hub import try_to_load_from_cache
-
-    for file in (WHOLE, INDEX):
-        found = try_to_load_from_cache(name, file)
-        if isinstance(found, str):
-            folder = Path(found).parent
-            shards = shards_of(Path(found)).values() if file == INDEX else ()
-            return folder if all((folder / shard).is_file() for shard in shards) else None
-    return None

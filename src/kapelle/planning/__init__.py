@@ -9,6 +9,6 @@ others turn both into bytes, each term as the code keeps it. docs/planning.md ha
 """
 
 from kapelle.planning.memory import Phase, Process
-from kapelle.planning.plan import Advice, Limits, Plan, plan
+from kapelle.planning.plan import Advice, Plan, PlanLimits, plan
 
-__all__ = ["Advice", "Limits", "Phase", "Plan", "Process", "plan"]
+__all__ = ["Advice", "Phase", "Plan", "PlanLimits", "Process", "plan"]

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from kapelle.planning.probe import Times
 
 MOST = 1 << 24
-"""Values beyond which nothing is looked for: they fit without limit."""
+"""The largest value that is tried; what fits with it has no limit."""
 SAMPLES = ("sampling", "evaluation")
 SMALL = 256
 """Least tokens of a microbatch that is worth its passes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """The largest values with which the phases that depend on them fit, each with everything else as it is.
 
     0 where even the least does not fit.
@@ -60,7 +60,7 @@ class Plan:
     processes: tuple[Process, ...]
     memory: int | None
     """Bytes of a device; None where no limit was given."""
-    limits: Limits | None
+    limits: PlanLimits | None
     """The largest values that fit, each alone, after the changes that are advised; None without a limit."""
     advice: tuple[Advice, ...]
     """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
@@ -160,7 +160,7 @@ def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
     return max(devices.values())
 
 
-def limits(run: PlannedRun, memory: int) -> Limits:
+def limits(run: PlannedRun, memory: int) -> PlanLimits:
     """Return the largest values with which every device holds its processes in so many bytes."""
     work = run.work
     step = work.tasks * work.group * sum(turn.prompt + turn.answer for turn in work.turns)
@@ -170,7 +170,7 @@ def limits(run: PlannedRun, memory: int) -> Limits:
     def fits(found: PlannedRun, *phases: str) -> bool:
         return peak(found, phases) <= memory
 
-    return Limits(
+    return PlanLimits(
         _largest(step, lambda count: fits(replace(run, microbatch_tokens=count), "update")),
         _largest(rows, lambda count: fits(replace(run, max_rows=count), *SAMPLES)),
         _largest(MOST, lambda count: fits(with_tasks(run, count), "sampling", "update")),

@@ -14,7 +14,7 @@ from kapelle.models.renderer import ChatRenderer, light_renderer
 from kapelle.models.targets import adapted_layers, linear_layers
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import Prepared
+from kapelle.setup.preparation import PreparedRun
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Lora, Place, Team
@@ -118,7 +118,7 @@ class PlannedRun:
         return counts
 
 
-def planned_run(prepared: Prepared, device: str) -> PlannedRun:
+def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
     """Return what a run that passed all checks plans with; bases without a device of their own are on `device`."""
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
     renderers = renderers_of(prepared)
@@ -188,7 +188,7 @@ def _adapter(outline: Outline, lora: Lora, depth: int) -> Adapter:
     )
 
 
-def renderers_of(prepared: Prepared) -> dict[str, ChatRenderer]:
+def renderers_of(prepared: PreparedRun) -> dict[str, ChatRenderer]:
     """Return how text becomes tokens, by path of a base."""
     model = prepared.config.model
     return {

@@ -17,7 +17,7 @@ from kapelle.engines.train.protocol import Objective, TrainEngineSettings, Train
 from kapelle.planning.planned_run import PlannedRun
 from kapelle.planning.update_memory import step_tokens
 from kapelle.rows import Sample
-from kapelle.setup.preparation import Prepared
+from kapelle.setup.preparation import PreparedRun
 from kapelle.types import Sampling
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Timed(NamedTuple):
     updated: float
 
 
-def probe(prepared: Prepared, run: PlannedRun) -> Times:
+def probe(prepared: PreparedRun, run: PlannedRun) -> Times:
     """Return the times of a run, from probes of each base that the team samples; loads torch, not the weights."""
     sampling = update = 0.0
     device = "cpu"
@@ -75,7 +75,7 @@ def probe(prepared: Prepared, run: PlannedRun) -> Times:
     return Times(device, sampling, update, (sampling + update) * run.steps)
 
 
-def _timed(prepared: Prepared, run: PlannedRun, base: str, depth: int) -> tuple[_Timed, str]:
+def _timed(prepared: PreparedRun, run: PlannedRun, base: str, depth: int) -> tuple[_Timed, str]:
     """Return seconds per token of a model with so many blocks, and its device."""
     model = _model(prepared, base, depth)
     longest = min(TEXT, model.renderer.context, max(16, run.work.longest))
@@ -103,7 +103,7 @@ def _timed(prepared: Prepared, run: PlannedRun, base: str, depth: int) -> tuple[
     return _Timed(read, sampled, updates / max(1, tokens)), str(model.device)
 
 
-def _model(prepared: Prepared, base: str, depth: int) -> LanguageModel:
+def _model(prepared: PreparedRun, base: str, depth: int) -> LanguageModel:
     from kapelle.models.embedded import build_model, build_tokenizer
     from kapelle.models.language_model import DTYPES, LanguageModel, hold_in
 
@@ -129,7 +129,7 @@ def _model(prepared: Prepared, base: str, depth: int) -> LanguageModel:
     return LanguageModel(made, own, dtype, path).to(device)
 
 
-def _samples(prepared: Prepared, base: str, longest: int, answer: int, texts: int) -> Sequence[Sample]:
+def _samples(prepared: PreparedRun, base: str, longest: int, answer: int, texts: int) -> Sequence[Sample]:
     trained = [name for name in prepared.team.trained if prepared.team.policies[name].base == base]
     places = tuple(range(longest - answer, longest))
     return [

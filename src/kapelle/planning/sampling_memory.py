@@ -29,7 +29,7 @@ LARGEST, LARGE = 1 << 26, 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PlannedRows:
     """Rows of one base that are in flight together."""
 
     rows: int
@@ -77,7 +77,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
         kept = min(run.kept_tokens, kept + end) if shape.flat else 0
 
 
-def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[Rows]:
+def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[PlannedRows]:
     """Yield the rows of each moment of all episodes that these policies sample."""
     by_moment: dict[int, list[PlannedTurn]] = {}
     for turn in run.work.turns:
@@ -86,7 +86,7 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
     for moment, together in sorted(by_moment.items()):
         rows = len(together) * tasks * group
         prompts = rows if moment else len(together) * tasks
-        yield Rows(
+        yield PlannedRows(
             min(run.max_rows, rows),
             min(run.max_rows, prompts),
             max(turn.prompt for turn in together),
@@ -96,7 +96,7 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
         )
 
 
-def places(work: Rows, *, flat: bool = True) -> tuple[int, int]:
+def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
     """Return the token places of the KV cache at the end, and the most while blocks are joined.
 
     Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
@@ -123,14 +123,14 @@ def place_bytes(shape: Shape, size: int) -> int:
     return 2 * shape.depth * shape.key_heads * shape.head_size * size
 
 
-def step_logits(shape: Shape, work: Rows) -> int:
+def step_logits(shape: Shape, work: PlannedRows) -> int:
     """Return the most bytes of logits in a step of sampling."""
     sampled = work.rows * (4 + 4 + 8 + 8 + 4 * work.tempered)
     read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
     return shape.vocabulary * max(sampled, read)
 
 
-def reading(shape: Shape, work: Rows, size: int, *, fused: bool, cpu: bool) -> int:
+def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: bool) -> int:
     """Return the most bytes of activations in one pass over prompts.
 
     Either in a block's second half, whose products of gate and up projection are there twice (of this block and of the

@@ -93,7 +93,7 @@ def step_tokens(run: PlannedRun, base: str) -> int:
     return run.work.tasks * sum(tree.size for tree in _trees(run, base))
 
 
-def _trees(run: PlannedRun, base: str) -> Iterator[Tree]:
+def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
     """Yield what one task's episodes have to be computed for, learner by learner."""
     team, group = run.team, run.work.group
     for name in sorted({turn.policy for turn in run.work.turns}):
@@ -126,16 +126,16 @@ def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
     return chains
 
 
-def _tree(chain: Sequence[PlannedTurn], group: int) -> Tree:
+def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
     """Return the sequences of a group's answers; they share their first prompt if it opens the episode."""
     first, last = chain[0], chain[-1]
     length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
     if first.moment == 0 and group > 1:
-        return Tree(first.prompt, (length - first.prompt,) * group, (targets,) * group)
-    return Tree(0, (length,) * group, (targets,) * group)
+        return SharedPrefix(first.prompt, (length - first.prompt,) * group, (targets,) * group)
+    return SharedPrefix(0, (length,) * group, (targets,) * group)
 
 
-def _apart(tree: Tree) -> list[Tree]:
+def _apart(tree: SharedPrefix) -> list[SharedPrefix]:
     pairs = zip(tree.branches, tree.targets, strict=True)
     return [replace(tree, stem=0, branches=(tree.stem + branch,), targets=(k,)) for branch, k in pairs]
 
@@ -144,7 +144,7 @@ def _apart(tree: Tree) -> list[Tree]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SharedPrefix:
     """Answers of one learner that share the beginning of their text."""
 
     stem: int
@@ -167,7 +167,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PlannedSpan:
     """A run of tokens in attention."""
 
     queries: int
@@ -179,7 +179,7 @@ class Span:
 class Pass:
     """One forward and backward pass."""
 
-    trees: tuple[Tree, ...]
+    trees: tuple[SharedPrefix, ...]
 
     @property
     def tokens(self) -> int:
@@ -201,18 +201,18 @@ class Pass:
         """Features under dropout in one block, of all tokens."""
         return sum(tree.size * tree.masked for tree in self.trees)
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[PlannedSpan]:
         """Yield its runs of tokens: stems, and branches that look back at them."""
         for tree in self.trees:
             if tree.stem:
-                yield Span(tree.stem, tree.stem)
+                yield PlannedSpan(tree.stem, tree.stem)
             for branch in tree.branches:
-                yield Span(branch, tree.stem + branch)
+                yield PlannedSpan(branch, tree.stem + branch)
 
 
-def passes_of(trees: Sequence[Tree], max_tokens: int) -> Iterator[Pass]:
+def passes_of(trees: Sequence[SharedPrefix], max_tokens: int) -> Iterator[Pass]:
     """Yield the passes of at most `max_tokens` tokens (at least one branch) in which trees are computed."""
-    waiting: list[Tree] = []
+    waiting: list[SharedPrefix] = []
     filled = 0
     for tree in trees:
         for piece in _pieces(tree, max_tokens):
@@ -225,7 +225,7 @@ def passes_of(trees: Sequence[Tree], max_tokens: int) -> Iterator[Pass]:
         yield Pass(tuple(waiting))
 
 
-def _pieces(tree: Tree, max_tokens: int) -> Iterator[Tree]:
+def _pieces(tree: SharedPrefix, max_tokens: int) -> Iterator[SharedPrefix]:
     first, filled = 0, tree.stem
     for number, branch in enumerate(tree.branches):
         if number > first and filled + branch > max_tokens:
@@ -235,9 +235,9 @@ def _pieces(tree: Tree, max_tokens: int) -> Iterator[Tree]:
     yield _part(tree, first, len(tree.branches))
 
 
-def _part(tree: Tree, first: int, last: int) -> Tree:
+def _part(tree: SharedPrefix, first: int, last: int) -> SharedPrefix:
     branches, targets = tree.branches[first:last], tree.targets[first:last]
-    return Tree(tree.stem, branches, targets, tree.low, tree.masked, tree.critic)
+    return SharedPrefix(tree.stem, branches, targets, tree.low, tree.masked, tree.critic)
 
 
 # What a pass keeps.
@@ -283,7 +283,7 @@ def attention(shape: Shape, work: Pass, how: Compute) -> int:
     return sum(_span(shape, span, how, shared=shared) for span in spans)
 
 
-def _span(shape: Shape, span: Span, how: Compute, *, shared: bool) -> int:
+def _span(shape: Shape, span: PlannedSpan, how: Compute, *, shared: bool) -> int:
     queries, keys = shape.heads * shape.head_size, shape.key_heads * shape.head_size
     vectors = how.size * (span.queries * queries + 2 * span.keys * keys)
     if how.cpu and span.keys <= MOST_KEYS:

@@ -78,7 +78,7 @@ class Workload:
         return replace(self, turns=turns)
 
 
-class _StandIn(ScriptedEngine):
+class _PlannedAgent(ScriptedEngine):
     """Answers of full length, and a record of them."""
 
     def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
@@ -126,7 +126,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     episodes: list[list[PlannedTurn]] = []
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
-        stand_in = _StandIn(team, config.environment, by_policy)
+        stand_in = _PlannedAgent(team, config.environment, by_policy)
         play = make_play(config, team, stand_in)
         try:
             (found,) = run_async(lambda play=play, task=task: rollout(play, [task], 1, config.seed))  # type: ignore[misc]

@@ -29,7 +29,8 @@ class Record:
     def __init__(self, past: Sequence[Turn], now: Sequence[Turn], begun: Sequence[Turn] = ()) -> None:
         """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun."""
         self._all = dict(numbered((*past, *now, *begun)))
-        self._begun = {turn.agent: turn for turn in begun}
+        self.begun = {turn.agent: turn for turn in begun}
+        """Agent → its turn that is sampled further once it was taken."""
         self._past = tuple(past)
         self._now = {turn.agent for turn in (*now, *begun)}
         self._tokens = _tokens((*past, *now))
@@ -38,13 +39,8 @@ class Record:
     def rewind(self) -> None:
         """Replay everything once more."""
         self._given = dict(self._all)
-        self._diverged: str | None = None
+        self.diverged: str | None = None
         """How the replay differed from the record; None while it did not."""
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the replay differed from the record so far."""
-        return self._diverged is not None
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
         """Return the agent's recorded turn of this number (from 0), or None if it samples anew.
@@ -69,10 +65,6 @@ class Record:
                     )
         return given
 
-    def is_begun(self, turn: Turn) -> bool:
-        """Return whether a turn that was taken has only begun, and is sampled further."""
-        return self._begun.get(turn.agent) is turn
-
     @property
     def left(self) -> bool:
         """Whether anything is not replayed yet."""
@@ -82,13 +74,13 @@ class Record:
         self, episode: Episode, environment: str, off: str = "`algorithm.tree: false`"
     ) -> None:
         """Raise EpisodeError, which names the setting `off`, if the episode took another course before all was replayed."""
-        if self._given and self._diverged is None:
+        if self._given and self.diverged is None:
             ended = episode.error or "no error"
-            self._diverged = f"it ended with {len(self._given)} of the turns not replayed ({ended})"
-        if self._diverged is not None:
+            self.diverged = f"it ended with {len(self._given)} of the turns not replayed ({ended})"
+        if self.diverged is not None:
             raise EpisodeError(
                 f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
-                f"{self._diverged}. Set {off}, or let world and workflow take all randomness from their seeds."
+                f"{self.diverged}. Set {off}, or let world and workflow take all randomness from their seeds."
             )
 
     def sampled(self, episode: Episode) -> Counter[str]:
@@ -96,7 +88,7 @@ class Record:
         return _tokens(episode.turns) - self._tokens
 
     def _fail(self, how: str) -> None:
-        self._diverged = how
+        self.diverged = how
         raise EpisodeError(how)
 
 

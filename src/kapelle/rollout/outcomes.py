@@ -1,7 +1,7 @@
 """What an environment reports of an episode: converted to plain values, or refused with the reason.
 
-Environments are other people's code. Their numbers may be NumPy's, their `info` may hold anything, and what they
-raise need not be an Exception. What passes here is recorded exactly and read back equal; everything else is an
+Environments are other people's code. Their numbers may be NumPy's, their `info` may hold anything, and they may raise
+any BaseException. What passes here is recorded exactly and read back equal; everything else is an
 EpisodeError, which fails one episode and does not stop the run.
 """
 
@@ -31,7 +31,7 @@ def number(value: object, what: str) -> float:
     """Return a number as a float, NumPy's and torch's scalars too; EpisodeError for anything else."""
     value = _scalar(value)
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and no number.")
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a number.")
     return float(value)
 
 
@@ -46,12 +46,12 @@ def share(value: object, what: str) -> float:
 def text(value: object, what: str) -> str:
     """Return a text as plain `str`; EpisodeError for anything else."""
     if not isinstance(value, str):
-        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and no text.")
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a text.")
     return str.__str__(value)
 
 
 def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
-    """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is no number.
+    """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
 
     A number that is not finite passes: the range is checked on the sum over the episode.
     """
@@ -82,11 +82,17 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
     if depth >= DEEPEST:
         raise EpisodeError(f"{place[:200]} lies more than {DEEPEST} levels deep, or in itself.")
     if isinstance(value, Mapping):
-        pairs = [
-            (_key(key, place, depth), plain(inner, f"{place}.{key}", depth + 1))
-            for key, inner in value.items()
-        ]
-        return dict(pairs)
+        found = {}
+        for key, inner in value.items():
+            known: Any = plain(key, f"a key in {place}", depth + 1)
+            try:
+                hash(known)
+            except TypeError as error:
+                raise EpisodeError(
+                    f"A key in {place} holds a list or mapping, and could not be read back."
+                ) from error
+            found[known] = plain(inner, f"{place}.{key}", depth + 1)
+        return found
     if isinstance(value, list | tuple):
         items = [plain(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
@@ -147,10 +153,10 @@ def asked_to_stop() -> int:
 
 
 def fault(error: BaseException, asked_before: int) -> str:
-    """Return why an episode failed, or raise what is not the episode's fault.
+    """Return why an episode failed; raise an error that is not the episode's fault.
 
-    KeyboardInterrupt and EngineError pass, and so does a cancellation that came from outside while it was played
-    (`asked_before` is `asked_to_stop` at its start), whatever the environment made of it.
+    That is KeyboardInterrupt, EngineError, and a cancellation from outside while it was played (`asked_before` is
+    `asked_to_stop` at its start), even if the environment has turned it into another error.
     """
     if isinstance(error, KeyboardInterrupt | EngineError):
         raise error
@@ -158,21 +164,8 @@ def fault(error: BaseException, asked_before: int) -> str:
         if isinstance(error, asyncio.CancelledError):
             raise error
         raise asyncio.CancelledError from error
-    message = said(error)
-    _drop_frames(error)
-    return f"{type(error).__name__}: {message}"[:LONGEST]
-
-
-def said(error: BaseException) -> str:
-    """Return an error's message, whatever its class makes of it."""
-    try:
-        return str(error)
-    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
-        return f"(its message cannot be read: {type(again).__name__})"
-
-
-def _drop_frames(error: BaseException) -> None:
-    """Drop the frames of an error: they would keep everything that its episode held until garbage collection."""
+    message = f"{type(error).__name__}: {said(error)}"[:LONGEST]
+    # Drop the frames of the error and of what caused it: they would keep all that its episode held until garbage collection.
     behind: list[BaseException | None] = [error]
     seen: set[int] = set()
     while behind:
@@ -184,17 +177,15 @@ def _drop_frames(error: BaseException) -> None:
         behind += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             behind += one.exceptions
+    return message
 
 
-def _key(key: object, place: str, depth: int) -> Any:
-    plainly = plain(key, f"a key in {place}", depth + 1)
+def said(error: BaseException) -> str:
+    """Return an error's message, whatever its class makes of it."""
     try:
-        hash(plainly)
-    except TypeError as error:
-        raise EpisodeError(
-            f"A key in {place} holds a list or mapping, and could not be read back."
-        ) from error
-    return plainly
+        return str(error)
+    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
+        return f"(its message cannot be read: {type(again).__name__})"
 
 
 def _scalar(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Episodes that a step has left before their end, as data: the next step goes on with them, with newer weights.
+"""Episodes that a step has left before their end, as data: the next step continues them, with newer weights.
 
 An episode is determined by its task, its seed and its turns (`branching.py`). So what was sampled is all that is kept:
 the next step plays it again in a fresh world, gives every agent its own tokens back, and samples on where they end.
@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
+from kapelle.types import Episode, Group, Json, Payment, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,9 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 def as_recorded(
     left: PartialEpisode, turns: Sequence[Turn], payments: Sequence[Payment]
 ) -> tuple[tuple[Turn, ...], tuple[Payment, ...]]:
-    """Return turns and payments of an episode that went on, those from before in the order in which they were recorded.
+    """Return turns and payments of an episode that was continued, the earlier ones in the order in which they were recorded.
 
-    While it is played again nobody waits for the sampler, so that agents who go separate ways may overtake one another.
+    A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
     """
     known = dict(numbered(turns))
     before = [known.pop(key) for key, _ in numbered(left.turns) if key in known]
@@ -106,34 +105,6 @@ def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
         elif each.error is None:
             found += each.turns
     return [turn for turn in found if turn.trained]
-
-
-def asked_turn(
-    request: Request, heard: tuple[Message, ...], seen: int, trained: bool, begun: Turn | None
-) -> Turn:
-    """Return the turn that a request asks for, as far as it is known before the answer."""
-    turn = Turn(
-        agent=request.agent,
-        policy=request.policy,
-        version=0,
-        weights_hash="",
-        index=-1,
-        seen=seen,
-        prompt_ids=request.prompt_ids,
-        completion_ids=(),
-        logprobs=(),
-        finish_reason="length",
-        text="",
-        heard=heard,
-        trained=trained,
-    )
-    return turn if begun is None else begun
-
-
-def answered_turn(turn: Turn, completion: Completion) -> Turn:
-    """Return the turn with what was sampled for it."""
-    known = replace(turn, finish_reason=completion.finish_reason, text=completion.text)
-    return grown(known, completion.ids, completion.logprobs, completion.version, completion.weights_hash)
 
 
 def dump_partial(groups: Iterable[PartialGroup]) -> str:

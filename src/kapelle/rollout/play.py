@@ -15,13 +15,19 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kapelle.algorithm import Tree
-from kapelle.engines.rollout.protocol import Interrupted, Interruptible, RolloutEngine
-from kapelle.environment import Environment, Holding, Outcome, PaysEpisodes, offers
-from kapelle.environments import bounded_worlds
-from kapelle.environments.bounded_worlds import BoundedWorld, open_world
-from kapelle.environments.elsewhere import WorkerLost, lost_with
+from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine
+from kapelle.environment import (
+    Environment,
+    Holding,
+    PaysEpisodes,
+    RemoteWorld,
+    WorkerLost,
+    offers,
+)
 from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
+from kapelle.rollout import bounded_worlds
+from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.branching import Record
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.partial import PartialEpisode, PartialGroup, as_recorded
@@ -41,7 +47,7 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import RunConfig
-from kapelle.team import Team
+from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
 
@@ -84,6 +90,10 @@ class Play:
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
     """The processes in which worlds live; None for this one."""
 
+    def sampling_of(self, agent: Agent) -> Sampling:
+        """Return how an agent's answers are sampled."""
+        return (self.sampling or {}).get(agent.name, agent.sampling)
+
     def close(self) -> None:
         """End the processes in which worlds live; the engine belongs to whoever made it."""
         if self.workers is not None:
@@ -109,44 +119,23 @@ def make_play(
     return Play(team, *world, engine, patience=config.patience, ranks=ranks, workers=workers)
 
 
-async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
-    """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
-
-    Only what is no fault of one episode is raised: EngineError (an engine that fails would fail every episode),
-    KeyboardInterrupt, and a cancellation requested from outside.
-    """
-    return await _played(play, task, seed, sample)
-
-
-async def play_further(
-    play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
-) -> Episode:
-    """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
-
-    One that does not repeat becomes an error.
-    """
-    record = Record(left.turns, left.drafts, left.begun)
-    episode = await _played(play, task, left.seed, sample, record, on_scene=on_scene)
-    try:
-        record.check_repeated(episode, play.environment.name, "`training.partial_rollouts: 0`")
-    except EpisodeError as error:
-        return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
-    turns, paid = as_recorded(left, episode.turns, episode.payments)
-    return replace(episode, turns=turns, payments=paid)
-
-
-async def _played(
+async def play_episode(
     play: Play,
     task: Task,
     seed: int,
-    sample: int,
+    sample: int = 0,
     record: Record | None = None,
     sampling_seed: int | None = None,
     on_scene: Callable[[LiveScene], None] | None = None,
 ) -> Episode:
-    """Play one episode, or replay a `record` and continue from it; see `play_episode`.
+    """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
-    One whose world was lost with its process is played again from its start, with the same seed and the turns that were
+    With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
+
+    Only errors that are not one episode's fault are raised: EngineError (an engine that fails would fail every episode),
+    KeyboardInterrupt, and a cancellation requested from outside.
+
+    An episode whose world was lost with its process is played again from its start, with the same seed and the turns that were
     sampled before, so that the others notice nothing. A tree and a world that does not repeat are sampled anew.
     """
     blamed, lost, replayed = 0, 0, record
@@ -158,6 +147,7 @@ async def _played(
                 return played
             replayed = None  # its world does not repeat: its agents sample anew
             continue
+        # A world that was at work when its process died may have killed it, and gets few further attempts.
         blamed, lost = blamed + played.how.blamed, lost + 1
         if blamed > REDONE or lost > LOST:
             how = (
@@ -167,11 +157,29 @@ async def _played(
             )
             reason = f"WorkerLost: {played.how}, {how}"
             return Episode(task, seed, play.team.names, played.turns, error=reason)
+        # Replay the longest attempt, so that its turns are not sampled a second time.
         turns = max(turns, played.turns, key=len)
         if record is not None:
             record.rewind()
         elif play.tree is None:
             replayed = Record(turns, ())
+
+
+async def play_further(
+    play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
+) -> Episode:
+    """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
+
+    One that does not repeat becomes an error.
+    """
+    record = Record(left.turns, left.drafts, left.begun)
+    episode = await play_episode(play, task, left.seed, sample, record, on_scene=on_scene)
+    try:
+        record.check_repeated(episode, play.environment.name, "`training.partial_rollouts: 0`")
+    except EpisodeError as error:
+        return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
+    turns, paid = as_recorded(left, episode.turns, episode.payments)
+    return replace(episode, turns=turns, payments=paid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +201,31 @@ async def _attempt(
 ) -> Episode | _Lost:
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
-    world: BoundedWorld | None = None
+    world: BoundedWorld | RemoteWorld | None = None
     opened = open_world if play.workers is None else play.workers.open_world
     try:
         patience_here.set(play.patience)
         world = await opened(play.environment, task, names, seed, play.patience)
         try:
-            replay = partial(_played, replace(play, tree=None), task, seed, sample)
+            # Continuations from a tree's candidates do not branch themselves.
+            replay = partial(play_episode, replace(play, tree=None), task, seed, sample)
             scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
             found = await play.timeline.during("grade", world.outcome())
-            outcome = scene.settle(await _paid(play, Episode(task, seed, names, scene.turns), found))
+            if offers(play.environment, PaysEpisodes):  # it pays whole episodes, by all that was said
+                paying = play.environment.pay(Episode(task, seed, names, scene.turns), found)
+                work = within("Paying the episode", "grader", play.patience.grader, paying)
+                found = await play.timeline.during("grade", work)
+            outcome = scene.settle(found)
         finally:
-            ends_requests()
+            ends_requests()  # the sampler no longer waits for this episode while its world closes
             await world.close()
         outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
-        lost = error if isinstance(error, WorkerLost) else lost_with(world)
+        lost = world.lost if isinstance(world, RemoteWorld) else None
+        lost = error if isinstance(error, WorkerLost) else lost
         reason = fault(error, asked)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
         if lost is not None:
@@ -233,16 +247,7 @@ async def _attempt(
     )
 
 
-async def _paid(play: Play, episode: Episode, found: Outcome) -> Outcome:
-    """Return the outcome that a world has found, with the rewards of an environment that pays whole episodes."""
-    environment = play.environment
-    if not offers(environment, PaysEpisodes):
-        return found
-    work = within("Paying the episode", "grader", play.patience.grader, environment.pay(episode, found))
-    return await play.timeline.during("grade", work)
-
-
-class Seat(NamedTuple):
+class ScheduledEpisode(NamedTuple):
     """One episode to play: `sample` of the group of its task."""
 
     task: Task
@@ -250,14 +255,14 @@ class Seat(NamedTuple):
     seed: int
 
 
-def seats_of(tasks: Sequence[Task], samples: int, seed: int) -> list[Seat]:
+def seats_of(tasks: Sequence[Task], samples: int, seed: int) -> list[ScheduledEpisode]:
     """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time."""
     times: Counter[str] = Counter()
-    seats: list[Seat] = []
+    seats: list[ScheduledEpisode] = []
     for task in tasks:
         again = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
-        seats += [Seat(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
+        seats += [ScheduledEpisode(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
     return seats
 
 
@@ -279,17 +284,16 @@ async def rollout(
         seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
 
-    async def one(_place: int, seat: Seat) -> Episode:
-        return await play_episode(play, seat.task, seat.seed, seat.sample)
-
-    episodes = await play_seats(play, seats, one, max_concurrent)
+    episodes = await play_seats(
+        play, seats, lambda _, seat: play_episode(play, seat.task, seat.seed, seat.sample), max_concurrent
+    )
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
 
 
 async def play_seats(
     play: Play,
-    seats: Sequence[Seat],
-    play_one: Callable[[int, Seat], Coroutine[Any, Any, Episode]],
+    seats: Sequence[ScheduledEpisode],
+    play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
     *,
     followed: bool = False,
@@ -301,10 +305,10 @@ async def play_seats(
     processes = play.workers.size if play.workers else 1
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
-    followed = followed or len(seats) > under_way
+    followed = followed or len(seats) > under_way  # the next episode begins when one has ended
     parts: dict[int, Participant] = {}
 
-    async def one(number: int, seat: Seat) -> Episode:
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
         await gate.acquire()
         try:
             with Participant(number, followed=followed) as parts[number]:
@@ -318,7 +322,9 @@ async def play_seats(
 
     def without(place: int, why: GaveUp) -> Episode:
         if place in parts:
-            parts[place].end()  # its coroutine may still run; nothing waits for its requests
+            parts[
+                place
+            ].end()  # its coroutine may still run, but the sampler no longer waits for its requests
         leave(place)
         seat = seats[place]
         return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
@@ -328,16 +334,16 @@ async def play_seats(
     )
 
 
-# -------- Groups that are played until enough of them are done: the others stop where they are, and go on in a later step.
+# -------- Groups that are played until enough of them are done: the others stop where they are, and continue in a later step.
 #
-# What is left does not depend on time: requests are broken off at a moment when every coroutine waits for an answer.
+# What is left does not depend on time: requests are interrupted at a moment when every coroutine waits for an answer.
 
 Enough = Callable[[Sequence[bool]], bool]
 """Which groups are done → whether the others may be left."""
 
 
 def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
-    """Return groups of which nothing is played yet, with the seeds of `play.rollout`; `number` is that of their step."""
+    """Return groups that are not played yet, with the seeds of `play.rollout`; `number` is that of their step."""
     seats = seats_of(tasks, samples, seed)
     episodes = [PartialEpisode(seat.seed) for seat in seats]
     return [
@@ -374,9 +380,9 @@ class _Playing:
     async def play(self) -> None:
         """Play until enough is done, or everything."""
         places = list(self._open)
-        seats = [Seat(self._groups[g].task, k, self._open[g, k].seed) for g, k in places]
+        seats = [ScheduledEpisode(self._groups[g].task, k, self._open[g, k].seed) for g, k in places]
 
-        async def one(number: int, seat: Seat) -> Episode:
+        async def one(number: int, seat: ScheduledEpisode) -> Episode:
             return await self._one(places[number], seat)
 
         playing = asyncio.create_task(play_seats(self._play, seats, one, followed=True))
@@ -386,12 +392,16 @@ class _Playing:
         if not playing.done():
             assert isinstance(self._play.engine, Interruptible), "checked before the run starts"
             broken = await self._play.engine.interrupt()
-            self._note_left(broken)
+            for place, scene in self._scenes.items():
+                left = scene.left(broken)
+                if left is not None:
+                    turns, payments = as_recorded(self._open[place], left.turns, left.payments)
+                    self._known[place] = replace(left, turns=turns, payments=payments)
         if playing.done():
             for place, episode in zip(places, playing.result(), strict=True):
                 self._known[place] = episode  # those that were given up, too
 
-    async def _one(self, place: tuple[int, int], seat: Seat) -> Episode:
+    async def _one(self, place: tuple[int, int], seat: ScheduledEpisode) -> Episode:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.append(task)
@@ -405,13 +415,6 @@ class _Playing:
         if self._enough([group.done for group in self.groups()]):
             self._stop.set()
         return episode
-
-    def _note_left(self, broken: Sequence[Interrupted]) -> None:
-        for place, scene in self._scenes.items():
-            left = scene.left(broken)
-            if left is not None:
-                turns, payments = as_recorded(self._open[place], left.turns, left.payments)
-                self._known[place] = replace(left, turns=turns, payments=payments)
 
     async def end(self) -> None:
         """End what still runs: worlds are closed, within their deadlines."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapelle import errors
-from kapelle.errors import EngineError
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import make_play
 from kapelle.rollout.workers.pool import HeldHere, Hold
@@ -22,7 +19,7 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Policy
 
 
-class Elsewhere:
+class TeamReplica:
     """The team, its models and its rollout engine; weights come from the process that learns."""
 
     def __init__(
@@ -53,17 +50,3 @@ class Elsewhere:
 def moves(policy: Policy) -> bool:
     """Return whether a policy has weights that are not simply those of its base on the disk."""
     return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)
-
-
-def error_answer(error: Exception) -> dict[str, Any]:
-    """Return an error as an answer to another process, which raises it again by `error_again`."""
-    return {"error": [type(error).__name__, str(error)], "trace": traceback.format_exc()}
-
-
-def error_again(answer: Mapping[str, Any], who: str) -> Exception:
-    """Return the error of another process (`who`) as one of this process: of the same type where it is one of `errors.py`."""
-    kind, message = answer["error"]
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, errors.KapelleError):
-        return known(message)
-    return EngineError(f"{who} failed: {kind}: {message}\n{answer['trace']}")

@@ -14,15 +14,15 @@ from kapelle.engines.rollout.protocol import Completion, Interrupted, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
-    World,
+    RemoteWorld,
     asks_questions,
     offers,
 )
-from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ContextError, EpisodeError
+from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
-from kapelle.rollout.partial import PartialEpisode, answered_turn, asked_turn, grown
+from kapelle.rollout.partial import PartialEpisode, grown
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
@@ -43,44 +43,44 @@ class LiveSeat:
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene: LiveScene = weakref.proxy(scene)
         """A weak reference: a cycle of scene and seat would keep the conversation until garbage collection."""
-        self._agent = agent
+        self.agent = agent
+        """The agent that sits here."""
+        self.messages: list[Message] = []
+        self.last: Turn | None = None
+        """Its last recorded turn; the conversation continues from the turn's tokens."""
         self._opening = [Message("system", agent.system)] if agent.system else []
-        self._messages: list[Message] = []
-        self._last: Turn | None = None
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
         self._ended: dict[int, list[Message]] = {}
         """Index of a turn → the conversation that ended with it, where turns may follow earlier ones than the last."""
 
-    @property
-    def agent(self) -> Agent:
-        """The agent that sits here."""
-        return self._agent
-
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
-        return (await self._scene.together({self._agent.name: heard}, fresh))[self._agent.name]
+        return (await self._scene.together({self.agent.name: heard}, fresh))[self.agent.name]
 
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
-        renderer = play.engine.renderer(self._policy.name)
-        if self._last is None or fresh:
+        policy = play.team.policy(self.agent.name, self._turn_count)
+        renderer = play.engine.renderer(policy.name)
+        if self.last is None or fresh:
             messages = [*self._opening, *messages]
-            self._messages = list(messages)
+            self.messages = list(messages)
             prompt = renderer.start(messages)
         else:
-            self._messages.extend(messages)
-            prompt = renderer.extend(self._last.prompt_ids, self._last.completion_ids, messages)
-        return await self._drafted(prompt, messages, self._sampling, self._messages)
+            self.messages.extend(messages)
+            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)
+        return await self._sample(policy, prompt, messages, play.sampling_of(self.agent), self.messages)
 
     async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
         """Return an answer in the conversation that ended with the turn `before`, and all that the agent has read for it.
 
         Several may be under way at once: nothing of the seat's own conversation is used.
         """
-        renderer = self._scene.play.engine.renderer(self._policy.name)
+        play = self._scene.play
+        policy = play.team.policy(self.agent.name, self._turn_count)
+        renderer = play.engine.renderer(policy.name)
         messages = list(asked.messages)
         if before is None:
             conversation = messages
@@ -88,70 +88,84 @@ class LiveSeat:
         else:
             conversation = [*self._ended[before.index], *messages]
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
-        own = self._sampling
+        own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
-        [turn] = await self._drafted(prompt, messages, sampling, conversation)
+        [turn] = await self._sample(policy, prompt, messages, sampling, conversation)
         return turn, conversation
 
-    @property
-    def _policy(self) -> Policy:
-        return self._scene.play.team.policy(self._agent.name, self._turn_count)
-
-    @property
-    def _sampling(self) -> Sampling:
-        return (self._scene.play.sampling or {}).get(self._agent.name, self._agent.sampling)
-
-    async def _drafted(
+    async def _sample(
         self,
+        policy: Policy,
         prompt: tuple[int, ...],
         messages: list[Message],
         sampling: Sampling,
         conversation: Sequence[Message],
     ) -> list[Turn]:
-        play = self._scene.play
-        policy = self._policy
+        """Return the turn that replays a record, or else what the policy answers: several candidates where a tree asks for them."""
+        scene, play, name = self._scene, self._scene.play, self.agent.name
         renderer = play.engine.renderer(policy.name)
         if len(prompt) >= renderer.context:
             raise ContextError(
-                f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
+                f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        number, seen = self._turn_count, self._scene.clock
+        number, seen, recorded = self._turn_count, len(scene.turns), scene.record
         self._turn_count += 1
-        given, begun = self._scene.given(self._agent.name, number, prompt)
-        if given is not None and not begun:
+        given = None if recorded is None else recorded.take(name, number, prompt, scene.turns)
+        begun = None if recorded is None else recorded.begun.get(name)
+        if given is not None and given is not begun:
             turn = replace(given, reward=0.0, score=None, worth=None, parent=None)
-            self._scene.drafts[self._agent.name] = turn
+            scene.drafts[name] = turn
             return [turn]
+
+        # A turn that had only begun is sampled further, from the tokens that it has.
         request = Request(
             policy.name,
-            self._agent.name,
+            name,
             tuple(conversation),
             prompt,
             replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
-            derive_seed(self._scene.sampling_seed, self._agent.name, number),
-            self._scene.task,
-            self._scene.sample,
+            derive_seed(scene.sampling_seed, name, number),
+            scene.task,
+            scene.sample,
             () if given is None else given.completion_ids,
         )
-        turn = asked_turn(request, tuple(messages), seen, policy.trained, given)
-        self._scene.asked[self._agent.name] = request, turn
+        turn = (
+            given
+            if given is not None
+            else Turn(
+                agent=name,
+                policy=policy.name,
+                version=0,
+                weights_hash="",
+                index=-1,
+                seen=seen,
+                prompt_ids=prompt,
+                completion_ids=(),
+                logprobs=(),
+                finish_reason="length",
+                text="",
+                heard=tuple(messages),
+                trained=policy.trained,
+            )
+        )
+        scene.asked[name] = request, turn
         count = play.tree.candidates if play.tree and policy.trained else 1
         others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
-        completions = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
-        turns = [answered_turn(turn, completion) for completion in completions]
-        self._scene.drafts[self._agent.name] = turns[0]
+        answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
+        turns = [
+            grown(
+                replace(turn, finish_reason=answer.finish_reason, text=answer.text),
+                answer.ids,
+                answer.logprobs,
+                answer.version,
+                answer.weights_hash,
+            )
+            for answer in answers
+        ]
+        scene.drafts[name] = turns[0]
         return turns
-
-    def keep(self, turn: Turn) -> None:
-        """Continue the conversation after this turn."""
-        self._last = turn
-        self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
-
-    def remember(self, turn: Turn, conversation: Sequence[Message]) -> None:
-        """Keep the conversation that ends with a recorded turn, for others that follow it."""
-        self._ended[turn.index] = [*conversation, Message("assistant", turn.text, speaker=self._agent.name)]
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
@@ -165,6 +179,10 @@ class LiveSeat:
             )
         return completion
 
+    def remember(self, turn: Turn, conversation: Sequence[Message]) -> None:
+        """Keep the conversation that ends with a recorded turn, for others that follow it."""
+        self._ended[turn.index] = [*conversation, Message("assistant", turn.text, speaker=self.agent.name)]
+
 
 class LiveScene:
     """One running episode, as its workflow sees it."""
@@ -174,7 +192,7 @@ class LiveScene:
         play: Play,
         task: Task,
         seed: int,
-        world: World | BoundedWorld,
+        world: BoundedWorld | RemoteWorld,
         sample: int = 0,
         record: Record | None = None,
         sampling_seed: int | None = None,
@@ -185,16 +203,20 @@ class LiveScene:
         `replay` plays such a continuation; episodes that do not branch need none.
         """
         self.play = play
+        self.task = task
+        """The problem."""
+        self.seed = seed
+        """Seed of this episode."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
+        self.record = record
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
-        self._record = record
         self._replay = replay
-        self._task = task
-        self._seed = seed
-        self._world = BoundedWorld.around(world, play.environment.name, play.patience)
+        self._world = world
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
+        self.names = tuple(self._seats)
+        """Agent names in seat order."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
@@ -206,26 +228,6 @@ class LiveScene:
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
         """Agent → what it earned before its first turn."""
-
-    @property
-    def task(self) -> Task:
-        """The problem."""
-        return self._task
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Agent names in seat order."""
-        return tuple(self._seats)
-
-    @property
-    def seed(self) -> int:
-        """Seed of this episode."""
-        return self._seed
-
-    @property
-    def clock(self) -> int:
-        """Number of turns recorded so far."""
-        return len(self._turns)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -254,17 +256,12 @@ class LiveScene:
         """Candidates that the episode did not continue with, numbered after the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
-    def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> tuple[Turn | None, bool]:
-        """Return the recorded turn of this number, and whether it has only begun; None if the agent samples anew."""
-        turn = None if self._record is None else self._record.take(agent, number, prompt_ids, self._turns)
-        return turn, turn is not None and self._record is not None and self._record.is_begun(turn)
-
     def left(self, broken: Sequence[Interrupted]) -> PartialEpisode | None:
         """Return what the episode has sampled, with what was sampled for requests that were broken off.
 
         None while it still replays what it had before.
         """
-        if self._record is not None and self._record.left:
+        if self.record is not None and self.record.left:
             return None
         sampled = {id(each.request): each for each in broken}
         begun = []
@@ -272,28 +269,28 @@ class LiveScene:
             if agent in self.asked and agent not in self.drafts:
                 request, turn = self.asked[agent]
                 more = sampled.get(id(request))
-                now = (
-                    turn
-                    if more is None
-                    else grown(turn, more.ids, more.logprobs, more.version, more.weights_hash)
-                )
-                begun.append(now)
+                if more is not None:
+                    turn = grown(turn, more.ids, more.logprobs, more.version, more.weights_hash)
+                begun.append(turn)
         drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
         return PartialEpisode(
-            self._seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
+            self.seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
         )
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
         """Let several agents answer at the same moment; see `workflow.Scene`."""
+        # All are drafted before any is recorded, so that the agents do not see one another's texts.
         past = self.turns
         drafts = await asyncio.gather(
             *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
         )
         chosen = await self._chosen(past, drafts)
-        for turn in chosen:
-            self._seats[turn.agent].keep(turn)
+        for turn in chosen:  # their agents' conversations continue after them
+            seat = self._seats[turn.agent]
+            seat.last = turn
+            seat.messages.append(Message("assistant", turn.text, speaker=turn.agent))
         return {turn.agent: turn for turn in self.commit(chosen)}
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
@@ -317,7 +314,7 @@ class LiveScene:
             return [candidates[0] for candidates in drafts]
 
         async def play_on(record: Record, number: int) -> Episode:
-            seed = derive_seed(self._seed, "continuation", len(past), number)
+            seed = derive_seed(self.seed, "continuation", len(past), number)
             with Participant():
                 assert self._replay is not None, "an episode that branches needs `replay`"
                 episode = await self._replay(record, seed)
@@ -350,7 +347,7 @@ class LiveScene:
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
         paid = payments(rewards, self.names)
         for agent, reward in paid.items():
-            self.payments.append(Payment(agent, self.clock, reward))
+            self.payments.append(Payment(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
@@ -372,7 +369,7 @@ class LiveScene:
         return None
 
     def leave_out(self) -> None:
-        """Train on none of the turns recorded so far, nor on their siblings."""
+        """Leave the turns recorded so far, and their siblings, out of training."""
         self._turns = [replace(turn, trained=False) for turn in self._turns]
         self._branches = [replace(turn, trained=False) for turn in self._branches]
 

@@ -8,7 +8,7 @@ that other programs can load, and so is a verifier that was trained:
       adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, with checksums (`models.checksums`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
       verifier.json                                     `base`: hash of the base under it; `held_out`: how well it
-                                                        judges (`Judgement.row`), null if not measured
+                                                        judges (`training.held_out.Judgement`), null if not measured
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ from kapelle.runtime.files import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.ranks import ALONE, Peers, Ranks
 from kapelle.runtime.tensors import load_tensors
-from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
+from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Team
 
 LEARNED = "train"
 """The part of a checkpoint that all ranks write together: the train engine's state."""
@@ -62,9 +62,9 @@ def prepare_checkpoint(
     """Take everything that an exact resume after `step` needs; return what saves it and lets `latest` point to it.
 
     `credit` is the algorithm's own state between steps, `policies` writes those that were trained. Of several `ranks` only the
-    first one has the `run`, and each writes its share of the engine's state. What is `copied` may be saved while training goes
-    on, by a thread of each rank: they meet where the function is told. It raises NumericsError, and writes nothing, when a
-    weight, a moment or anything else that is learned is not finite.
+    first one has the `run`, and each writes its share of the engine's state. What is `copied` may be saved while training
+    continues, by a thread of each rank; the returned function takes the barrier of these threads. It raises NumericsError
+    before it writes anything if a weight, a moment or anything else that is learned is not finite.
     """
     taken: list[Contents] = []
     state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
@@ -109,17 +109,14 @@ def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
     """Return, by learner, the settings of its adapter that affect the result but are not in its tensors."""
     adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
     adapters |= {name: critic.lora for name, critic in team.critics.items()}
-    return {
-        name: {"rank": lora.rank, "alpha": lora.alpha, "targets": _targets(lora, engine.weights(name))}
-        for name, lora in adapters.items()
-    }
-
-
-def _targets(lora: Lora, weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the layers of an adapter by name, those too that `all-linear` stands for."""
-    if ALL_LINEAR not in lora.targets:
-        return sorted(lora.targets)
-    return sorted({name.split(".")[-3] for name in weights if name.endswith(".lora_A.weight")})
+    found: dict[str, dict[str, object]] = {}
+    for name, lora in adapters.items():
+        targets: Collection[str] = lora.targets
+        if ALL_LINEAR in targets:  # the layers that it stands for
+            weights = engine.weights(name)
+            targets = {key.split(".")[-3] for key in weights if key.endswith(".lora_A.weight")}
+        found[name] = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(targets)}
+    return found
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
@@ -134,7 +131,13 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
         return folder
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
-        back = "" if newest.folder is None else _way_back(newest.folder)
+        back = ""
+        if newest.folder is not None:
+            run = shlex.quote(str(newest.folder.parent.parent))
+            step = step_of(newest.folder)
+            back = (
+                f" `kapelle runs rollback {run} --to {step}` moves it aside, with the rows that came after."
+            )
         warn(f"passed over: {rejected.reason}{back}")
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
@@ -176,13 +179,6 @@ def read_checkpoint(
     take_credit(state["credit"])
     restore_random(loop["random"])
     return {**loop, "folder": folder}
-
-
-def _way_back(whole: Path) -> str:
-    run = shlex.quote(str(whole.parent.parent))
-    return (
-        f" `kapelle runs rollback {run} --to {step_of(whole)}` moves it aside, with the rows that came after."
-    )
 
 
 def _refuse_poison(folder: Path) -> None:
@@ -264,20 +260,19 @@ def load_policies(
                 f"The adapter '{folder}' was trained on other base weights than '{name}' has here. Use the same "
                 "`model` and `warmup` as then."
             )
-        found = read_adapter(folder)[0] if policy.lora is not None else _read_model(folder)
+        if policy.lora is not None:
+            found = read_adapter(folder)[0]
+        else:
+            verify_folder(folder)
+            try:
+                files = sorted(folder.glob("*.safetensors"))
+                found = {key: tensor for file in files for key, tensor in load_tensors(file).items()}
+            except DataError as error:
+                raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
         wrong = poisoned(found)
         if wrong is not None:
             raise ModelError(f"Training cannot continue from the weights in '{folder}': {wrong}.")
         engine.load_weights(name, {key: found[key] for key in engine.weights(name)})
-
-
-def _read_model(folder: Path) -> dict[str, torch.Tensor]:
-    verify_folder(folder)
-    files = sorted(folder.glob("*.safetensors"))
-    try:
-        return {key: tensor for file in files for key, tensor in load_tensors(file).items()}
-    except DataError as error:
-        raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
 
 
 def _write_verifier(
@@ -335,12 +330,13 @@ def load_verifier(
 
 @contextmanager
 def _collected_at_once() -> Iterator[None]:
-    """Free what the block makes and leaves in cycles, at the cost of looking at the youngest objects alone.
+    """Free the reference cycles that the block leaves, by a collection of the youngest generation alone.
 
-    Where Python collects while such things are in use they grow old, and old ones wait for a thousand steps.
+    If Python collected inside the block, tensors in use would move to an older generation, which is collected only after about a
+    thousand steps.
     """
     on = gc.isenabled()
-    gc.collect(0)  # what was there before is older than the block
+    gc.collect(0)  # moves what was there before to an older generation
     gc.disable()
     try:
         yield

@@ -87,7 +87,7 @@ def newest_listed(checkpoints: Path) -> Path | None:
 
 def verify(folder: Path) -> int:
     """Check every file against the manifest and return the step; raises CheckpointError."""
-    # Taken before anything is read: what changes meanwhile is read again by who asks next.
+    # Taken before anything is read, so that a change during the reading is noticed by the next call.
     manifest = read_manifest(folder)
     stamps = _stamps(folder, manifest)
     for name, expected in manifest["files"].items():
@@ -103,7 +103,7 @@ def verify(folder: Path) -> int:
 
 def remember(folder: Path) -> None:
     """Take note that a checkpoint was just written, by this process or its ranks, and holds what its manifest says."""
-    with suppress(CheckpointError):  # it is then read when somebody asks
+    with suppress(CheckpointError):  # the next call reads it then
         _hashed[folder.absolute()] = _stamps(folder, read_manifest(folder))
 
 
@@ -143,7 +143,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
                 continue
             if folder == best:
                 continue
-            # Renamed first, so that nobody finds a half-deleted checkpoint.
+            # Renamed first, so that no reader finds a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
             shutil.rmtree(hidden)
             _hashed.pop(folder.absolute(), None)

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kapelle.environments.data.source import held_out, read_rows
 from kapelle.errors import DataError
 from kapelle.rows import label_of
 from kapelle.runs.step_rows import PACKED, pack
 from kapelle.runtime.randomness import derive_seed
+from kapelle.runtime.row_files import held_out, read_rows
 from kapelle.types import Episode, Group, Message, conversation
 
 

@@ -1,10 +1,10 @@
-"""What commands found out about a run after it, kept in its directory for those that look at it.
+"""What commands measured on a run afterwards, kept in its directory for the viewer.
 
     exact.json        `kapelle play RUN --exact`: format 1, `rows` with part, step, nash_conv, exploitability, legal, returns
     evaluated.jsonl   one row for each `kapelle eval RUN`: what it prints as JSON, with `format` (1), `time` and the
                       `settings` that it was given
 
-Nothing depends on them. Where they cannot be written, nothing is kept; what cannot be read is not there.
+A run does without these files: they are left out where they cannot be written, and what cannot be read counts as absent.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class RunLock:
     def recheck(self) -> None:
         """Make sure, before a write, that this process is still the only owner of the directory at this path.
 
-        A file `lock` that was removed is made again where the directory is locked, because nobody else can have taken
-        it. Raises RunDirectoryError when the directory was moved, deleted or replaced, or when another process may own it.
+        A file `lock` that was removed is made again where the directory is locked, because then no other process can have
+        taken the run. Raises RunDirectoryError when the directory was moved, deleted or replaced, or when another process may own it.
         """
         if self._portable is not None and self._path.parent.is_dir():
             return
@@ -150,7 +150,13 @@ class RunLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_same(self._path.lstat, descriptor):  # else it was replaced between the two calls
                     os.ftruncate(descriptor, 0)
-                    write_all(descriptor, _owner())
+                    owner = {
+                        "pid": os.getpid(),
+                        "host": socket.gethostname(),
+                        "since": now(),
+                        "born": _born(os.getpid()),
+                    }
+                    write_all(descriptor, json.dumps(owner).encode())
                     return descriptor
             except BlockingIOError as error:
                 text = os.pread(descriptor, 4096, 0)
@@ -181,8 +187,13 @@ class RunLock:
         return descriptor
 
     def _in_use(self, text: bytes) -> RunDirectoryError:
+        try:
+            owner = json.loads(text)
+            who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            who = "another process"
         return RunDirectoryError(
-            f"{self._path.parent} is in use by {_owner_in_words(text)}. Wait for it, end it, or choose another --run-dir."
+            f"{self._path.parent} is in use by {who}. Wait for it, end it, or choose another --run-dir."
         )
 
 
@@ -232,12 +243,6 @@ def _born(pid: int) -> str | None:
         return None
 
 
-def _owner() -> bytes:
-    pid = os.getpid()
-    owner = {"pid": pid, "host": socket.gethostname(), "since": now(), "born": _born(pid)}
-    return json.dumps(owner).encode()
-
-
 def _is_same(look: Callable[[], os.stat_result], descriptor: int) -> bool:
     try:
         found = look()
@@ -254,11 +259,3 @@ def _text_of(path: Path) -> bytes:
             return file.read(4096)
     except OSError:
         return b""
-
-
-def _owner_in_words(text: bytes) -> str:
-    try:
-        owner = json.loads(text)
-        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "another process"

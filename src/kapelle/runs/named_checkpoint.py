@@ -131,7 +131,7 @@ def _nearest(run: Path, step: int) -> str:
 
 
 def resumed_run(word: str) -> Path:
-    """Return the run that `kapelle train --resume` goes on with; ConfigError for a checkpoint other than its newest."""
+    """Return the run that `kapelle train --resume` continues; ConfigError for a checkpoint other than its newest."""
     run, which = split_run(word)
     if which is None or not is_run(run):
         return run if is_run(run) else Path(word)

@@ -16,7 +16,15 @@ from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
 from kapelle.runs.recorded import in_words, losses, refuse_loss
-from kapelle.runs.step_rows import Stored, last_step, lines_of, refuse_damage, stored_step, stored_steps
+from kapelle.runs.step_rows import (
+    Stored,
+    last_step,
+    lines_of,
+    reading,
+    refuse_damage,
+    stored_step,
+    stored_steps,
+)
 from kapelle.runtime.files import plain_bytes, step_of
 from kapelle.types import Episode, Group, Json, Split
 
@@ -97,7 +105,15 @@ def read_status(run: Path) -> Status:
 
     Raises RunDirectoryError when the file is damaged or cannot be read.
     """
-    status = _status(run / "status.json")
+    path = run / "status.json"
+    try:
+        status = Status(**json.loads(_bytes(path)))
+        if not type(status.pid) is type(status.step) is int or status.state not in get_args(State):
+            raise ValueError(path)
+    except (ValueError, TypeError, RecursionError):
+        raise RunDirectoryError(
+            f"{path} is damaged. Resuming the run writes it anew: kapelle train --resume {run}."
+        ) from None
     if status.state == "running" and status.host == socket.gethostname():
         gone = not _alive(status.pid) or is_another_process(run / "lock", status.pid)
         return replace(status, state="interrupted") if gone else status
@@ -173,13 +189,13 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
 def read_latest(run: Path) -> Path | None:
     """Return the newest checkpoint that is whole, None before the first; every content is read for that.
 
-    What the file `latest` says is not asked: a run killed between a save and its writing left it behind.
+    The file `latest` is not read: a run that was killed between a save and the next write of that file left an old one.
     """
     return newest_valid(run / "checkpoints").folder
 
 
 def saved_steps(run: Path) -> int:
-    """Return the steps behind the newest checkpoint, 0 before the first; only its manifest and sizes are looked at."""
+    """Return the step of the newest checkpoint, 0 before the first; checks only its manifest and the sizes of its files."""
     newest = newest_listed(run / "checkpoints")
     return (None if newest is None else step_of(newest)) or 0
 
@@ -197,7 +213,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _rows(path: Path, fault_of: Callable[[Mapping[str, Json]], str | None]) -> Iterator[dict[str, Any]]:
-    # What follows the last newline is empty, or half a row that is being written.
+    # After the last newline there is nothing, or half a row that is being written.
     return _parsed(f"{path}, line", _bytes(path).split(b"\n")[:-1], fault_of)
 
 
@@ -222,27 +238,9 @@ def _parsed(
         yield row
 
 
-def _status(path: Path) -> Status:
-    try:
-        status = Status(**json.loads(_bytes(path)))
-    except (ValueError, TypeError, RecursionError):
-        status = None
-    known = status is not None and type(status.pid) is type(status.step) is int
-    if status is None or not known or status.state not in get_args(State):
-        raise RunDirectoryError(
-            f"{path} is damaged. Resuming the run writes it anew: kapelle train --resume {path.parent}."
-        )
-    return status
-
-
 def _bytes(path: Path) -> bytes:
-    try:
+    with reading(path):
         return plain_bytes(path)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without "
-            "faults?"
-        ) from error
 
 
 def _alive(pid: int) -> bool:
@@ -257,9 +255,9 @@ def _alive(pid: int) -> bool:
     return True
 
 
-# -------- Rows: what one of `metrics.jsonl` or `evaluations.jsonl` must hold for its readers; anything else counts as damage.
+# -------- Rows: what a row of `metrics.jsonl` or `evaluations.jsonl` must hold; anything else counts as damage.
 #
-# Rows carry no hash: a changed digit is not noticed. A changed name is, and so is a value of the wrong type.
+# Rows carry no hash: a changed digit goes unnoticed; a changed name or a value of the wrong type is reported.
 
 
 def metrics_fault(row: Mapping[str, Json]) -> str | None:

@@ -16,7 +16,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +30,7 @@ from kapelle.runs.step_rows import (
     lines_of,
     packed_files,
     plain_files,
+    reading,
     scan,
     whole_steps,
 )
@@ -51,7 +51,7 @@ UNREADABLE = "are damaged"
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostRows:
     """A step whose rows are no longer what was recorded."""
 
     folder: str
@@ -71,27 +71,27 @@ def described(folder: str, content: bytes, data: bytes) -> dict[str, Json]:
     }
 
 
-def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool = False) -> list[Loss]:
+def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool = False) -> list[LostRows]:
     """Return the steps of a folder that were recorded and are missing, cut, replaced or there twice.
 
-    `counted` looks at the rows in the first bytes of the record alone. Compressed rows are told by their frames'
-    descriptions; with `contents` all bytes are compared with their checksums too.
+    `counted` limits it to the first bytes of the record. Compressed rows are compared by their frames' descriptions; with
+    `contents` all bytes are compared with their checksums too.
     """
     rows = _rows_of(run, folder, counted)
-    # What is read after the record has all that the record says, also while the run goes on.
+    # Read after the record, so that everything recorded is there, also while the run continues.
     plain = dict(plain_files(run / folder))
     frames: dict[int, list[tuple[Path, Frame]]] = {}
     whole: dict[int, Stored] = {}
     for path in packed_files(run / folder):
         try:
-            with _reading(path):
+            with reading(path, missing=True):
                 packed = scan(path) if contents else known_scan(path)
         except FileNotFoundError:  # deleted since by the run itself, or missed below
             continue
         whole |= whole_steps(path, packed)
         for frame in packed.frames:
             frames.setdefault(frame.step, []).append((path, frame))
-    found: list[Loss] = []
+    found: list[LostRows] = []
     for step, row in rows.items():
         own = frames.get(step, [])
         if step in plain:
@@ -104,7 +104,7 @@ def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool
         else:
             fault, file = (CUT, own[0][0]) if own else (MISSING, None)
         if fault is not None:
-            found.append(Loss(folder, step, fault, file))
+            found.append(LostRows(folder, step, fault, file))
     before = forgotten(run).get(folder, -1)  # read last: it is written before anything is deleted
     return [loss for loss in found if loss.step >= before or loss.what not in (MISSING, CUT)]
 
@@ -119,7 +119,7 @@ def _fault(stored: Stored, row: Mapping[str, Any], *, contents: bool) -> str | N
         if _digest(stored.frames) != row["frames"]:
             return REPLACED
         if contents:
-            with _reading(stored.file), stored.file.open("rb") as file:
+            with reading(stored.file, missing=True), stored.file.open("rb") as file:
                 for frame in stored.frames:
                     file.seek(frame.offset)
                     if zlib.crc32(file.read(frame.packed)) != frame.crc:
@@ -138,7 +138,7 @@ def refuse_loss(run: Path, folder: str, step: int, stored: Stored | None) -> Non
         return
     fault = MISSING if stored is None else _fault(stored, row, contents=False)
     if fault is not None:
-        (line,) = in_words([Loss(folder, step, fault, None if stored is None else stored.file)])
+        (line,) = in_words([LostRows(folder, step, fault, None if stored is None else stored.file)])
         raise DataError(f"{run if stored is None else stored.file}: {line}. Restore them from a copy.")
 
 
@@ -153,7 +153,7 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
             lines.append(str(error))
     try:
         bad = _record(run)[1]
-    except RunDirectoryError:  # said above
+    except RunDirectoryError:  # reported above
         return lines
     if bad:
         lines.append(f"{len(bad)} lines of {RECORDED} are damaged, the first is line {bad[0]}")
@@ -164,15 +164,21 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
         lines.append(
             f"{RECORDED} has lost the rows of {_steps(lost)}: whether their episodes are whole is not known"
         )
-    if not known:
-        lines += _gaps(run, metrics)
+    if (
+        not known
+    ):  # a run without a record: steps with metrics and no episodes, behind the first that has some
+        there = {*_all_steps(run / FOLDERS[0])}
+        lost = [step for step in metrics[:-1] if there and step > min(there) and step not in there]
+        if not there and len(metrics) > 1:
+            lost = metrics[:-1]
+        lines += in_words([LostRows(FOLDERS[0], step, MISSING) for step in lost])
     return lines
 
 
 def refuse_losses(run: Path, positions: Mapping[str, int]) -> list[str]:
     """Raise RunDirectoryError where rows by step that a checkpoint counts are not as they were recorded.
 
-    A folder that holds nothing at all was emptied by somebody: returns what is missing then, in words, and training may go on.
+    An empty folder was emptied on purpose: what is missing is returned, in words, and training may continue.
     """
     remarks: list[str] = []
     wrong: list[str] = []
@@ -194,9 +200,9 @@ def refuse_losses(run: Path, positions: Mapping[str, int]) -> list[str]:
     return remarks
 
 
-def in_words(found: Sequence[Loss]) -> list[str]:
+def in_words(found: Sequence[LostRows]) -> list[str]:
     """Return lines that name the steps of losses, of each kind and folder together, and their files."""
-    kinds: dict[tuple[str, str], list[Loss]] = {}
+    kinds: dict[tuple[str, str], list[LostRows]] = {}
     for loss in found:
         kinds.setdefault((loss.folder, loss.what), []).append(loss)
     lines = []
@@ -212,7 +218,7 @@ def in_words(found: Sequence[Loss]) -> list[str]:
 def forgotten(run: Path) -> dict[str, int]:
     """Return by folder the step before which the run may have deleted rows itself."""
     try:
-        with _reading(run / FORGOTTEN):
+        with reading(run / FORGOTTEN, missing=True):
             found = json.loads(plain_bytes(run / FORGOTTEN))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
@@ -223,25 +229,16 @@ def forgotten(run: Path) -> dict[str, int]:
     }
 
 
-def _gaps(run: Path, metrics: Sequence[int]) -> list[str]:
-    """Return which steps of a run without a record have metrics and no episodes, behind the first that has some."""
-    there = {*_all_steps(run / FOLDERS[0])}
-    lost = [step for step in metrics[:-1] if there and step > min(there) and step not in there]
-    if not there and len(metrics) > 1:
-        lost = list(metrics[:-1])
-    return in_words([Loss(FOLDERS[0], step, MISSING) for step in lost])
-
-
 def _all_steps(folder: Path) -> Iterator[int]:
     for path in packed_files(folder):
-        with _reading(path):
+        with reading(path, missing=True):
             steps = scan(path).steps
         yield from steps
     yield from (step for step, _ in plain_files(folder))
 
 
 def _steps_with_metrics(run: Path) -> list[int]:
-    """Return the steps that have a row of metrics, in order; a damaged row is told by others."""
+    """Return the steps that have a row of metrics, in order; damaged rows are skipped, and reported by `read_metrics`."""
     found = set()
     try:
         lines = plain_bytes(run / "metrics.jsonl").split(b"\n")[:-1]
@@ -269,26 +266,13 @@ def _record(run: Path, counted: int | None = None) -> _Record:
     """Return by folder and step what a run has recorded, and the numbers of damaged lines."""
     path = run / RECORDED
     try:
-        with _reading(path):
+        with reading(path, missing=True):
             about = path.stat()
             if counted is not None:  # a resume looks for itself
                 return _parsed.__wrapped__(path, counted, ())
             return _parsed(path, None, (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
     except FileNotFoundError:
         return {}, ()
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Say what could not be read; FileNotFoundError stays what it is."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise RunDirectoryError(
-            f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without faults?"
-        ) from error
 
 
 @lru_cache(maxsize=64)

@@ -31,10 +31,10 @@ from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.named_checkpoint import NEAREST
-from kapelle.runs.reader import tag_hint
+from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runs.recorded import FOLDERS, refuse_losses
 from kapelle.runs.step_rows import LaterRows, later_parts
-from kapelle.runs.writer import TABLES, RunDirectory, is_run, last_counted
+from kapelle.runs.writer import TABLES, RunDirectory, last_counted
 from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
@@ -44,7 +44,7 @@ _STAGE = re.compile(r"(\d\d+)-\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RollbackPlan:
     """What a rollback moves."""
 
     run: Path
@@ -84,7 +84,7 @@ class Plan:
         }
 
 
-def plan_rollback(run: Path, step: int) -> Plan:
+def plan_rollback(run: Path, step: int) -> RollbackPlan:
     """Return what going back to the checkpoint of `step` would move; changes nothing.
 
     Raises CheckpointError when that checkpoint is not sound, naming the sound ones, and RunDirectoryError for a folder
@@ -105,11 +105,14 @@ def plan_rollback(run: Path, step: int) -> Plan:
     ]
     killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
     left = [place for place in killed if _can_continue(place, run, rows, [*checkpoints, *stages], episodes)]
-    return Plan(
+    first = run / ASIDE / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-to-{step}"
+    further = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
+    new = next(place for place in (first, *further) if not place.exists())
+    return RollbackPlan(
         run,
         step,
         to,
-        left[0] if left else _new_aside(run, step),
+        left[0] if left else new,
         positions,
         checkpoints,
         {table: content.count(b"\n") for table, content in rows.items()},
@@ -119,27 +122,25 @@ def plan_rollback(run: Path, step: int) -> Plan:
     )
 
 
-def _new_aside(run: Path, step: int) -> Path:
-    first = run / ASIDE / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-to-{step}"
-    further = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
-    return next(place for place in (first, *further) if not place.exists())
-
-
 def _can_continue(
     place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[LaterRows]
 ) -> bool:
-    """Return whether a killed rollback can continue: nothing that it holds has since changed in the run."""
+    """Return whether a killed rollback can continue: what it has copied is still the same in the run."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
     kept = [(place / table, content) for table, content in rows.items() if content]
     aside = [(place / _aside_of(part).relative_to(run), part) for part in episodes]
     return (
         not any(folder.exists() for folder in taken)
         and all(not file.exists() or content.startswith(file.read_bytes()) for file, content in kept)
-        and all(not copy.exists() or copy.read_bytes() == _taken(part) for copy, part in aside)
+        and all(
+            not copy.exists()
+            or copy.read_bytes() == (part.file.read_bytes() if part.before is None else part.after)
+            for copy, part in aside
+        )
     )
 
 
-def roll_back(run: Path, step: int) -> Plan:
+def roll_back(run: Path, step: int) -> RollbackPlan:
     """Go back to the checkpoint of `step` and return what was moved; does nothing where the run is there already.
 
     Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later stages.
@@ -149,7 +150,7 @@ def roll_back(run: Path, step: int) -> Plan:
         whole = run.resolve().parent
         if (
             whole / "stages.yaml"
-        ).is_file():  # their trainer holds this lock from the first stage to the last
+        ).is_file():  # the stages' trainer holds this lock from the first to the last
             held.callback(RunLock(whole / "lock").release)
         lock = RunLock(run / "lock")
         held.callback(lock.release)
@@ -230,7 +231,7 @@ def _later_stages(run: Path) -> tuple[Path, ...]:
     return tuple(folder for _, folder in sorted(found) if is_run(folder))
 
 
-def _copy_aside(plan: Plan) -> None:
+def _copy_aside(plan: RollbackPlan) -> None:
     """Copy all rows and episodes that will be removed into the folder aside, unless a killed attempt already did."""
     for place in ("checkpoints", "stages", *FOLDERS):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
@@ -240,11 +241,18 @@ def _copy_aside(plan: Plan) -> None:
             replace_file(plan.aside / table, rows)
     for part in plan.episodes:
         kept = plan.aside / _aside_of(part).relative_to(plan.run)
-        if not kept.exists():
-            if part.before is None:
-                _link(part.file, kept)
-            else:
-                replace_file(kept, part.after)
+        if kept.exists():
+            continue
+        if part.before is not None:
+            replace_file(kept, part.after)
+            continue
+        try:
+            os.link(part.file, kept)
+        except OSError:  # a file system without hard links
+            beside = kept.with_name(f".{kept.name}.partial")
+            shutil.copyfile(part.file, beside)
+            flush(beside)
+            beside.replace(kept)
     for folder in FOLDERS:
         flush(plan.aside / folder)
 
@@ -252,20 +260,6 @@ def _copy_aside(plan: Plan) -> None:
 def _aside_of(part: LaterRows) -> Path:
     """Return where in the run a file with a part alone would be."""
     return part.file.with_name(part.name)
-
-
-def _taken(part: LaterRows) -> bytes:
-    return part.file.read_bytes() if part.before is None else part.after
-
-
-def _link(file: Path, kept: Path) -> None:
-    try:
-        os.link(file, kept)
-    except OSError:  # a file system without hard links
-        beside = kept.with_name(f".{kept.name}.partial")
-        shutil.copyfile(file, beside)
-        flush(beside)
-        beside.replace(kept)
 
 
 def _move(folder: Path, kept: Path) -> None:

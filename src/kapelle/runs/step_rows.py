@@ -7,7 +7,7 @@
         for line in lines_of(stored):
             ...
 
-A step that is there in both forms is read from its own file. Nothing is cached but where frames are.
+A step that is there in both forms is read from its own file. Only the places of frames are cached.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from kapelle.runtime.files import check_plain, replace_file, write_all
 #     CRC-32 of the packed bytes u32 · CRC-32 of this description u32
 #
 # Descriptions are the index: they say where each frame is without unpacking anything. A step is there when all of its rows
-# are. A process that was killed leaves at worst a step without its last rows or half a frame, which readers pass over.
-# Damage is passed over too, up to the next description, and reported in `Packed.fault`.
+# are. A process that was killed leaves at worst a step without its last rows or half a frame, which readers skip.
+# Damage is skipped too, up to the next description, and reported in `Packed.fault`.
 
 FRAME = 1 << 20
 """Bytes of lines after which a frame ends."""
 LARGEST = 256 << 20
-"""Bytes of the largest frame that is unpacked, which holds one row: a larger one is no frame of ours but a bomb."""
+"""Bytes of the largest frame that is unpacked, which holds one row: a larger one is not ours but a decompression bomb."""
 LAST_STEP = 10**12
 """Steps end before this one: names of files have room for twelve digits."""
 LEVEL = 6
@@ -90,14 +90,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a file holds, as its descriptions have it."""
+    """What a file holds, according to its descriptions."""
 
     frames: tuple[Frame, ...]
     """In the order of the file."""
     steps: dict[int, tuple[Frame, ...]]
-    """The frames of every step that is there whole."""
+    """The frames of every step that is complete."""
     fault: str | None
-    """Where the file is damaged; None where it is whole, or ends in what was being written."""
+    """Where the file is damaged; None if it is whole, or ends in rows that were being written."""
 
     @property
     def end(self) -> int:
@@ -136,7 +136,7 @@ def _parts(lines: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
 
 
 def known_scan(path: Path) -> Packed:
-    """Return what `scan` does, remembered for as long as the file stays as it is."""
+    """Return the cached value of `scan`; scans again when the file has changed."""
     about = path.stat()
     mark = about.st_ino, about.st_size, about.st_mtime_ns
     latest = _latest(path)
@@ -150,7 +150,7 @@ def known_scan(path: Path) -> Packed:
 
 @lru_cache(maxsize=4096)
 def _latest(_path: Path) -> list[tuple[tuple[int, int, int], Packed]]:
-    """Return where the latest scan of a file is remembered, with what the file was like."""
+    """Return the cache of a file's latest scan: one entry, with the file's inode, size and time then."""
     return []
 
 
@@ -201,7 +201,7 @@ def _described(head: bytes, at: int) -> Frame | None:
 
 
 def _next(file: BinaryIO, start: int, size: int) -> int:
-    """Return where the next description may begin, the end of the file where none does."""
+    """Return where the next description may begin; the end of the file if there is none."""
     while start < size:
         file.seek(start)
         found = file.read(FRAME).find(_BEGIN)
@@ -213,7 +213,7 @@ def _next(file: BinaryIO, start: int, size: int) -> int:
 
 def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return the frames of a step in order if all of its rows are there, else nothing."""
-    # Frames that are there twice, by damage to the file, count once.
+    # A damaged file may hold a frame twice; it counts once.
     ordered = sorted({frame.first: frame for frame in frames}.values(), key=lambda frame: frame.first)
     row = 0
     for frame in ordered:
@@ -271,7 +271,7 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Bytes of its rows, not compressed; nothing is unpacked for it. OSError where the file is gone."""
+        """Bytes of its rows, uncompressed, as the descriptions have it. OSError where the file is gone."""
         return sum(frame.unpacked for frame in self.frames) if self.frames else self.file.stat().st_size
 
 
@@ -318,7 +318,7 @@ def whole_steps(path: Path, packed: Packed) -> dict[int, Stored]:
 
 
 def stamps(folder: Path) -> dict[int, tuple[int, int]]:
-    """Return two numbers for every step that change with its rows, for caches: in one look at the folder, and in no order."""
+    """Return for every step two numbers that change with its rows, for caches; reads the folder once, in no order."""
     found: dict[int, tuple[int, int]] = {}
     plain: dict[int, tuple[int, int]] = {}
     packed: list[tuple[int, str]] = []
@@ -333,13 +333,17 @@ def stamps(folder: Path) -> dict[int, tuple[int, int]]:
                     plain[int(match[1])] = about.st_size, about.st_mtime_ns
     for _, name in sorted(packed):
         with suppress(OSError):
-            found |= {step: _mixed(frames) for step, frames in known_scan(folder / name).steps.items()}
+            for step, frames in known_scan(folder / name).steps.items():
+                mixed = 0
+                for frame in frames:
+                    mixed = (mixed * 31 + frame.crc) % 2**61
+                found[step] = sum(frame.packed for frame in frames), mixed
     return found | plain
 
 
 def last_step(folder: Path) -> int:
-    """Return the last step whose rows are there, -1 for none; nothing is remembered. RunDirectoryError where that cannot be read."""
-    with _in_words(folder):
+    """Return the last step whose rows are complete, -1 for none; not cached. RunDirectoryError where that cannot be read."""
+    with reading(folder):
         plain, files = max((step for step, _ in plain_files(folder)), default=-1), packed_files(folder)
     for path in reversed(files):
         if steps := _scanned(path).steps:
@@ -358,7 +362,7 @@ def stored_step(folder: Path, step: int) -> Stored | None:
         return Stored(step, plain)
     wrong = None
     # The file with the nearest first step before it holds it, unless a step was recorded late.
-    with _in_words(folder):
+    with reading(folder):
         files = packed_files(folder)
     for path in sorted(files, key=lambda each: (first_step(each) > step, -first_step(each))):
         packed = _scanned(path)
@@ -372,7 +376,7 @@ def stored_step(folder: Path, step: int) -> Stored | None:
 
 def refuse_damage(folder: Path) -> None:
     """Raise DataError where a compressed file has lost rows to damage, RunDirectoryError where it cannot be read."""
-    with _in_words(folder):
+    with reading(folder):
         files = packed_files(folder)
     for path in files:
         fault = _scanned(path).fault
@@ -405,7 +409,7 @@ def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterato
     Only the frames that hold them are unpacked, one after another. Raises DataError for damage, and RunDirectoryError
     where the file cannot be read.
     """
-    with _in_words(stored.file):
+    with reading(stored.file):
         if not stored.frames:
             check_plain(stored.file, stored.file.stat().st_mode)
             with stored.file.open("rb") as file:
@@ -421,13 +425,6 @@ def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterato
                 yield from unpack(stored.file, frame)[low:high]
 
 
-def _mixed(frames: tuple[Frame, ...]) -> tuple[int, int]:
-    mixed = 0
-    for frame in frames:
-        mixed = (mixed * 31 + frame.crc) % 2**61
-    return sum(frame.packed for frame in frames), mixed
-
-
 def _files(folder: Path, *, packed: bool) -> Iterator[tuple[int, Path]]:
     try:
         entries = list(folder.iterdir())
@@ -440,15 +437,18 @@ def _files(folder: Path, *, packed: bool) -> Iterator[tuple[int, Path]]:
 
 
 def _scanned(path: Path) -> Packed:
-    with _in_words(path):
+    with reading(path):
         return scan(path)
 
 
 @contextmanager
-def _in_words(path: Path) -> Iterator[None]:
+def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
+    """Turn what the disk refuses inside the block into a RunDirectoryError; with `missing`, FileNotFoundError passes."""
     try:
         yield
     except OSError as error:
+        if missing and isinstance(error, FileNotFoundError):
+            raise
         raise RunDirectoryError(
             f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without faults?"
         ) from error
@@ -466,20 +466,20 @@ SIZE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LaterRows:
-    """What a file holds of the steps after one."""
+    """The rows in a file that belong to steps after a given one."""
 
     file: Path
     name: str
-    """Of a file of the same form with these steps alone."""
+    """Name of a file of the same form with these steps alone."""
     steps: tuple[int, ...]
     before: bytes | None = None
-    """What stays in the file; None where nothing does."""
+    """Content that stays in the file; None if none does."""
     after: bytes = b""
-    """What it loses where something stays."""
+    """Content that the file loses, if some stays."""
 
 
 def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
-    """Append the lines of a step, which is there once; return the file and what it got. Nothing is flushed to the disk."""
+    """Append the lines of a step, once; return the file and the bytes that were appended. Flushes nothing to the disk."""
     assert not plain_file(folder, step).exists(), f"step {step} is recorded once"
     data = pack(step, content.splitlines(keepends=True))
     newest = next(reversed(packed_files(folder)), None)
@@ -513,13 +513,8 @@ def _append(path: Path, data: bytes) -> None:
 
 def later_parts(folder: Path, last: int) -> list[LaterRows]:
     """Return what the files of a folder hold of the steps after `last`, half-written ones included."""
-    return [*_later_plain(folder, last), *_later_packed(folder, last)]
-
-
-def _later_plain(folder: Path, last: int) -> Iterator[LaterRows]:
-    for step, path in plain_files(folder):
-        if step > last:
-            yield LaterRows(path, path.name, (step,))
+    plain = [LaterRows(path, path.name, (step,)) for step, path in plain_files(folder) if step > last]
+    return [*plain, *_later_packed(folder, last)]
 
 
 def _later_packed(folder: Path, last: int) -> Iterator[LaterRows]:
@@ -530,7 +525,7 @@ def _later_packed(folder: Path, last: int) -> Iterator[LaterRows]:
         packed, size = scan(path), path.stat().st_size
         steps = tuple(sorted({frame.step for frame in packed.frames if frame.step > last}))
         counted = max((frame.step for frame in packed.frames if frame.step <= last), default=-1)
-        # Damage behind the last counted step is what a loss of power has left of later ones; so is a file that begins there.
+        # Damage behind the last counted step, or in a file that begins there, is what a loss of power has left of later steps.
         late = counted == last or first_step(path) > last
         torn = size > packed.end and (packed.fault is None or late)
         if not steps and not torn:
@@ -545,7 +540,7 @@ def _later_packed(folder: Path, last: int) -> Iterator[LaterRows]:
 
 
 def cut_steps(folder: Path, last: int) -> None:
-    """Remove the steps after `last`, and what was being written; a kill in between leaves some of them."""
+    """Remove the steps after `last`, and half-written rows; a kill in between leaves some of them."""
     for later in later_parts(folder, last):
         if later.before is None:
             later.file.unlink()

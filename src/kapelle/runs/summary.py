@@ -56,7 +56,7 @@ TROUBLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """A run in one line."""
 
     path: Path
@@ -99,13 +99,13 @@ def find_runs(folder: Path) -> Iterator[Path]:
         inner.sort()
 
 
-def summarise(run: Path) -> Summary:
+def summarise(run: Path) -> RunSummary:
     """Return the summary of a run; for one that cannot be read it holds the reason, so that a list shows the others."""
     size = size_of(run)
     try:
         config, status = settings_of(run), read_status(run)
         rows = read_metrics(run)
-        return Summary(
+        return RunSummary(
             run,
             status.state,
             str(config["name"]),
@@ -117,7 +117,7 @@ def summarise(run: Path) -> Summary:
         )
     except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
         wrong = str(error) if isinstance(error, KapelleError) else f"{type(error).__name__}: {error}"
-        return Summary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
+        return RunSummary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
 
 
 def settings_of(run: Path) -> dict[str, Any]:

@@ -162,6 +162,7 @@ class Guarded:
             self._end(error)
 
     def _end(self, error: Exception) -> None:
+        """Close off a tracker that has failed, and say so once."""
         self._tracker = None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self._say(
@@ -174,7 +175,7 @@ def open_trackers(
 ) -> list[Tracker]:
     """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`; none stays open where one is refused.
 
-    One that fails, when it is opened too, is left alone and said once, by `say`; the run goes on.
+    A tracker that fails, also when it is opened, gets nothing more and is reported once by `say`; the run continues.
     """
     saved = saved_steps(run)
     first = saved + 1 if saved else 0

@@ -12,18 +12,19 @@
       recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
       checkpoints/00000012/            see `checkpoint`
-      latest               text: relative path of the newest checkpoint, for people; `read_latest` searches itself
-      lock                 names the process that has the run; it and the directory are locked, see `lock`
-      forgotten.json       which of these steps the run has deleted itself, see `recorded`
-      exact.json, evaluated.jsonl      what commands found out about it afterwards, see `findings`
+      latest               text: relative path of the newest checkpoint, for people; `read_latest` searches by itself
+      lock                 names the process that trains the run; it and the directory are locked, see `lock`
+      forgotten.json       the steps whose episodes the run itself has deleted, see `recorded`
+      exact.json, evaluated.jsonl      what commands measured afterwards, see `findings`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
 Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is replaced in one
 step. A killed process therefore leaves at worst an incomplete last line or step, which readers ignore and a
 resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
 written twice. A trainer saves its start before the first row, so that there is always a checkpoint to
-rewind to. Whoever reads episodes compares them with `recorded.jsonl`, and a resume refuses what is no longer as it was recorded.
-A config or provenance that somebody deletes or replaces while the run goes on is written again. A number that is not finite is refused (NumericsError): it must be handled before it is recorded.
+rewind to. Readers of episodes compare them with `recorded.jsonl`, and a resume refuses episodes that have changed since.
+A config or provenance that is deleted or replaced while the run goes on is written again. A number that is not finite is refused
+(NumericsError): it must be handled before it is recorded.
 """
 
 from __future__ import annotations
@@ -55,15 +56,8 @@ from kapelle.runs.reader import (
     is_run,
     last_episode_step,
     read_config,
-    read_episodes,
-    read_evaluations,
-    read_groups,
-    read_latest,
-    read_metrics,
     read_provenance,
     read_starts,
-    read_status,
-    saved_steps,
 )
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
@@ -73,7 +67,7 @@ from kapelle.types import Group, Json, Split
 # -------- Tables of JSON lines: how a row is written, where a step ends, how a table is cut.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
-"""Those whose rows a checkpoint counts; the last one is that of `recorded`."""
+"""The tables whose rows a checkpoint counts; the last one is that of `recorded`."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
@@ -89,12 +83,6 @@ def pretty(value: Mapping[str, Json]) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def plain_lines(value: Mapping[str, str | int]) -> bytes:
-    """Return the same as `pretty` for plain values, without the reference cycles that `json` makes when indenting."""
-    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
-    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
-
-
 def end_of_step(table: Path, position: int, step: int) -> int:
     """Return the end of the complete rows that follow a position and belong to a step up to this one."""
     for line in table.read_bytes()[position:].splitlines(keepends=True):
@@ -105,17 +93,6 @@ def end_of_step(table: Path, position: int, step: int) -> int:
             break
         position += len(line)
     return position
-
-
-def refuse_short(path: Path, size: int) -> None:
-    """Raise RunDirectoryError where the first `size` bytes of a table are not there or do not end a row."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
-            raise RunDirectoryError(
-                f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
-                "or start again in another --run-dir."
-            )
 
 
 def cut_table(path: Path, size: int) -> None:
@@ -136,7 +113,7 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 
 def refuse_run_without_config(path: Path) -> None:
-    """Raise RunDirectoryError for a run that has lost its config: a new one would be mixed with what is left of it."""
+    """Raise RunDirectoryError for what is left of a run without its config: a new run would be mixed with it."""
     if is_run(path):
         return
     tables = [path / table for table in TABLES if (path / table).is_file() and (path / table).stat().st_size]
@@ -152,7 +129,7 @@ def refuse_run_without_config(path: Path) -> None:
 def refuse_other_run(
     path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
 ) -> None:
-    """Raise RunDirectoryError for a run that is there without `resume`, or whose config differs in what may not."""
+    """Raise RunDirectoryError for a run that exists, without `resume`, or with a config that forbids resuming it."""
     if not resume:
         raise RunDirectoryError(
             f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
@@ -165,28 +142,6 @@ def refuse_other_run(
             f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
         )
 
-
-__all__ = [
-    "RunDirectory",
-    "State",
-    "Status",
-    "changed_lines",
-    "default_path",
-    "episode_steps",
-    "is_run",
-    "last_episode_step",
-    "new_path",
-    "read_config",
-    "read_episodes",
-    "read_evaluations",
-    "read_groups",
-    "read_latest",
-    "read_metrics",
-    "read_provenance",
-    "read_starts",
-    "read_status",
-    "saved_steps",
-]
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 SYSTEM = "system.jsonl"
@@ -213,15 +168,10 @@ def last_counted(positions: Mapping[str, int], folder: str) -> int:
     return positions.get(FOLDERS[0] if folder == "traces" else folder, -1)
 
 
-def new_path(recipe: str) -> Path:
-    """Return a new folder name for a run of a recipe that starts now."""
-    return default_path(recipe, datetime.now().astimezone())
-
-
-def default_path(recipe: str, started: datetime, root: Path = Path("runs")) -> Path:
-    """Return `runs/<recipe>-<yyyymmdd-hhmmss>`, with `-2`, `-3` … after it where that exists."""
+def new_path(recipe: str, started: datetime | None = None, root: Path = Path("runs")) -> Path:
+    """Return a folder name for a run that starts now: `runs/<recipe>-<yyyymmdd-hhmmss>`, with `-2`, `-3` … after it if taken."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(recipe).stem).strip("-.") or "run"
-    path = root / f"{name}-{started:%Y%m%d-%H%M%S}"
+    path = root / f"{name}-{started or datetime.now().astimezone():%Y%m%d-%H%M%S}"
     candidates = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
     return next(candidate for candidate in candidates if not candidate.exists())
 
@@ -236,11 +186,11 @@ class RunDirectory:
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
         self.path = path
         self.say: Callable[[str], None] = lambda _: None
-        """Gets a line for what somebody has removed or replaced and the run can do without."""
+        """Called with a line when a file was removed or replaced that the run can do without."""
         self._own: dict[str, bytes] = {}
-        """What the files that make this folder a run must hold, by name."""
+        """Content of the files that make this folder a run, by name."""
         self._marks: dict[str, tuple[int, ...]] = {}
-        """What those files were like when they were last looked at."""
+        """What `_mark` returned for those files when they were last looked at."""
         self._ends: dict[str, int] = {}
         """Bytes of the tables, as far as this process has written them."""
         self.resumed = resumed
@@ -308,7 +258,7 @@ class RunDirectory:
 
     @contextmanager
     def _write(self, path: Path) -> Iterator[None]:
-        """Make sure that only this process has the run, and turn errors of the disk inside the block into words."""
+        """Check that only this process has the run, and turn the disk's errors inside the block into RunDirectoryError."""
         self._lock.recheck()
         with writing(path):
             try:
@@ -326,7 +276,7 @@ class RunDirectory:
         self._own[name], self._marks[name] = content, _mark(self.path / name)
 
     def _put_back(self) -> None:
-        """Write the files that make this folder a run again where somebody has removed or replaced them."""
+        """Write the files that make this folder a run again if they were removed or replaced."""
         for name, content in self._own.items():
             path = self.path / name
             mark = _mark(path)
@@ -345,7 +295,7 @@ class RunDirectory:
                 self._put(name, content)
                 what = "replaced" if mark else "removed"
                 kept = (
-                    f" What stood there is in {aside.name}; to use it, stop the run and resume it with that."
+                    f" What stood there is in {aside.name}; to use it, stop the run and resume it with that file."
                     if mark
                     else ""
                 )
@@ -393,7 +343,7 @@ class RunDirectory:
         line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
-            # Nothing counts the rows about the machine: without them a run goes on.
+            # No checkpoint counts the rows about the machine, so a run goes on without them.
             made = os.O_CREAT if table == SYSTEM else 0
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | made, 0o644)
@@ -434,11 +384,11 @@ class RunDirectory:
                 raise _changed(folder, "was removed")
             path, data = append_step(folder, step, content)
         self._unflushed |= {path, folder}
-        # Last: what a killed process was writing is not missed by readers.
+        # Last, so that readers do not miss what a killed process was writing.
         self._append(RECORDED, step, described(name, content, data))
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
-        """Write the traces of a step's episodes; none leave no rows."""
+        """Write the traces of a step's episodes, if there are any."""
         if traces:
             self._record(step, "traces", dump_traces(step, traces))
 
@@ -474,9 +424,8 @@ class RunDirectory:
     def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
         """Cut off all rows and episodes after these positions, which are those in a checkpoint.
 
-        Evaluations of steps up to `measured` stay: a run that had ended there and is now continued does not measure
-        the checkpoint's weights again. Raises RunDirectoryError when a file is shorter than its position or broken
-        there.
+        Evaluations of steps up to `measured` stay, so that a run that had ended there and is now continued does not measure
+        the checkpoint's weights again. Raises RunDirectoryError when a file is shorter than its position or no row ends there.
         """
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in TABLES}
@@ -484,7 +433,13 @@ class RunDirectory:
             for table in (*TABLES, SYSTEM):
                 own_file(self.path / table)
             for table in TABLES:
-                refuse_short(self.path / table, ends[table])
+                with (self.path / table).open("rb") as file:
+                    file.seek(max(0, ends[table] - 1))
+                    if ends[table] and file.read(1) != b"\n":
+                        raise RunDirectoryError(
+                            f"{self.path / table} has lost rows that its checkpoint counts ({ends[table]} bytes). Restore the "
+                            "file, or start again in another --run-dir."
+                        )
             for remark in refuse_losses(self.path, positions):
                 self.say(f"{remark}; the run continues without them")
             if measured is not None:
@@ -501,7 +456,7 @@ class RunDirectory:
                 cut_steps(self.path / folder, step)
             gone = forgotten(self.path)
             if any(before > last[folder] + 1 for folder, before in gone.items()):
-                # These steps come again, and are then no longer those that were deleted.
+                # These steps are played again, and their episodes are then no longer the deleted ones.
                 gone = {folder: min(before, last[folder] + 1) for folder, before in gone.items()}
                 replace_file(self.path / FORGOTTEN, pretty(gone))
             self._unflushed = {path for path in self._unflushed if path.exists()}
@@ -531,9 +486,11 @@ class RunDirectory:
     def report(self, phase: str, step: int, state: State = "running") -> None:
         """Record what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
+        # As `pretty` writes it; `json` would leave reference cycles behind when it indents, at every report.
+        rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self._status).items()]
         with self._write(self.path / "status.json"):
             self._put_back()
-            replace_file(self.path / "status.json", plain_lines(asdict(self._status)), sync=False)
+            replace_file(self.path / "status.json", ("{\n" + ",\n".join(rows) + "\n}\n").encode(), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
         """Let `latest` point to this checkpoint, relative to the run."""
@@ -554,7 +511,7 @@ class RunDirectory:
             with self._write(self.path / name):
                 files = forgettable(self.path / name, before)
                 if files:
-                    # First, so that nobody misses what is deleted, whenever this process is killed.
+                    # First, so that readers do not miss deleted steps, whenever this process is killed.
                     known = forgotten(self.path)
                     end = max(known.get(name, 0), *(last + 1 for last in files.values()))
                     replace_file(self.path / FORGOTTEN, pretty({**known, name: end}))
@@ -580,7 +537,7 @@ class RunDirectory:
 
 
 def _mark(path: Path) -> tuple[int, ...]:
-    """Return what changes whenever a file is replaced or written; empty where it cannot be looked at."""
+    """Return what `stat` says that changes whenever a file is replaced or written; empty if there is no file."""
     try:
         about = path.stat()
     except OSError:

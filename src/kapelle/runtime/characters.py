@@ -22,8 +22,7 @@ def cleaned(text: str) -> str:
     """
     if all(line.isprintable() for line in text.split("\n")):
         return text
-    return "".join(c if c in _KEPT or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        c if c in _KEPT or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )

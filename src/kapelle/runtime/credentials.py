@@ -1,4 +1,4 @@
-"""Secrets: taken out of the URLs that messages show, and sent only where nobody else can read them on their way."""
+"""Secrets: removed from the URLs in messages, and sent only over connections that others cannot read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECRETS = frozenset(
         "token",
     ]
 )
-"""Words in the names of parameters that hold what nobody else may know."""
+"""Words in the names of parameters that hold secrets."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 _PARAMETER = re.compile(r"(?<=[?&#;])([^=?&#;\s'\"]{1,100})=[^&#;\s'\"]*")
@@ -47,7 +47,7 @@ def without_secrets(text: str) -> str:
     )
 
 
-# -------- Tokens: held in environment variables, and sent only where nobody else can read them on their way.
+# -------- Tokens: held in environment variables, and sent only over connections that others cannot read.
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that every call of a server of ours has to carry; a command line would show it to others."""

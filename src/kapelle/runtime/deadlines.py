@@ -1,12 +1,16 @@
 """Deadlines for other people's code: a call that does not return in time is given up, whatever it is doing.
 
-Environments, graders and engines are called on the thread of the event loop, in a fixed order, so that a run repeats.
-A watchdog, a thread of its own, tracks open calls and ends those that take too long. How depends on what a call does:
+    answer = call("`task` of environment 'math'", "environment", 600.0, environment.task, split, index)
+    reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
-    it waits (`await` without end)        its task is cancelled; if it goes on waiting, its coroutine is left behind
+Both raise GaveUp when the seconds are over; an episode records it as its error. Environments, graders and engines are called on
+the thread of the event loop, in a fixed order, so that a run repeats. So the time is kept elsewhere: a watchdog thread
+looks at all open calls every `TICK` seconds and ends those that take too long. How depends on what a call does:
+
+    it waits (`await` without end)        its task is cancelled; if it still waits, its coroutine is left behind
     it blocks the loop (`time.sleep`,     a signal is sent to the main thread, whose handler raises GaveUp inside the
       `lock.acquire`, `while True`)         call; again every second while it swallows that
-    it cannot be broken off (C code)      a command ends; what lies on the disk is whole at every moment
+    it cannot be interrupted (C code)     a command ends; what lies on the disk is whole at every moment
 
 The clock stands still while this process is stopped (SIGSTOP, a sleeping laptop), and a call is charged only for its
 own time: while one blocks the loop, the others' seconds are not counted, nor is time in which the loop is busy with the
@@ -35,22 +39,22 @@ from kapelle.runtime import interrupts, machine
 T = TypeVar("T")
 
 TICK = 0.1
-"""Seconds between two looks."""
+"""Seconds between two looks of the watchdog."""
 PAUSE = 1.0
-"""Seconds after which a call that swallowed the exception gets it again. A longer time between two looks is a pause of
-the whole process and is not counted."""
+"""Seconds after which a call that swallowed the exception gets it again. More time than this between two looks means that
+the whole process was stopped, and is not counted."""
 GRACE = 5.0
-"""Seconds in which a call that is given up may clean up."""
+"""Seconds that a call which is given up has for cleaning up."""
 UNBREAKABLE = 30.0
 """Seconds over its limit after which a blocking call that cannot be interrupted ends the command."""
 BREAKER = signal.SIGURG
-"""The signal that wakes the main thread; it does nothing where nobody handles it."""
+"""The signal that wakes the main thread; by default it does nothing."""
 
 
 class GaveUp(BaseException):
     """A call took longer than it may.
 
-    It is not an Exception, so that the interrupted code does not mistake it for one of its own.
+    It is not an Exception, so that `except Exception` in the interrupted code does not swallow it.
     """
 
 
@@ -64,19 +68,23 @@ class Limit:
         self.own = 0.0
         """Seconds counted so far, but for those since `since`."""
         self.since: float | None = self._clock()
-        self.stage = self.cancels = 0
-        """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind; how often its task was cancelled for it."""
-        self.broken_at = 0.0
-        """When the exception was last raised in it."""
+        self.stage = 0
+        """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind."""
+        self.cancels = 0
+        """How often its task was cancelled because it was late."""
+        self.interrupted_at = 0.0
+        """When GaveUp was last raised in it while it blocked."""
         self.task: asyncio.Task[Any] | None = None
         self.outer: Limit | None = None
         """The limit of the call inside which this one is awaited."""
-        self.breaking = False
-        self.without = on_abandoned.get()
-        """Ends the episode without its task, where the task does not react."""
+        self.interrupting = False
+        """Whether the exception is on its way into it."""
+        self.on_abandoned = on_abandoned.get()
+        """Ends its episode without its task, where the task does not react to being cancelled."""
 
     def _clock(self) -> float:
-        # Whether the loop had time matters for what waits beside it, not for what the loop itself works at.
+        # An environment waits beside the event loop, so a busy loop is not its fault. Engines and episodes are what the loop
+        # works at.
         return self.watched.awake if self.kind in ("engine", "episode") else self.watched.free
 
     @property
@@ -88,7 +96,7 @@ class Limit:
         """Stop counting, while something inside the call counts for itself."""
         self.own, self.since = self.used, None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Count again; does nothing while it is counting."""
         if self.since is None:
             self.since = self._clock()
@@ -99,29 +107,31 @@ class Limit:
 
 
 class WatchedThread:
-    """One thread on which limited calls run, with the event loop that it runs."""
+    """One thread on which calls with a deadline run, with the event loop that it runs."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.main = self.thread is threading.main_thread()
         self.stops = interrupts.stops_here()
-        """Whether it should break off its work when the process is asked to stop."""
+        """Whether it should leave its work when the process is asked to stop."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: Limit | None = None
+        """The call that computes now."""
         self.serial = 0
         """Counts calls, so that the watchdog can distinguish a call that has not returned from a later one."""
         self.open: set[Limit] = set()
-        """Calls that wait."""
+        """Calls that are awaited."""
         self.awake = self.free = 0.0
         """Seconds in which no call blocked this thread; and those of them in which its loop was free."""
         self._seen = (0, 0)
-        """Which call ran at the last look, by number so that its end is not delayed, and how many had ended by then."""
+        """The call that ran at the last look and its serial; the number of an object, so that its end is not delayed."""
         self.guard = threading.Lock()
         """Held while a call is interrupted and while one ends, so that no call is interrupted after its end."""
         self.loop_answered = True
+        """Whether the loop has run something since the last look: then it is free."""
 
     def look(self, passed: float) -> None:
-        """Count the time since the last look, and end calls that are late."""
+        """Count the time since the last look, and end calls that are late; called by the watchdog."""
         running, serial = self.running, self.serial
         blocked = running is not None and (id(running), serial) == self._seen
         self._seen = (id(running), serial)
@@ -130,85 +140,76 @@ class WatchedThread:
             assert running is not None
             running.own += passed
             asked = stop is not None and time.monotonic() - stop.since > PAUSE
-            if (asked or running.used >= running.seconds) and time.monotonic() - running.broken_at > PAUSE:
-                running.broken_at = time.monotonic()
-                self._break(running, stop if asked else None)
+            if (
+                asked or running.used >= running.seconds
+            ) and time.monotonic() - running.interrupted_at > PAUSE:
+                running.interrupted_at = time.monotonic()
+                self._interrupt(running, stop if asked else None)
             if self.main and running.used >= running.seconds + UNBREAKABLE and interrupts.commands:
-                _end_with(
-                    f"{running.reason()} It does not leave code that cannot be broken off. Declare `blocking = True` on "
-                    "its environment, and resume the run.",
+                _end_process(
+                    f"{running.reason()} It runs code that cannot be interrupted. Declare `blocking = True` on its "
+                    "environment, and resume the run.",
                     2,
                 )
             return
         self.awake += passed
         if self.loop_answered:
             self.free += passed
-        self._beat()
+            if self.loop is not None:
+                self.loop_answered = False
+                self._in_loop(self._answer)
         for limit in tuple(self.open):
             loop = None if limit.task is None else limit.task.get_loop()
             if loop is not None and loop.is_closed():
                 self.open.discard(limit)
-            if loop is not self.loop:
-                continue
-            over = limit.used - limit.seconds
-            if over >= 0 and limit.stage == 0:
-                self._expire(limit, 1)
-            elif over >= limit.stage * GRACE and limit.stage < 3:
-                self._expire(limit, limit.stage + 1)
-
-    def _beat(self) -> None:
-        if self.loop_answered and self.loop is not None:
-            self.loop_answered = False
-            self._call(self._answer)
+            if loop is self.loop and limit.stage < 3 and limit.used - limit.seconds >= limit.stage * GRACE:
+                limit.stage += 1
+                self._in_loop(partial(_cancel, limit))
 
     def _answer(self) -> None:
         self.loop_answered = True
 
-    def _expire(self, limit: Limit, stage: int) -> None:
-        limit.stage = stage
-        self._call(partial(_cancel, limit))
-
-    def _call(self, work: Callable[[], None]) -> None:
-        loop = self.loop
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        loop = self.loop  # its own thread may take it back at any moment
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(work)
             except RuntimeError:  # it was closed in between
                 self.loop_answered = True
 
-    def _break(self, running: Limit, stop: interrupts.StopSignal | None) -> None:
+    def _interrupt(self, running: Limit, stop: interrupts.StopSignal | None) -> None:
+        """Raise GaveUp, or what the signal that asks to stop raises, inside the call that blocks this thread."""
         ident = self.thread.ident
         assert ident is not None
         if self.main:
-            running.breaking = True
+            running.interrupting = True
             signal.pthread_kill(ident, BREAKER)
             return
         with self.guard:
             if (id(self.running), self.serial) == self._seen:
-                running.breaking = True
+                running.interrupting = True
                 raise_in(ident, running.reason() if stop is None else stop.again())
 
 
 def _cancel(limit: Limit) -> None:
-    if (
-        limit not in limit.watched.open
-        or limit.task is None
-        or limit.task.get_loop() is not limit.watched.loop
-    ):
+    """Cancel the task of a late call, in its event loop; at the last stage go on without the task."""
+    watched = limit.watched
+    if limit not in watched.open or limit.task is None or limit.task.get_loop() is not watched.loop:
         return
     if limit.stage < 3:
         limit.cancels += 1
         limit.task.cancel()
-    elif limit.without is not None:  # it waits for something that cannot be cancelled
-        limit.watched.open.discard(limit)
-        limit.without(limit.reason())
+    elif limit.on_abandoned is not None:
+        watched.open.discard(limit)
+        limit.on_abandoned(limit.reason())
 
 
 def raise_in(thread: int, error: BaseException | None) -> None:
     """Raise an error in a thread, at its next line of Python; None takes back one that was not raised yet."""
     kind = None
-    if error is not None:  # it is made there, without arguments
+    if error is not None:
         made = type(error)
+        # Python takes a class and makes the error there, without arguments: so make a class with this message.
         kind = ctypes.py_object(type(made.__name__, (made,), {"__str__": lambda _: str(error)}))
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind)
 
@@ -216,18 +217,19 @@ def raise_in(thread: int, error: BaseException | None) -> None:
 def leave_behind(thing: object) -> None:
     """Keep a coroutine or task that does not end for as long as the process lives.
 
-    Python ends one that nobody holds by raising inside it, wherever that happens; it may answer by computing for ever.
+    Python ends a coroutine without references by raising inside it, in whatever thread that happens; other people's code may
+    then compute for ever.
     """
     interrupts.left_behind.append(type(thing).__name__)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def _broken(_number: int, _frame: FrameType | None) -> None:
+def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
     """Raise in the call that runs on the main thread, if it is still the one to be interrupted."""
     running = here.watched.running if hasattr(here, "watched") else None
-    if running is None or not running.breaking:
+    if running is None or not running.interrupting:
         return
-    running.breaking = False
+    running.interrupting = False
     stop = interrupts.pending_stop()
     if stop is not None and time.monotonic() - stop.since > PAUSE:
         raise stop.again()
@@ -235,15 +237,15 @@ def _broken(_number: int, _frame: FrameType | None) -> None:
 
 
 here = threading.local()
+"""Holds this thread's WatchedThread as `watched`."""
 _watched_threads: dict[WatchedThread, None] = {}
 _starting = threading.Lock()
 _watchdog: threading.Event | None = None
-"""Set by the watchdog's thread once it runs; None where there is none."""
+"""Set by the watchdog's thread once it runs; None before it is started."""
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the call inside which this code runs; tasks that the call starts have it too."""
-
-
-on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("without_me", default=None)
+on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("on_abandoned", default=None)
+"""What ends this task's episode without it; see `gather_abandonable`."""
 
 
 def watched_thread() -> WatchedThread:
@@ -259,18 +261,18 @@ def watched_thread() -> WatchedThread:
 def _watch(watched: WatchedThread) -> None:
     global _watchdog  # noqa: PLW0603 - there is one
     if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
-        signal.signal(BREAKER, _broken)
+        signal.signal(BREAKER, _handle_breaker)
     with _starting:
         if _watchdog is None:
-            # Not `Thread.start`, which without memory waits for ever; only the watchdog could see that.
+            # Not `Thread.start`: without memory that waits for ever, and only the watchdog could see it.
             begun = threading.Event()
-            _thread.start_new_thread(_look_for_ever, (begun,))
+            _thread.start_new_thread(_run_watchdog, (begun,))
             if not begun.wait(machine.THREAD_START_S):
                 raise MemoryError
             _watchdog = begun
 
 
-def _look_for_ever(begun: threading.Event) -> None:
+def _run_watchdog(begun: threading.Event) -> None:
     begun.set()
     before, starts = time.monotonic(), machine.ThreadStarts()
     while True:
@@ -281,30 +283,33 @@ def _look_for_ever(begun: threading.Event) -> None:
             if watched.thread.is_alive():
                 watched.look(passed)
             else:
-                _watched_threads.pop(watched, None)  # by itself: a new thread may have its number
+                _watched_threads.pop(
+                    watched, None
+                )  # the record, not the thread's number, which a new one may have
         if starts.lost(passed) and interrupts.commands:
             machine.exit_without_memory()
         unhandled = interrupts.Arrivals.look(passed)
         if unhandled is not None and interrupts.commands:
-            _end(unhandled)
+            _end_stopped(unhandled)
         stop = interrupts.pending_stop()
         if stop is not None:
             stop.waited += passed
             if stop.waited > interrupts.LAST_RESORT and interrupts.commands:
-                _end(stop.number)
+                _end_stopped(stop.number)
 
 
-def _end(number: int) -> None:
+def _end_stopped(number: int) -> None:
+    """End the process, which a signal has asked to stop and which does not."""
     running = next((watched.running for watched in tuple(_watched_threads) if watched.main), None)
     held = f"{running.what} holds" if running is not None else "something that cannot be interrupted holds"
-    _end_with(
+    _end_process(
         f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
         "done again when the run is resumed.",
         128 + number,
     )
 
 
-def _end_with(message: str, code: int) -> NoReturn:
+def _end_process(message: str, code: int) -> NoReturn:
     with suppress(OSError, ValueError):
         os.write(2, f"kapelle: {message}\n".encode())
     os._exit(code)
@@ -329,13 +334,13 @@ def leave(watched: WatchedThread, before: Limit | None) -> None:
         try:
             with watched.guard:
                 running = watched.running
-                if not watched.main and running is not None and running.breaking:
+                if not watched.main and running is not None and running.interrupting:
                     raise_in(watched.thread.ident or 0, None)
-                    running.breaking = False
+                    running.interrupting = False
                 watched.running = before
                 watched.serial += 1
             break
-        except BaseException as error:  # noqa: BLE001 - the call was broken just now: raised when it has ended
+        except BaseException as error:  # noqa: BLE001 - the call was interrupted just now: raised when it has ended
             came = error
     if came is not None:
         raise came
@@ -367,17 +372,18 @@ def _refuse_when_stopping(watched: WatchedThread) -> None:
 
 
 def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Call `work` here and now; raises GaveUp inside it, and out of here, when it takes longer than `seconds`."""
+    """Call `work` here and now; raises GaveUp inside it, and out of here, when it takes longer than `seconds`.
+
+    `what` begins the message, and `kind` is the settings section with the `timeout` that it names.
+    """
     limit = Limit(what, kind, seconds)
-    watched = limit.watched
-    _refuse_when_stopping(watched)
+    _refuse_when_stopping(limit.watched)
     return _under(limit, work, *given)
 
 
 def charged_to(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     """Call `work`, a step of a task that a call has started, as part of that call."""
-    watched = limit.watched
-    if limit.kind not in ("environment", "grader") or watched is not getattr(here, "watched", None):
+    if limit.kind not in ("environment", "grader") or limit.watched is not getattr(here, "watched", None):
         return work(*given)
     return _under(limit, work, *given)
 
@@ -402,7 +408,8 @@ def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     finally:
         watched.loop = before
         watched.loop_answered = True
-        for limit in tuple(watched.open):  # of tasks that were left behind: nothing can end them any more
+        # Those still open belong to tasks that were left behind: nothing can end them any more.
+        for limit in tuple(watched.open):
             if limit.task is not None and limit.task.get_loop() is loop:
                 watched.open.discard(limit)
 
@@ -415,15 +422,15 @@ def pause_deadline() -> Callable[[], None]:
     """
     limit = current.get()
     if limit is None or limit.watched is not watched_thread():
-        return _nothing
+        return lambda: None
     limit.pause()
-    return limit.go_on
+    return limit.resume
 
 
 def pause_all_deadlines() -> Callable[[], None]:
     """Stop counting the seconds of every call inside which this runs, until what is returned is called.
 
-    For an episode that waits for somebody to play it: neither its world's call nor the episode itself has begun.
+    For an episode that waits for an outside program to play it: neither its world's call nor the episode has begun.
     """
     paused: list[Limit] = []
     limit = current.get()
@@ -433,15 +440,11 @@ def pause_all_deadlines() -> Callable[[], None]:
             paused.append(limit)
         limit = limit.outer
 
-    def go_on() -> None:
+    def resume() -> None:
         for each in paused:
-            each.go_on()
+            each.resume()
 
-    return go_on
-
-
-def _nothing() -> None:
-    return None
+    return resume
 
 
 def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> Bounded[T]:
@@ -460,17 +463,14 @@ def _opened(limit: Limit, work: object) -> Iterator[None]:
             work.close()  # it was never begun
         raise
     limit.task = asyncio.current_task()
-    if limit.task is not None and watched.loop is not limit.task.get_loop():
-        watched.loop, watched.loop_answered = (
-            limit.task.get_loop(),
-            True,
-        )  # a loop that `run_async` did not start
+    if limit.task is not None and watched.loop is not limit.task.get_loop():  # `run_async` did not start it
+        watched.loop, watched.loop_answered = limit.task.get_loop(), True
     outer = limit.outer = current.get()
     token = current.set(limit)
-    if outer is not None and not (limit.kind == "grader" and outer.kind == "environment"):
-        outer = None
-    if outer is not None:
-        outer.pause()  # grading has a limit of its own
+    # An environment that has a text graded is not charged for it: grading has a limit of its own.
+    pauses = outer if outer is not None and (limit.kind, outer.kind) == ("grader", "environment") else None
+    if pauses is not None:
+        pauses.pause()
     watched.open.add(limit)
     try:
         yield
@@ -478,8 +478,8 @@ def _opened(limit: Limit, work: object) -> Iterator[None]:
         watched.open.discard(limit)
         with suppress(ValueError):  # a coroutine that was left behind ends somewhere else
             current.reset(token)
-        if outer is not None:
-            outer.go_on()
+        if pauses is not None:
+            pauses.resume()
 
 
 class Bounded(Generic[T]):

@@ -1,4 +1,8 @@
-"""Running coroutines from synchronous code, and code that blocks on threads that can be abandoned."""
+"""Running coroutines from synchronous code, and blocking code on threads that can be abandoned.
+
+`run_async` is what `asyncio.run` would be if it never waited for other people's code: it also runs inside a notebook's loop, a
+`sys.exit` in a task does not end it, and tasks and threads that ignore being cancelled are left behind.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.deadlines import GaveUp, charged_to, current, leave_behind, raise_in, watching_loop
@@ -22,15 +26,15 @@ from kapelle.runtime.interrupts import on_stop, stop_if_asked, stops_here, waite
 
 
 class AbandonableThreads(ThreadPoolExecutor):
-    """An executor of daemon threads. A call whose future is cancelled while it runs is given up with its thread.
+    """An executor of daemon threads. A call whose future is cancelled while it runs is abandoned with its thread.
 
-    `asyncio.to_thread` runs what blocks on its loop's executor, and Python's own executor is joined when the process ends:
-    one call that never returns would keep the process for ever.
+    `asyncio.to_thread` runs blocking code on the loop's executor. Python joins the threads of its own executor when the process
+    ends, so one call that never returns would keep the process for ever.
     """
 
     def __init__(self, most: int) -> None:
-        """Run at most so many calls at once, those that were given up not counted."""
-        super().__init__(1)  # what it would start itself is never started
+        """Run at most so many calls at once, abandoned ones not counted."""
+        super().__init__(1)  # its own thread is never started: `submit` is replaced
         self._most = most
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
@@ -59,11 +63,11 @@ class AbandonableThreads(ThreadPoolExecutor):
             del made
 
     def replace(self) -> None:
-        """Count a thread that was given up no longer, and start one in its place."""
+        """Start a thread in the place of one that was abandoned."""
         threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end, and the others when they have done what they are at; waits for none."""
+        """Let idle threads end now, and the others after their call; returns at once."""
         with self._guard:
             count = self._threads_at_work
         for _ in range(count):
@@ -88,7 +92,7 @@ class _Call(Future[Any]):
         self._thread: int | None = None
 
     def run(self) -> None:
-        """Call, on this thread."""
+        """Call the function on this thread and set the result, unless it is abandoned meanwhile."""
         if not self.set_running_or_notify_cancel():
             return
         with self._guard:
@@ -101,9 +105,9 @@ class _Call(Future[Any]):
                 failure = error
             with self._guard:
                 self._thread = None
-                if self.given_up:
+                if self.given_up:  # the exception of `cancel` may not have been raised yet: take it back
                     raise_in(threading.get_ident(), None)
-        except GaveUp:  # it came just when the call had returned
+        except GaveUp:  # it was raised just when the call had returned
             self._thread = None
         if self.given_up:
             return
@@ -113,7 +117,7 @@ class _Call(Future[Any]):
             self.set_exception(failure)
 
     def cancel(self) -> bool:
-        """Take the call back; one that runs is given up: what it returns is not wanted any more."""
+        """Cancel the call; abandon it if it runs: GaveUp is raised in it, and its result is discarded."""
         if super().cancel():
             return True
         with self._guard:
@@ -131,47 +135,43 @@ T = TypeVar("T")
 THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Most calls of `asyncio.to_thread` at once, as Python's own default."""
 GRACE = 2.0
-"""Seconds that tasks have to end when they are cancelled; those that do not are left behind."""
+"""Seconds that cancelled tasks have to end before they are left behind."""
 
 
 def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, also where an event loop runs already (a notebook).
 
-    A `sys.exit` in a task that it starts ends that task with an EpisodeError. asyncio would end the whole loop with
-    it, and tasks are where environments and tools run, which are other people's code. Raises StopRequested when
-    somebody asks this process to stop (`interrupts.catch_interrupts`); tasks and threads that do not end with it are
-    left behind.
+    A `sys.exit` in a task that it starts ends that task with an EpisodeError: environments and tools, which are other people's
+    code, run in tasks, and asyncio would end the whole loop. Raises StopRequested when this process is asked to stop
+    (`interrupts.catch_interrupts`); tasks and threads that do not end with it are left behind.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(start)
-    box: list[T] = []
-    failed: list[BaseException] = []
-
+    # A loop runs already: run another one on a thread of its own. It is a daemon, so that it cannot keep the process alive.
+    result: Future[T] = Future()
     stops = stops_here()
 
     def body() -> None:
         if stops:
             waited_for()
         try:
-            box.append(_run(start))
+            result.set_result(_run(start))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failed.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=body, daemon=True)  # one that was left behind keeps no process
+    thread = threading.Thread(target=body, daemon=True)
     thread.start()
     thread.join()
-    if failed:
-        raise failed[0]
-    return box[0]
+    return result.result()
 
 
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do what `asyncio.run` does, but never wait for something that does not end."""
+    """Do what `asyncio.run` does, without waiting for what does not end."""
     stop_if_asked()
-    # A new event loop; raises OSError where descriptors have run out. asyncio would leave one that is
-    # half made, of which Python shows a traceback when it goes. So ask for as many first.
+    # Where descriptors have run out, asyncio leaves a loop half made, and Python prints a traceback when that is collected.
+    # So ask for as many descriptors as it needs first: OSError is raised here then.
     with selectors.DefaultSelector():
         one, other = socket.socketpair()
         one.close()
@@ -179,7 +179,7 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     loop = asyncio.new_event_loop()
     threads = AbandonableThreads(THREADS)
     loop.set_default_executor(threads)
-    loop.set_task_factory(_contained)
+    loop.set_task_factory(lambda loop, work, **named: asyncio.Task(_Contained(work), loop=loop, **named))
     try:
         asyncio.set_event_loop(loop)
         with watching_loop(loop):
@@ -194,8 +194,10 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+    """Run the loop until a task is done and return its result; StopRequested when this process is asked to stop."""
+
     def leave() -> None:  # inside a signal handler
-        with suppress(RuntimeError):  # of another thread, which has closed it by now
+        with suppress(RuntimeError):  # another thread may have closed the loop by now
             loop.call_soon_threadsafe(task.cancel)
             loop.call_soon_threadsafe(loop.call_later, GRACE, loop.stop)
 
@@ -206,7 +208,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             loop.run_forever()
         except BaseException:
             if task.done() and not task.cancelled():
-                task.exception()  # looked at: what it raised is on its way already
+                task.exception()  # so that asyncio does not report it too: it is being raised already
             raise
     if task.done() and not task.cancelled():
         return task.result()
@@ -217,7 +219,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left, give it a moment, and leave behind what does not end."""
+    """Cancel the tasks that are left, give them `GRACE` seconds, and leave behind those that do not end."""
     left = [task for task in asyncio.all_tasks(loop) if not task.done()]
     if left:
         for task in left:
@@ -231,7 +233,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
             if not task.done():
                 _leave_behind(task)
             elif not task.cancelled():
-                task.exception()  # looked at: whoever wanted its result has gone
+                task.exception()  # so that asyncio does not report it: its result is not wanted any more
     closing = loop.create_task(loop.shutdown_asyncgens())
     closing.add_done_callback(lambda _: loop.stop())
     late = loop.call_later(GRACE, loop.stop)
@@ -246,14 +248,10 @@ def _leave_behind(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way to say so
 
 
-def _contained(loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
-    return asyncio.Task(_Staying(work), loop=loop, **named)
+class _Contained(Coroutine[Any, Any, Any]):
+    """A coroutine around that of a task: SystemExit becomes EpisodeError, and its steps are charged to the call that started it.
 
-
-class _Staying(Coroutine[Any, Any, Any]):
-    """A coroutine around another one, which no SystemExit leaves.
-
-    It is no `async def`: a task that is cancelled before it starts must throw that into the inner one.
+    It is no `async def`, because a task that is cancelled before it starts must throw the error into the inner coroutine.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -309,3 +307,45 @@ class HookedAwaitable(Generic[T]):
                 resume = partial(steps.send, (yield waits_for))
             except BaseException as error:  # noqa: BLE001 - passed on to the work, which handles it
                 resume = partial(steps.throw, error)
+
+
+class LoopThread:
+    """An event loop on a thread of its own, on which other threads run coroutines; a context manager."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: run_async(self._wait), name="kapelle-loop", daemon=True
+        )
+
+    async def _wait(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
+        await self._over.wait()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs coroutines."""
+        return self._begun.is_set()
+
+    async def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine there and return its result; cancelling this cancels it there."""
+        return await asyncio.wrap_future(self.begin(work))
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Begin a coroutine there; any thread may wait for its result."""
+        assert self._loop is not None, "the thread has begun"
+        return asyncio.run_coroutine_threadsafe(work(), self._loop)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._over is not None
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(5.0)

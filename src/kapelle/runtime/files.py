@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -111,7 +111,7 @@ HASHED_WHOLE = 256 << 20
 
 
 def check_plain(file: Path, mode: int) -> None:
-    """Raise OSError unless this mode, as `stat` has it, is a plain file's: a pipe or device could wait or go on for ever."""
+    """Raise OSError unless this mode, of `stat`, is that of a plain file: reading a pipe or device might never end."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(file))
 
@@ -126,7 +126,7 @@ def plain_bytes(file: Path) -> bytes:
 def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[BinaryIO]:
     """Open a file to read it, and put its hash into `contents` once it was read without an error; lets OSError through.
 
-    What the reader left unread is read for that.
+    What the reader has left unread is read for that.
     """
     with file.open("rb", buffering=0) as raw:
         watched = _Watched(cast("io.RawIOBase", raw))
@@ -152,7 +152,11 @@ def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True
     Files that cannot be read count as such.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and chosen(path))
-    sizes = {path: _size_and_time(path) for path in files}
+    sizes = dict.fromkeys(files, (0, 0))
+    for path in files:
+        with suppress(OSError):
+            found = path.stat()
+            sizes[path] = found.st_size, found.st_mtime_ns
     whole = sum(size for size, _ in sizes.values()) <= HASHED_WHOLE
     digest = hashlib.sha256()
     for path, (size, time_ns) in sizes.items():
@@ -167,14 +171,6 @@ def content_or_fault(path: Path) -> str:
         return content_of(path)
     except OSError as error:
         return f"unreadable: {error.strerror}"
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
 
 
 class _Watched(io.RawIOBase):

@@ -43,7 +43,7 @@ def end(guard: subprocess.Popen[bytes]) -> None:
 
 
 def main(command: Sequence[str], parent: int) -> int:
-    """Run a program until it ends or nobody wants it any more; return its exit code."""
+    """Run a program until it ends or the other process does not want it any more; return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # those of a terminal are the other process's to act on
         signal.signal(number, lambda *_: None)
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - as above

@@ -1,7 +1,7 @@
 """Requests to a server with bounds on its answer (bytes, seconds, connections), and retries where they may help.
 
-The server is somebody else's program. It may answer without end, a byte at a time, or not at all; none of that may
-hold an episode for ever or fill this process's memory.
+The server is another program. It may answer without end, a byte at a time, or not at all; that must neither hold an
+episode for ever nor fill this process's memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 4 << 20
-"""Of one answer. 32,000 tokens with every character escaped take less than 1 MiB."""
+"""Most bytes of one answer. 32,000 tokens with every character escaped take less than 1 MiB."""
 MAX_CONNECTIONS = 256
-"""Open at once in one event loop; fewer where the system allows fewer files; further requests wait for their turn,
-which counts towards no time limit."""
+"""Connections that may be open at once in one event loop, fewer where the system allows fewer files. Further requests queue;
+the time in the queue counts towards no deadline."""
 
 KEY = "Idempotency-Key"
 _PRIVATE = re.compile(r"(?<=//)[^/@]*@|[?#].*", re.DOTALL)
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
     wait: float | None = None
     """Seconds after which it wants to be asked again (`Retry-After`)."""
     location: str = ""
-    """Where else it sends whoever asks, at most 200 characters; nobody goes there."""
+    """The address that it redirects to, at most 200 characters; redirects are not followed."""
 
 
 async def post(
@@ -70,9 +70,9 @@ async def post(
 
 
 def idempotency_key() -> dict[str, str]:
-    """Return a header by which a server knows one request again, however often it arrives (draft-ietf-httpapi-idempotency-key-header).
+    """Return a header by which a server recognises a request that is sent again (draft-ietf-httpapi-idempotency-key-header).
 
-    Who asks again sends the same one, so that a server which holds to it neither acts nor charges twice.
+    Every attempt carries the same one, so that a server which heeds it neither acts nor charges twice.
     """
     return {KEY: f'"{uuid.uuid4()}"'}
 
@@ -87,17 +87,17 @@ async def exchange(
 ) -> Answer:
     """Send JSON (nothing for None) and return what the server answers; redirects are not followed.
 
-    Where a connection that was open already breaks, the server may have acted or not. Reading is tried once more over a new
-    connection, and so is what carries a key of `idempotency_key`; anything else is not sent twice.
+    Where a kept connection breaks, the server may have acted or not. A request that only reads, or that carries a key of
+    `idempotency_key`, is sent once more over a new connection; others are not sent twice.
 
-    `seconds` is for everything from connecting to the last byte. Raises EpisodeError for an answer that is late,
+    `seconds` bounds everything from connecting to the last byte. Raises EpisodeError for an answer that is late,
     longer than `MAX_BYTES` or compressed, and httpx.HTTPError for what the network does. `transport` replaces the
     network in tests.
     """
     pool = _pools.setdefault(asyncio.get_running_loop(), _Pool())
-    # A few compressed bytes may stand for very many.
+    # Not compressed, because a few compressed bytes may unpack to very many.
     sent = {**headers, "Accept-Encoding": "identity", "Content-Type": "application/json"}
-    # Escaped: a text may hold half a character, which UTF-8 does not know.
+    # ASCII escapes, because a text may hold a lone surrogate, which UTF-8 cannot encode.
     content = None if body is None else json.dumps(body).encode("ascii")
     turn = pause_deadline()
     async with pool.gate:
@@ -161,7 +161,7 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = weakref.We
 
 
 def _client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """Return a client without time limits of its own, which would go on while this process is stopped; it keeps no cookies."""
+    """Return a client without cookies, and without timeouts of its own, which would run on while this process is stopped."""
     import httpx
 
     return httpx.AsyncClient(
@@ -176,13 +176,17 @@ def _client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncCli
 async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
     answer = await client.send(request, stream=True)
     try:
+        packed = answer.headers.get("content-encoding", "identity")
+        if packed != "identity":
+            raise EpisodeError(f"its answer is compressed ({packed[:40]}), which was not asked for")
+        body = bytearray()
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > MAX_BYTES:
+                raise EpisodeError(f"its answer has more than {MAX_BYTES:,} bytes")
         where = _PRIVATE.sub("", answer.headers.get("location", "")[:2000])
-        return Answer(
-            answer.status_code,
-            await _body(answer),
-            _wait(answer.headers.get("retry-after", "")),
-            cleaned(where[:200]),
-        )
+        wait = _wait(answer.headers.get("retry-after", ""))
+        return Answer(answer.status_code, bytes(body), wait, cleaned(where[:200]))
     finally:
         await answer.aclose()
 
@@ -200,7 +204,7 @@ def _wait(said: str) -> float | None:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Whom connections trust: read once, because a client of its own for each request would read it each time."""
+    """Return the certificate authorities that connections trust; read once, and not for each client."""
     import httpx
 
     return httpx.create_ssl_context()
@@ -210,34 +214,22 @@ class LateError(EpisodeError):
     """An answer that was not complete in time; another attempt may get one."""
 
 
-async def _body(answer: httpx.Response) -> bytes:
-    packed = answer.headers.get("content-encoding", "identity")
-    if packed != "identity":
-        raise EpisodeError(f"its answer is compressed ({packed[:40]}), which was not asked for")
-    read = bytearray()
-    async for piece in answer.aiter_bytes():
-        read += piece
-        if len(read) > MAX_BYTES:
-            raise EpisodeError(f"its answer has more than {MAX_BYTES:,} bytes")
-    return bytes(read)
-
-
 # -------- Retries: after longer and longer pauses, or as long as the server asks to wait.
 #
-# A busy server says so with HTTP 429 or 503, and often with `Retry-After`. Who asks again at once makes it busier, and who
-# asks again together with others comes together with them once more. So pauses double and are drawn at random.
+# A busy server says so with HTTP 429 or 503, and often with `Retry-After`. Clients that ask again at once make it busier, and
+# clients that wait equally long come back all together. So pauses double, with jitter.
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds between the first two attempts, and the most between any two that the server does not ask for."""
 MOST_WAITING = 60.0
 """Most seconds of all pauses together; a server that asks for more has not answered."""
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses that may be others the next time."""
+"""Statuses of failures that may pass."""
 _jitter = random.Random()  # when to ask again; no result depends on it
 
 
 class NoAnswer(EpisodeError):
-    """A server that gave no answer, or one that is none."""
+    """A server that gave no answer, or something that is no answer."""
 
     def __init__(self, reason: str, *, passing: bool, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -255,9 +247,10 @@ async def post_with_retries(
     retries: int,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> bytes:
-    """Post JSON and return the body of an answer with status 200, which is JSON without an error; Unanswered with the last reason where none came.
+    """Post JSON and return the body of an answer with status 200: JSON without an error. Raises NoAnswer with the last reason.
 
-    All attempts carry one `Idempotency-Key`. `seconds` bounds one attempt, `retries` how many may follow the first one, and `MOST_WAITING` the pauses between them.
+    All attempts carry one `Idempotency-Key`. `seconds` bounds one attempt, `retries` the attempts after the first one, and
+    `MOST_WAITING` the pauses between them.
     """
     import tenacity
 
@@ -303,39 +296,32 @@ async def _attempt(
         raise NoAnswer(f"{type(error).__name__}: {error}", passing=True) from None
     key = headers.get("Authorization", "").removeprefix("Bearer ")
     if answer.status != 200:
-        raise _refused(answer, key)
-    _check_said(answer.body, key)
-    return answer.body
-
-
-def _check_said(body: bytes, key: str) -> None:
-    """Refuse what comes with status 200 and is no answer: an error, a proxy's page, the beginning of one."""
+        waits = "" if answer.wait is None else f", to be asked again in {answer.wait:,.0f} s"
+        redirects = answer.location and 300 <= answer.status < 400
+        moved = f", which sends on to {answer.location}" if redirects else ""
+        reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
+        raise NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
+    # With status 200 something else may come: an error, a proxy's page, a body that was cut off.
     try:
-        said = json.loads(body)
+        said = json.loads(answer.body)
     except ValueError:
-        begins = body.lstrip()[:1]
+        begins = answer.body.lstrip()[:1]
         what = {b"<": "a web page", b"{": "the beginning of one", b"": "nothing"}.get(begins)
         raise NoAnswer(
             f"HTTP 200, and {what or 'no JSON'} instead of an answer", passing=what is not None
         ) from None
     except RecursionError:
-        return  # whoever wants to read it says so
-    error = said.get("error") if isinstance(said, dict) else None
-    if error:
-        status = error.get("code") if isinstance(error, dict) else None
-        reason = f"HTTP 200 with an error inside{error_message(body, key)}"
+        return answer.body  # the caller, which reads it too, reports that
+    inside = said.get("error") if isinstance(said, dict) else None
+    if inside:
+        status = inside.get("code") if isinstance(inside, dict) else None
+        reason = f"HTTP 200 with an error inside{error_message(answer.body, key)}"
         raise NoAnswer(reason, passing=isinstance(status, int) and status in TRANSIENT)
-
-
-def _refused(answer: Answer, key: str) -> NoAnswer:
-    waits = "" if answer.wait is None else f", to be asked again in {answer.wait:,.0f} s"
-    moved = f", which sends on to {answer.location}" if answer.location and 300 <= answer.status < 400 else ""
-    reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
-    return NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
+    return answer.body
 
 
 def error_message(body: bytes, key: str = "") -> str:
-    """Return what a server says is wrong, bounded, in one line and without the key; empty where it says nothing in OpenAI's form."""
+    """Return the message of an error in OpenAI's form, in one line of bounded length, without the key; empty for other bodies."""
     try:
         said = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):

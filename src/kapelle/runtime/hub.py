@@ -1,7 +1,7 @@
-"""Whether the Hugging Face hub has what is asked for, found out in a few seconds.
+"""Whether the Hugging Face hub has a file, found out in a few seconds.
 
-The hub's own client asks five times for each file where a network is down, which adds up to minutes, also for what was
-downloaded before.
+Where a network is down, the hub's own client asks five times for each file, which adds up to minutes, also for files that
+were downloaded before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,19 @@ def hub_fault(
         answer = ask_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
     except HubUnreachable as error:
         return str(error)
-    return None if answer is None else _refusal(answer, hub_address(), given=bool(get_token()))
+    if answer is None:
+        return None
+    hub = hub_address()
+    key = f"the token that is set ({TOKEN_SOURCES})" if get_token() else f"no token ({TOKEN_SOURCES})"
+    if answer.status == 401:
+        return f"{hub} has none of this name that can be seen with {key}: HTTP 401"
+    if answer.status == 403:
+        return f"{hub} gives access only to whom its owner grants it, and was asked with {key}: HTTP 403"
+    if answer.status == 404:
+        return f"{hub} has none of this name, or it lacks that file: HTTP 404"
+    if answer.status == 429 or answer.status >= 500:
+        return f"{hub} answers HTTP {answer.status}"
+    return None
 
 
 def hub_address() -> str:
@@ -59,7 +71,7 @@ def get_token() -> str | None:
 def ask_hub(method: str, path: str) -> Answer | None:
     """Return what the hub answers, within seconds; None behind a proxy that perhaps its own client alone knows (SOCKS).
 
-    Raises HubAway, with the reason as a clause, where it does not answer or would get the token in the clear.
+    Raises HubUnreachable, with the reason as a clause, where it does not answer or would get the token in the clear.
     """
     import httpx
 
@@ -93,16 +105,3 @@ def offline_hub() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _refusal(answer: Answer, hub: str, *, given: bool) -> str | None:
-    key = f"the token that is set ({TOKEN_SOURCES})" if given else f"no token ({TOKEN_SOURCES})"
-    if answer.status == 401:
-        return f"{hub} has none of this name that can be seen with {key}: HTTP 401"
-    if answer.status == 403:
-        return f"{hub} gives access only to whom its owner grants it, and was asked with {key}: HTTP 403"
-    if answer.status == 404:
-        return f"{hub} has none of this name, or it lacks that file: HTTP 404"
-    if answer.status == 429 or answer.status >= 500:
-        return f"{hub} answers HTTP {answer.status}"
-    return None

@@ -1,17 +1,22 @@
-"""Stopping: a signal becomes a request to stop, met within seconds; unfinished work is repeated after a resume.
+"""Stopping on a signal: the process ends within seconds, and unfinished work is repeated after a resume.
 
-The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. Long work checks for it (`stop_if_asked`, between micro-batches) or
-is notified (`on_stop`, an event loop), and leaves by StopRequested; the trainer undoes the step, saves, and exits with
-128 + the signal's number, as shells do:
+    with catch_interrupts() as interrupts:      the command: signals become a request to stop
+        ...
+            stop_if_asked()                     long work, between micro-batches: raises StopRequested
+            with unbroken(): save()             what has to run to its end
+    sys.exit(interrupts.exit_code)
+
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. Long work asks for it
+(`stop_if_asked`) or is notified (`on_stop`, an event loop), and leaves by StopRequested; the trainer undoes the step,
+saves, and exits with 128 + the signal's number, as shells do:
 
     129  SIGHUP, after the checkpoint
     130  SIGINT, after the checkpoint
     143  SIGTERM, after the checkpoint
 
-A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. Where none of this works,
-because code that cannot be interrupted holds the main thread, a command ends by itself after `LAST_RESORT` seconds
-(`watchdog.py`): the files on the disk are complete at every moment. A process that is not a command of ours (a notebook)
-is never ended.
+A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. Where code that cannot be
+interrupted holds the main thread, the watchdog (`deadlines.py`) ends a command after `LAST_RESORT` seconds: the files on the
+disk are complete at every moment. A process that is not a command of ours (a notebook) is never ended.
 """
 
 from __future__ import annotations
@@ -31,45 +36,45 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Those that ask; Windows has no SIGHUP."""
+"""The signals that ask a process to stop; Windows has no SIGHUP."""
 
 commands: list[object] = []
-"""Holds something while this process is a command of its own, which may end it."""
+"""Not empty while this process is a command of ours, which the watchdog may end."""
 
 left_behind: deque[str] = deque(maxlen=1000)
-"""What this process has given up and could not end; it may still be there when the process wants to end."""
+"""Types of the coroutines and tasks that this process gave up and could not end; some may still run when it ends."""
 
 LAST_RESORT = 8.0
 """Seconds from a signal to the end of a process that does not stop its work."""
 
 
 class StopRequested(BaseException):
-    """The current work is broken off because this process was asked to stop."""
+    """Leaves the current work because this process was asked to stop."""
 
 
 class StopSignal:
-    """A signal that has asked this process to stop and is being acted on."""
+    """A signal that has asked this process to stop, while the process is stopping."""
 
     def __init__(self, number: int, again: Callable[[], BaseException]) -> None:
-        """Keep what to raise in foreign code that does not return (`again`)."""
+        """Keep what to raise, again and again, in other people's code that does not return."""
         self.number = number
         self.again = again
         self.since = time.monotonic()
         self.waited = 0.0
-        """Seconds that the watchdog has counted since; those of a save are left out."""
+        """Seconds that the watchdog has counted since, those of a save left out."""
 
 
 class Interrupts:
-    """Whether somebody asked this process to stop."""
+    """Whether this process was asked to stop, and by which signal."""
 
     def __init__(self, notify: Callable[[signal.Signals], None]) -> None:
         self.received: signal.Signals | None = None
-        """The first signal that asked, None while nobody did."""
+        """The first signal that asked; None before."""
         self._notify = notify
 
     @property
     def exit_code(self) -> int:
-        """0 while nobody asked, else the documented code of the signal that did."""
+        """128 + the number of the signal that asked; 0 before."""
         return 0 if self.received is None else 128 + self.received
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
@@ -87,7 +92,7 @@ class Interrupts:
 
 
 def hung_up(number: int) -> None:
-    """On SIGHUP, have what is printed from now on go nowhere: a terminal that is closed refuses it, which looks like a full disk."""
+    """On SIGHUP, discard what is printed from now on: a closed terminal refuses it, which would look like a full disk."""
     if number == getattr(signal, "SIGHUP", None):
         for stream in (1, 2):
             with suppress(OSError):
@@ -104,36 +109,38 @@ def gone_terminal(descriptor: int) -> bool:
 
 
 _stops: list[StopSignal] = []
-"""The signals that are being acted on, the first one first."""
+"""The signals on which this process is stopping, oldest first."""
 _catching: list[Interrupts] = []
+"""One for each `catch_interrupts` that is open, the outermost first."""
 _to_notify: list[Callable[[], None]] = []
+"""What `on_stop` is to call."""
 _unbroken: list[object] = []
-"""Holds something for every block that may not be broken off."""
+"""One for each `unbroken` block that runs."""
 agreements: list[Agreement] = []
-"""Holds one while this process must not stop by itself."""
-_foreign: dict[int, Any] = {}
+"""Not empty while this process is one of several ranks, which stop together."""
+_handlers_before: dict[int, Any] = {}
 """What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
 
 
 def begin_stop(number: int, again: Callable[[], BaseException]) -> None:
-    """Note that a signal asks this process to stop, from this moment on; `again` makes what foreign code is ended by."""
+    """Note that a signal asks this process to stop from now on; `again` makes the error that ends other people's code."""
     _stops.append(StopSignal(number, again))
 
 
 class Agreement:
-    """When processes that do the same work stop: all at once, where they meet (`ranks.py`).
+    """When the ranks of a run stop: all at once, at their next exchange (`ranks.py`).
 
-    Until they have met, a signal counts only inside the work that a process does for itself.
+    Until then a signal that one of them got counts only inside the share of the work that it does alone.
     """
 
     def __init__(self) -> None:
         self.reached = False
-        """Whether they have agreed to stop."""
+        """Whether the ranks have agreed to stop."""
         self.apart = False
         """Whether this process is doing its own share of the work."""
 
     def meet(self, asked: int) -> None:
-        """Take what they have found out together: the signal that some of them was sent, or 0."""
+        """Take what the exchange has brought: the signal that one of the ranks was sent, or 0."""
         self.reached = bool(asked)
         if asked:
             for each in _catching:
@@ -147,16 +154,17 @@ def asked_by() -> int:
 
 
 def _held_back() -> bool:
+    """Return whether this rank has to wait with stopping until all ranks have agreed on it."""
     return bool(_catching) and any(not each.reached and not each.apart for each in agreements)
 
 
 def pending_stop() -> StopSignal | None:
-    """Return the signal that is being acted on now; None without one, and where nothing may be broken off."""
+    """Return the signal on which this process is stopping; None without one, and inside a block that runs to its end."""
     return _stops[0] if _stops and not _unbroken and not _held_back() else None
 
 
 def end_stops(first: int = 0) -> None:
-    """Forget the stops that `begin_stop` began, except the `first` ones: they have been acted on."""
+    """Forget the stops that `begin_stop` began, except the `first` ones."""
     del _stops[first:]
 
 
@@ -165,50 +173,51 @@ def stop_asked() -> bool:
     return not _unbroken and bool(asked_by()) and not _held_back()
 
 
-class _Here(threading.local):
-    waited_for = False
-
-
-_here = _Here()
+_here = threading.local()
+"""`waited_for` is set on a thread that the main thread waits for."""
 
 
 def stops_here() -> bool:
-    """Return whether a stop means this thread: the main one, or one that it waits for and does nothing meanwhile."""
-    return _here.waited_for or threading.current_thread() is threading.main_thread()
+    """Return whether a request to stop is meant for this thread: the main one, or one for which that one only waits."""
+    return hasattr(_here, "waited_for") or threading.current_thread() is threading.main_thread()
 
 
 def waited_for() -> None:
-    """Note that the main thread waits for this one, to whose end a stop then leads."""
+    """Note that the main thread waits for this one, which a request to stop then ends."""
     _here.waited_for = True
 
 
 def stop_if_asked() -> None:
-    """Raise StopRequested where somebody has asked and it may be broken off; cheap enough for every micro-batch."""
+    """Raise StopRequested if this process was asked to stop and may stop here; cheap enough for every micro-batch."""
     if _catching and stops_here() and stop_asked():
         raise StopRequested
 
 
 class Arrivals:
-    """Signals that have arrived at this process, counted also while its main thread runs nothing of Python."""
+    """Signals that have arrived at this process, counted also while its main thread runs C code.
+
+    Python runs a handler only between two lines of Python. A descriptor that the kernel writes to tells the watchdog of a
+    signal before that, so that it can end a command whose main thread never comes back.
+    """
 
     number = 0
-    """The last one that arrived."""
+    """The last signal that arrived."""
     handled = False
-    """Whether a handler has run since the last look. It stands for all that had arrived: signals that meet one call of
-    C code are handled once."""
+    """Whether a handler has run since the last look; for all signals at once, as those that arrive during one call of C code
+    are handled once."""
     waited = 0.0
-    """Seconds for which one has arrived and is not handled; those of a save are left out."""
+    """Seconds since one has arrived that is not handled, those of a save left out."""
     _open = False
     """Whether one has arrived and is not handled."""
     _reads: int | None = None
     _writes: int | None = None
     _guard = threading.Lock()
-    """Held while the pipe is read and while it is closed, so that nothing else is read that has its number by then."""
+    """Held while the pipe is read and while it is closed: a new file could have its number right after that."""
 
     @classmethod
     def look(cls, passed: float) -> int | None:
-        """Count what has arrived; return the number of a signal that nobody has handled for `LAST_RESORT` seconds."""
-        # Asked before the pipe is read: a handler that runs in between is seen by the next look.
+        """Count what has arrived; return the number of a signal that was not handled for `LAST_RESORT` seconds."""
+        # In this order: a handler that runs before the pipe is read is then seen by the next look.
         handled, cls.handled = cls.handled, False
         came: list[int] = []
         with cls._guard, suppress(OSError):
@@ -227,9 +236,10 @@ class Arrivals:
     @classmethod
     @contextmanager
     def counted(cls) -> Iterator[None]:
-        """Count inside the block; one that is inside another, or where somebody else counts, does nothing.
+        """Count inside the block.
 
-        Nor does one where no descriptor is left: what arrives is still handled, but nobody sees when it is not.
+        Does nothing inside another such block, where other code has set a wakeup descriptor, and where no descriptor is left:
+        signals are still handled then, but one that is not goes unseen.
         """
         try:
             ends = os.pipe() if cls._reads is None else None
@@ -259,7 +269,7 @@ class Arrivals:
 
     @classmethod
     def forget(cls) -> None:
-        """Count no more, in a forked child: what arrives there has not arrived here."""
+        """Stop counting, in a forked child: what arrives there has not arrived here."""
         if cls._writes is not None:
             writes = signal.set_wakeup_fd(-1)
             if writes not in (-1, cls._writes):
@@ -278,30 +288,29 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
         # `nohup` has the closed terminal ignored.
         if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
     }
-    outermost = not _foreign
+    outermost = not _handlers_before
     if outermost:
-        _foreign.update(before)
+        _handlers_before.update(before)
     try:
         with Arrivals.counted():
             yield
     finally:
-        for number, handler in before.items():
-            _give_to(number, handler)
+        _restore(before)
         if outermost:
-            _foreign.clear()
+            _handlers_before.clear()
 
 
-def _give_to(number: int, handler: Any) -> None:
-    # None stands for a handler that was not set from Python and cannot be set from here.
-    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        # None stands for a handler that was not set from Python and cannot be set from here.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _forget() -> None:
-    """Leave a forked child its own signals: who ends it does not ask this process, and it does not ask for itself."""
+    """Leave a forked child its own signals: they end it, and ask neither it nor this process to stop."""
     Arrivals.forget()
-    for number, handler in _foreign.items():
-        _give_to(number, handler)
-    for kept in (_foreign, _catching, _stops, _to_notify, _unbroken, commands, agreements):
+    _restore(_handlers_before)
+    for kept in (_handlers_before, _catching, _stops, _to_notify, _unbroken, commands, agreements):
         kept.clear()
 
 
@@ -311,7 +320,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @contextmanager
 def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify`, inside a signal handler, when somebody asks while the block runs."""
+    """Call `notify`, inside the signal handler, when this process is asked to stop while the block runs."""
     with listed(notify, _to_notify):
         yield
 
@@ -329,9 +338,9 @@ def listed(entry: T, entries: list[T]) -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Let a block run to its end whoever asks, as long as it takes: a save, or what could not be taken back."""
+    """Let a block run to its end even if this process is asked to stop: a save, or what could not be undone."""
     this = object()
-    _unbroken.append(this)  # at once, whatever other threads do: no count that two of them could change
+    _unbroken.append(this)  # a list and no counter: two threads can append at once
     try:
         yield
     finally:
@@ -339,16 +348,12 @@ def unbroken() -> Iterator[None]:
             _unbroken.remove(this)
 
 
-def _ignore(_received: signal.Signals) -> None:
-    return None
-
-
 @contextmanager
-def catch_interrupts(notify: Callable[[signal.Signals], None] = _ignore) -> Iterator[Interrupts]:
+def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) -> Iterator[Interrupts]:
     """Turn SIGINT, SIGTERM and SIGHUP into a flag inside the block and restore the handlers after it.
 
     `notify` is called once, inside the signal handler, so that people see that the request has arrived.
-    Python handles signals in the main thread only: in any other one the flag stays unset, and who
+    Python handles signals in the main thread only: in any other thread the flag stays unset, and the code that
     started the thread decides.
     """
     interrupts = Interrupts(notify)

@@ -109,7 +109,7 @@ def _in_use() -> int:
 # -------- Threads that end before they begin, for want of memory.
 #
 # `Thread.start` waits until the new thread says that it runs, and a thread that finds no memory for its first lines says
-# nothing: whoever started it, a library too, would wait for ever (CPython, gh-140746). A command ends in one line instead.
+# nothing: the code that started it, a library too, would wait for ever (CPython, gh-140746). A command ends in one line instead.
 
 THREAD_START_S = 20.0
 """Seconds after which a thread that has not begun never will, however busy the machine is."""

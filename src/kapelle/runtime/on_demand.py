@@ -20,7 +20,9 @@ class _OnDemand(ModuleType):
     """Stands for a module until something of it is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        # Kept, so that a name is looked up by its first use alone.
+        found = self.__dict__[name] = getattr(import_module(self.__name__), name)
+        return found
 
 
 if TYPE_CHECKING:

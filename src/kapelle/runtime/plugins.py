@@ -69,7 +69,9 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
     else:
         try:
             module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
             raise ConfigError(
                 f"The {kind} '{name}' cannot be imported: {_why(error, module_name, attribute)}"
             ) from error
@@ -103,7 +105,9 @@ def load_file(path: str, what: str) -> ModuleType:
         )
     try:
         return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
-    except (Exception, SystemExit) as error:  # a file that ends the program when it is run is none to import
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
         raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
@@ -126,6 +130,10 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 @lru_cache(maxsize=64)
 def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
     """Return settings of a file's class that are called by the path they were found at, whatever `name` they declare."""
+    if isinstance(vars(found).get("name"), property):
+        raise ConfigError(
+            f"The class of '{name}' has a property `name`; recipes set it. Write it as a field: `name: str = …`."
+        )
     called: Any = Literal[name]
     return pydantic.create_model(
         found.__name__, __base__=found, __module__=found.__module__, name=(called, name)

@@ -1,14 +1,14 @@
-"""Processes of a run that start one another: a child ends with its parent, and a parent tells a stopped child from a slow one.
+"""Parent and child processes of a run: a child ends with its parent, and a parent distinguishes a stopped child from a slow one.
 
-A child polls who its parent is (`end_with_parent`), because nothing else notices `kill -9`. A child that is stopped (SIGSTOP)
-polls nothing, so the kernel is asked to continue it when its parent ends. Until it has asked, that follows from how it is started:
-in a process group of its own in its parent's session (`process_group=0`), which is orphaned when the parent is killed; the kernel
-sends SIGHUP and SIGCONT to an orphaned group in which somebody is stopped.
+A child polls who its parent is (`end_with_parent`), because that is the only sign of a parent that `kill -9` has ended. A child
+that is stopped (SIGSTOP) polls nothing, so it has the kernel continue it when its parent ends. Until it has asked for that, its
+process group does it: a child is started in a group of its own in its parent's session (`process_group=0`). Such a group is
+orphaned when the parent is killed, and the kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
 
-A parent looks at two signs of each child (`LifeSigns`): beats, which a thread of the child gives, and its time on the processor.
-Code that holds Python's lock for long gives no beats but computes, so it is slow; a process that the kernel says is stopped
-gives neither, and has `stalled_after()` seconds. What gives neither and is not stopped may wait for a disk or a driver, and has
-ten times as long.
+A parent looks at two signs of each child (`LifeSigns`): heartbeats, which a thread of the child gives, and its time on the
+processor. Code that holds Python's lock for long gives no heartbeat but computes, so the child is slow. A process that the
+kernel reports as stopped gives neither, and has `stalled_after()` seconds. One that gives neither and is not stopped may wait
+for a disk or a driver, and has ten times as long.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from typing import NoReturn
 from kapelle.errors import ConfigError
 
 _FORM = struct.Struct("=QQB")
+"""Heartbeats, session, length of the text that follows."""
 _MOST = 160
-"""Most bytes of what it says that it does."""
+"""Most bytes of that text."""
 
 
 class SharedStatus:
-    """A few bytes that a process shares with the one that started it: that it runs, and what it does at this moment.
+    """A few bytes of memory that a process shares with its parent: its heartbeat, and what it does at this moment.
 
-    The other one reads them when the process is gone or does not answer, when nothing else can be asked any more. They lie in
-    a file without a name; sessions are numbered from 1.
+    The parent can read them when the process is gone or does not answer. They lie in a file without a name.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Make one, or open that of the other process by its descriptor."""
+        """Make the memory, or open that of the other process by its descriptor."""
         size = _FORM.size + _MOST
         if descriptor is None:
             file, path = tempfile.mkstemp(prefix="kapelle-pulse-")
@@ -55,34 +55,34 @@ class SharedStatus:
 
     @property
     def beats(self) -> int:
-        """How often the process has said that it runs."""
+        """How many heartbeats the process has given."""
         return int(_FORM.unpack_from(self._shared)[0])
 
     @property
     def session(self) -> int:
-        """The session that computes; 0 for none."""
+        """Number, from 1, of the session (an environment's world) that computes; 0 for none."""
         return int(_FORM.unpack_from(self._shared)[1])
 
     @property
     def doing(self) -> str:
-        """What the process said last that it does; empty before it has said anything."""
+        """What the process noted last that it does; empty before that."""
         length = int(_FORM.unpack_from(self._shared)[2])
         return self._shared[_FORM.size : _FORM.size + length].decode("utf-8", "replace")
 
     def beat(self) -> None:
-        """Say that this process runs."""
+        """Give a heartbeat."""
         struct.pack_into("=Q", self._shared, 0, self.beats + 1)
 
     def enter(self, session: int) -> None:
-        """Say which session computes from now on."""
+        """Note which session computes from now on."""
         struct.pack_into("=Q", self._shared, 8, session)
 
     def leave(self) -> None:
-        """Say that none computes."""
+        """Note that no session computes."""
         self.enter(0)
 
     def say(self, doing: str) -> None:
-        """Say what this process does from now on."""
+        """Note what this process does from now on."""
         text = doing.encode("utf-8", "replace")[:_MOST]
         self._shared[_FORM.size : _FORM.size + len(text)] = text
         struct.pack_into("=B", self._shared, 16, len(text))
@@ -94,29 +94,30 @@ class SharedStatus:
 
 
 LIMIT = "KAPELLE_STALLED_AFTER"
-"""The variable that sets `stalled_after`."""
+"""Environment variable that sets `stalled_after`."""
 STALLED_AFTER = 60.0
-"""Its value where nothing is set."""
+"""Its default."""
 WAITING = 10.0
-"""How many times as long a process has that gives no sign and is not stopped: it may wait for a disk or a driver."""
+"""How many times as long a process may give no sign of life while it is not stopped: it may wait for a disk or a driver."""
 GONE = 5.0
-"""Seconds in which who watches a process that has ended well hears of it."""
+"""Seconds within which the watcher of a process that ends normally learns of it otherwise."""
 LOOK = 0.5
-"""Seconds between two looks at the parent, and between two beats."""
+"""Seconds between two looks at the parent, and between two heartbeats."""
 SPEAKS = 3.0
-"""Seconds that the first of several ranks has to say for all why they stop."""
+"""Seconds that rank 0 has to print for all ranks why they stop."""
 LAST = "its end"
 """What a rank does (`doing`) once it has nothing left to save."""
 EXIT_ALONE = 3
-"""With what a process ends whose parent is gone, or one of several ranks because another one was lost."""
+"""Exit code of a process whose parent is gone, and of a rank that ends because another one was lost."""
 PLACE = "KAPELLE_PLACE"
-"""What `kapelle train --launch torchrun` tells each rank: its own process, and the descriptors of pulse and listening socket."""
+"""Environment variable in which `kapelle train --launch torchrun` tells each rank the launcher's process, and the descriptors of
+its SharedStatus and of its listening socket."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def stalled_after() -> float:
-    """Return for how many seconds a process of a run may be stopped before what waits for it gives it up."""
+    """Return for how many seconds a process of a run may be stopped before the processes that wait for it give it up."""
     said = os.environ.get(LIMIT, "")
     try:
         seconds = float(said) if said else STALLED_AFTER
@@ -137,8 +138,8 @@ def end_with_parent(
     `stopped` is called once the parent has been stopped for `stalled_after()` seconds, during which this process was not.
     """
     if sys.platform == "linux":
-        # A stopped process looks at nothing. SIGCONT means nothing to one that runs, so it does no harm that the kernel
-        # sends it when the *thread* ends that has started this process.
+        # A stopped process cannot poll, so the kernel continues it. The kernel does so already when the *thread* ends that
+        # started this process, which does no harm: SIGCONT does nothing to a process that runs.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
     if hasattr(signal, "SIGTTOU"):  # what it prints is its parent's output, also under `stty tostop`
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -160,7 +161,7 @@ def end_with_parent(
 
 
 def end_with_stdin(last: Callable[[], None] = lambda: None) -> None:
-    """End this process once its standard input is closed, after `last`: a pipe, which closes when the one that holds it ends."""
+    """End this process, after `last`, once its standard input is closed: a pipe that closes when the parent ends."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -183,10 +184,10 @@ def end_session(session: int) -> None:
 
 
 class LifeSigns:
-    """Signs of life of a process on this machine; `look` again and again."""
+    """Signs of life of a process on this machine; call `look` again and again."""
 
     def __init__(self, pid: int, beats: Callable[[], int] = lambda: 0) -> None:
-        """Take the process, and what counts the beats that it gives."""
+        """Take the process, and what returns the number of its heartbeats."""
         self.pid, self._beats = pid, beats
         self._seen = (-1, -1)
         self._silent = self._stopped = self._gone = 0.0
@@ -194,12 +195,12 @@ class LifeSigns:
         self._limit = stalled_after()
 
     def look(self, passed: float) -> str | None:
-        """Count the seconds since the last look; return how long the process has stood still, once that is too long.
+        """Return why the process counts as dead, in words; None while it lives. `passed` are the seconds since the last look.
 
         The caller bounds `passed`, so that time in which it was stopped itself counts for one look.
         """
         state, used = _state(self.pid)
-        # One that has ended and waits for its parent to ask is none of this process's children, or it would have asked.
+        # A zombie here is no child of this process, which would have waited for it.
         self._gone = self._gone + passed if self._sees and state in ("", "Z", "X") else 0.0
         if self._gone > GONE:
             return "it has ended without a word"
@@ -242,7 +243,7 @@ def how_it_ended(code: int) -> str:
 
 
 def memory_hint(code: int) -> str:
-    """Return what may have killed a process that nobody killed, as a sentence to append; empty for other signals."""
+    """Return the hint that memory may have run out, a sentence to append, for a process ended by SIGKILL; else nothing."""
     if code != -signal.SIGKILL:
         return ""
     return " If nobody sent the signal, memory ran out: `dmesg` says so, and `kapelle plan` what a run needs."
@@ -255,34 +256,34 @@ def kill_group(group: int) -> None:
 
 
 @dataclass(slots=True)
-class _Place:
-    """What this process is to the one that started it as a rank."""
+class _OwnPlace:
+    """What this process knows of the launcher that started it as a rank."""
 
     launcher: int | None = None
-    """The process of `kapelle train --launch torchrun`, which says of every rank how it ended."""
+    """The process of `kapelle train --launch torchrun`, which reports how each rank ended."""
     pulse: SharedStatus | None = None
     listening: int | None = None
     """Descriptor of the socket at which rank 0 keeps the store."""
 
     @property
     def launcher_reports(self) -> bool:
-        """Whether a launcher says how this rank and the others ended; one that is stopped does not."""
+        """Whether a launcher reports how this rank and the others ended; one that is stopped does not."""
         return self.launcher is not None and not is_stopped(self.launcher)
 
 
-own_place = _Place()
+own_place = _OwnPlace()
 
 
 def live(pulse: SharedStatus, parent: int) -> None:
-    """Give signs of life from now on, and end with the parent."""
+    """Give heartbeats from now on, and end with the parent."""
     end_with_parent(parent)
     threading.Thread(target=_beat, args=(pulse,), name="kapelle-pulse", daemon=True).start()
 
 
 def join_launcher() -> None:
-    """Take the place that a launcher has given this process: end with it, and give it signs of life.
+    """Join the launcher that started this process as a rank: end with it, and give it heartbeats.
 
-    `kapelle train --launch torchrun` says all of it in a variable. Under `torchrun` itself the parent is its agent.
+    `kapelle train --launch torchrun` says in a variable what that needs. Under `torchrun` itself the parent is its agent.
     """
     said = os.environ.pop(PLACE, "")  # what this process starts has another parent
     if not said:
@@ -313,7 +314,7 @@ def _beat(pulse: SharedStatus) -> None:
 
 
 def _end_alone(launcher: int) -> NoReturn:
-    """End a rank whose launcher is gone; the first that it has started says so."""
+    """End a rank whose launcher is gone; the first rank of the machine says so."""
     if _is_first():
         at = (
             f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
@@ -326,14 +327,14 @@ def _end_alone(launcher: int) -> NoReturn:
 
 
 def _stop_alone(launcher: int) -> None:
-    """Stop the ranks of a launcher that is stopped, as SIGTERM does: nobody could ask them to stop any more, or see one die."""
+    """Stop a rank as SIGTERM does, because its launcher is stopped: it could not stop the ranks, or see one die, any more."""
     if _is_first():
         _say(
             f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s: the run saves and ends. "
             "(Ctrl-Z stops a run whole, for as long as you like.)"
         )
     else:
-        time.sleep(SPEAKS)  # where they have met, this one stops with the first
+        time.sleep(SPEAKS)  # ranks that have joined stop all together, with the first
     os.kill(os.getpid(), signal.SIGTERM)
 
 

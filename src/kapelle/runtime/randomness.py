@@ -106,7 +106,7 @@ class _Guard(MetaPathFinder):
                 self._executing = False
                 _set_host_states(before)
 
-        # An attribute of this one loader: it stays what it is for everybody who asks it for more.
+        # Set on this one loader, which stays the same object for all other callers.
         loader.exec_module = unseen  # type: ignore[method-assign]
 
 

@@ -1,13 +1,13 @@
-"""The processes of one run, joined by `torch.distributed`.
+"""The processes of one run, joined by `torch.distributed`: their exchanges, their heartbeats, and how they end together.
 
 What they tell one another (errors, requests to stop, results as bytes) goes over gloo, gradients over the backend of their
-device. Every wait has a limit, can be interrupted by a signal, and ends when a rank is lost.
+device. Every wait has a time limit, can be interrupted by a signal, and ends when a rank is lost.
 
 Each rank gives a heartbeat to the store that `torchrun` keeps (without it, rank 0 keeps one), says there why it leaves in
-error, and watches the rank that follows it. When one is lost, the others end within seconds, with its number, wherever they
-are: a process that waits for it inside other people's code is ended. So is one that has lost the store, or gets no answer from
-it for `process_tree.stalled_after()` seconds. Where `kapelle train --launch torchrun` has started the ranks, it sees itself
-which one dies or is stopped, and reports it; the ranks then end silently.
+error, and watches the heartbeat of the next rank. When one is lost, the others end within seconds and name it, wherever they
+are: a process that waits for it inside other people's code is ended. The same happens to a rank that has lost the store, or
+gets no answer from it for `process_tree.stalled_after()` seconds. Where `kapelle train --launch torchrun` has started the ranks,
+the launcher sees itself which one dies or is stopped, and reports it; the ranks then end silently.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,23 @@ from torch.distributed import (  # type: ignore[attr-defined]  # no stub names t
     TCPStore,
 )
 
-from kapelle.errors import ConfigError, EngineError, foreign_error, known_error, sent_error
+from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
 from kapelle.runtime.ranks import ALONE, LaunchedRank, Ranks, launched_rank
+from kapelle.runtime.remote_errors import received_error, sent_error
 
 # -------- Heartbeat and store barrier, over the store
 
 BEAT = 0.5
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 ELSEWHERE = 2.0
-"""How many times as long as a stopped rank here a silent one on another machine has: nobody can see there whether it computes."""
+"""How many times `stalled_after()` a rank on another machine may be silent: from here it cannot be seen whether it computes."""
 SOON = 3.0
-"""Seconds in which a rank that is alive gives a sign, and one that has failed says why."""
+"""Seconds within which a rank that lives gives a heartbeat, and one that has failed says why."""
 END_GRACE = 10.0
-"""Seconds that this process has, once another is lost, to end by itself."""
+"""Seconds that this process has to end by itself once another rank is lost."""
 EXIT_WRONG = 2
 
 
@@ -59,13 +59,13 @@ STORE_GONE = "the processes' store is gone, and rank 0, or the launcher, with it
 
 
 class StoreTimeout(RuntimeError):
-    """The store has not answered in time."""
+    """The store did not answer in time."""
 
 
 class _StoreQueries:
-    """Questions to a store that may never answer.
+    """Questions to a store that may never answer, asked on a thread of their own.
 
-    A store that is stopped keeps a call for ever, and after a broken connection torch prints a page about every other one.
+    A call to a stopped store does not return, and once the connection is broken, torch prints a page about every further call.
     """
 
     def __init__(self, store: Any) -> None:
@@ -75,7 +75,7 @@ class _StoreQueries:
         threading.Thread(target=self._answer, daemon=True, name="heartbeat's store").start()
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
-        """Return the answer; raises Unanswered, and RuntimeError once the connection is broken."""
+        """Return the answer; raises StoreTimeout, and RuntimeError once the connection is broken."""
         answer: Future[Any] = Future()
         self._questions.put((question, answer))
         try:
@@ -100,10 +100,10 @@ class _StoreQueries:
 
 
 class Heartbeat:
-    """Signs of life of all ranks, and the first reason why one failed."""
+    """The heartbeats of all ranks, and the first reason why one failed."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """Take a connection to the store that nothing else uses."""
+        """Take a connection to the store that is used for nothing else."""
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = rank, size
         self._line = _StoreQueries(store)
@@ -112,7 +112,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
     def begin(self) -> None:
-        """Give signs of life from now on, and look after the next rank."""
+        """Give heartbeats from now on, and watch those of the next rank."""
         self._thread.start()
 
     def end(self) -> None:
@@ -120,17 +120,19 @@ class Heartbeat:
         self._over.set()
 
     def fail(self, reason: str) -> None:
-        """Tell the others why this rank leaves; the first reason of all stays."""
+        """Tell the others why this rank leaves; of all ranks the first reason is kept."""
         self._over.set()
+        self.fail_for(self.rank, reason)
+
+    def fail_for(self, rank: int, reason: str) -> None:
+        """Report that a rank has failed, for one that cannot do so itself."""
         with suppress(RuntimeError):
             self._ask(
-                lambda store: store.compare_set(
-                    "failed", "", json.dumps({"rank": self.rank, "reason": reason})
-                )
+                lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
             )
 
     def failure(self) -> tuple[int, str] | None:
-        """Return which rank failed first, and why; None if none said so."""
+        """Return which rank reported first that it failed, and why; None before that."""
         with suppress(RuntimeError):
             if self._ask(lambda store: store.check(["failed"])):
                 said = json.loads(self._ask(lambda store: store.get("failed")))
@@ -138,7 +140,7 @@ class Heartbeat:
         return None
 
     def why_lost(self) -> tuple[int | None, str]:
-        """Return which rank is gone, and why: it said so within seconds, or gives no sign of life any more."""
+        """Return which rank is gone, and why: it says so within seconds, or its heartbeat has stopped."""
         until = time.monotonic() + SOON
         before = self._beats()
         while time.monotonic() < until:
@@ -157,7 +159,7 @@ class Heartbeat:
         return None, "a connection between two ranks broke"
 
     def say_once(self, say: Callable[[], None], *, after_others: bool = False) -> None:
-        """Say something unless another rank has said why all of them end; wait until it has been said."""
+        """Call `say`, unless another rank has said already why all of them end; wait until it has been said."""
         try:
             if after_others and self._becomes("saying"):
                 self._becomes("said")
@@ -171,6 +173,7 @@ class Heartbeat:
             say()
 
     def _becomes(self, name: str) -> bool:
+        """Return whether a key appears in the store within `SOON` seconds."""
         until = time.monotonic() + SOON
         while time.monotonic() < until:
             if self._ask(lambda store: store.check([name])):
@@ -182,22 +185,25 @@ class Heartbeat:
         found = {}
         with suppress(RuntimeError):
             for rank in range(self.size):
-                found[rank] = self._ask(partial(_beat, rank=rank))
+                found[rank] = self._beat_of(rank)
         return found
 
+    def _beat_of(self, rank: int) -> int:
+        return int(self._ask(lambda store: store.add(f"beat/{rank}", 0)))
+
     def _watch(self) -> None:
-        """Give signs of life; end this process where another is lost and it does not notice."""
+        """Give heartbeats; end this process when another one is lost and this one does not notice."""
         neighbour = (self.rank + 1) % self.size
         limit, looked = stalled_after(), time.monotonic()
         signs: LifeSigns | None = None
         seen, still, unanswered = [-1], 0.0, 0.0
         while not self._over.wait(BEAT):
-            # Time in which this process was stopped itself is nobody's silence.
+            # Bounded: time in which this process was stopped itself must not count as the others' silence.
             now = time.monotonic()
             passed, looked = min(now - looked, SOON + 2 * BEAT), now
             try:
                 self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
-                beat = self._ask(partial(_beat, rank=neighbour))
+                beat = self._beat_of(neighbour)
                 failed, unanswered = self.failure(), 0.0
                 signs = signs or self._signs(neighbour, lambda: seen[0])
             except RuntimeError:
@@ -228,13 +234,6 @@ class Heartbeat:
         same = said["space"] and {**said, "process": 0} == {**whereabouts(), "process": 0}
         return LifeSigns(said["process"], beats) if same else None
 
-    def fail_for(self, rank: int, reason: str) -> None:
-        """Say for another rank, which cannot, that it has failed."""
-        with suppress(RuntimeError):
-            self._ask(
-                lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
-            )
-
     def _end(self, rank: int, reason: str) -> None:
         if own_place.launcher_reports:
             os._exit(EXIT_ALONE)
@@ -246,7 +245,7 @@ class Heartbeat:
 
 
 def whereabouts() -> dict[str, Any]:
-    """Return where this process can be looked at: its machine and namespace, and its number there."""
+    """Return where this process can be observed: its machine, its namespace of processes, and its number there."""
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -254,23 +253,19 @@ def whereabouts() -> dict[str, Any]:
     return {"host": socket.gethostname(), "space": space, "process": os.getpid()}
 
 
-def _beat(store: Any, rank: int) -> int:
-    return int(store.add(f"beat/{rank}", 0))
-
-
 _PAUSE = 0.02
-"""Seconds between two looks whether the others have come."""
+"""Seconds between two looks whether the other ranks have come."""
 
 
 class StoreBarrier:
-    """Where a thread of this rank meets one of each other rank, by the store: collectives belong to the main threads."""
+    """A barrier for one thread of each rank, over the store: collectives belong to the main threads."""
 
     def __init__(self, store: Any, heartbeat: Heartbeat, seconds: float) -> None:
-        """Take a connection to the store that nothing else uses; a meeting waits for `seconds` at most."""
+        """Take a connection to the store that is used for nothing else; a rank waits `seconds` for the others."""
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = heartbeat.rank, heartbeat.size
         self._store, self._heartbeat, self._seconds = store, heartbeat, seconds
-        self._met = 0
+        self._exchanges = 0
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do this rank's share and return all shares; EngineError when another rank ends, or stays away for too long."""
@@ -280,45 +275,41 @@ class StoreBarrier:
             own = work()
         except Exception as error:  # noqa: BLE001 - raised below, in every rank
             failure, said = error, sent_error(error)
+        number, until = self._exchanges, time.monotonic() + self._seconds
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
         try:
-            every = self._exchanged(at, json.dumps(said).encode() + b"\n" + own)
+            self._store.set(keys[self.rank], json.dumps(said).encode() + b"\n" + own)
+            while not self._store.check(keys):
+                gone = self._heartbeat.failure()
+                if gone is not None:
+                    raise EngineError(
+                        f"Rank {gone[0]} is gone: {gone[1]}. Resume the run from its last checkpoint."
+                    )
+                if time.monotonic() > until:
+                    raise EngineError(
+                        f"After {self._seconds:g} s not all ranks have come to '{at}'. Resume the run."
+                    )
+                time.sleep(_PAUSE)
+            every = [bytes(self._store.get(key)).partition(b"\n") for key in keys]
+            self._exchanges += 1
+            if number:  # all ranks are here, so all have read what they exchanged before
+                with suppress(RuntimeError):
+                    self._store.delete_key(f"{number - 1}/{self.rank}")
         except RuntimeError as error:
             raise EngineError(f"Rank {self.rank} lost the others at '{at}'. Resume the run.") from error
-        for rank, (text, _, _) in enumerate(found := [each.partition(b"\n") for each in every]):
+        for rank, (text, _, _) in enumerate(every):
             if heard := json.loads(text):
                 raise _raised_in_every_rank(rank, heard, failure if rank == self.rank else None)
-        return [share for _, _, share in found]
-
-    def _exchanged(self, at: str, own: bytes) -> list[bytes]:
-        number, until = self._met, time.monotonic() + self._seconds
-        keys = [f"{number}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], own)
-        while not self._store.check(keys):
-            gone = self._heartbeat.failure()
-            if gone is not None:
-                raise EngineError(
-                    f"Rank {gone[0]} is gone: {gone[1]}. Resume the run from its last checkpoint."
-                )
-            if time.monotonic() > until:
-                raise EngineError(
-                    f"After {self._seconds:g} s not all ranks have come to '{at}'. Resume the run."
-                )
-            time.sleep(_PAUSE)
-        every = [bytes(self._store.get(key)) for key in keys]
-        self._met += 1
-        if number:  # all have come here, and so have read what was said before
-            with suppress(RuntimeError):
-                self._store.delete_key(f"{number - 1}/{self.rank}")
-        return every
+        return [share for _, _, share in every]
 
 
 def _raised_in_every_rank(rank: int, said: Mapping[str, Any], own: BaseException | None) -> BaseException:
-    """Return a rank's error as one that every rank raises; `own` is what this rank itself has caught."""
-    same = known_error(said["kind"], f"Rank {rank}: {said['message']}")
-    if same is not None:
-        same.__cause__ = own
-        return same
-    return own or foreign_error(f"Rank {rank}", said["kind"], said["message"], said["trace"])
+    """Return a rank's error as every rank raises it; `own` is the error itself, in the rank that caught it."""
+    same = received_error(said, f"Rank {rank}", named=True)
+    if own is not None and type(same) is not type(own):  # a class that only the rank that raised it knows
+        return own
+    same.__cause__ = own
+    return same
 
 
 BUCKET = 1 << 23
@@ -334,7 +325,7 @@ class RankGroup:
     """This process among the others; see `ranks.Ranks`."""
 
     def __init__(self, seat: LaunchedRank, seconds: float) -> None:
-        """Join the others; every wait, also this one, takes `seconds` at most. Raises EngineError naming who is missing."""
+        """Join the others; every wait, this one too, takes `seconds` at most. Raises EngineError that names missing ranks."""
         self.rank, self.size = seat.rank, seat.size
         self._seconds = seconds
         doing("waiting for all ranks to start")
@@ -375,9 +366,9 @@ class RankGroup:
         self._store_barrier: StoreBarrier | None = None
         self._agreement = Agreement()
         self.heard = False
-        """Whether what ends this rank is the error of another one, which says it."""
+        """Whether this rank ends by the error of another one, which prints it."""
         self.left_behind = False
-        """Whether what ends this rank is that another one is gone."""
+        """Whether this rank ends because another one is gone."""
         agreements.append(self._agreement)
         self.heartbeat.begin()
 
@@ -385,18 +376,34 @@ class RankGroup:
         """Do this rank's share and return all shares; see `ranks.Ranks`."""
         own, failure = b"", None
         said: dict[str, Any] = {"at": at}
+        self._agreement.apart = True
         try:
-            with self._apart():
-                own = work()
+            own = work()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - raised below, in every rank
             failure = error
             said |= sent_error(error)
+        finally:
+            self._agreement.apart = False
+        # First exchange how it went, so that all ranks go on, stop or fail alike; then the shares.
         said["asked"] = asked_by()
-        heard = [json.loads(each) for each in self._gathered(at, json.dumps(said).encode())]
-        self._refuse(heard, failure)
-        return self._gathered(at, own)
+        heard = [json.loads(each) for each in self._exchange(at, json.dumps(said).encode())]
+        self._agreement.meet(next((each["asked"] for each in heard if each["asked"]), 0))
+        stop = StopRequested.__name__
+        for rank, each in enumerate(heard):
+            if each.get("kind", stop) != stop:
+                self.heard = rank != self.rank
+                raise _raised_in_every_rank(rank, each, failure if rank == self.rank else None)
+        if any("kind" in each for each in heard):
+            raise failure or StopRequested
+        places = [each["at"] for each in heard]
+        if len(set(places)) > 1:
+            raise EngineError(
+                f"The ranks have come apart: {', '.join(f'rank {r} at {place!r}' for r, place in enumerate(places))}. Something "
+                "that all decide alike was decided differently; please report it, with the recipe."
+            )
+        return self._exchange(at, own)
 
     def store_barrier(self) -> StoreBarrier:
         """Return where threads of all ranks meet while the main threads do other work."""
@@ -428,51 +435,23 @@ class RankGroup:
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
 
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        self._agreement.apart = True
+    def _exchange(self, at: str, own: bytes) -> list[bytes]:
+        """Return the bytes of every rank; EngineError where a rank is lost."""
         try:
-            yield
-        finally:
-            self._agreement.apart = False
-
-    def _gathered(self, at: str, own: bytes) -> list[bytes]:
-        try:
-            return self._exchanged(own)
+            size = torch.tensor([len(own)])
+            sizes = [torch.zeros_like(size) for _ in range(self.size)]
+            _finish(distributed.all_gather(sizes, size, async_op=True))
+            most = max(int(each) for each in sizes)
+            if most == 0:
+                return [b""] * self.size
+            mine = torch.zeros(most, dtype=torch.uint8)  # a collective takes tensors of one size
+            if own:
+                mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+            every = [torch.empty_like(mine) for _ in range(self.size)]
+            _finish(distributed.all_gather(every, mine, async_op=True))
         except RuntimeError as error:
             raise self._lost(at, error) from None
-
-    def _exchanged(self, own: bytes) -> list[bytes]:
-        size = torch.tensor([len(own)])
-        sizes = [torch.zeros_like(size) for _ in range(self.size)]
-        _finish(distributed.all_gather(sizes, size, async_op=True))
-        most = max(int(each) for each in sizes)
-        if most == 0:
-            return [b""] * self.size
-        mine = torch.zeros(most, dtype=torch.uint8)
-        if own:
-            mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        _finish(distributed.all_gather(every, mine, async_op=True))
         return [each[: int(n)].numpy().tobytes() for each, n in zip(every, sizes, strict=True)]
-
-    def _refuse(self, heard: Sequence[dict[str, Any]], failure: BaseException | None) -> None:
-        """Raise the first rank's error, or StopRequested; agree on whether all stop."""
-        asked = next((each["asked"] for each in heard if each["asked"]), 0)
-        self._agreement.meet(asked)
-        stop = StopRequested.__name__
-        for rank, said in enumerate(heard):
-            if said.get("kind", stop) != stop:
-                self.heard = rank != self.rank
-                raise _raised_in_every_rank(rank, said, failure if rank == self.rank else None)
-        if any("kind" in said for said in heard):
-            raise failure or StopRequested
-        places = [said["at"] for said in heard]
-        if len(set(places)) > 1:
-            raise EngineError(
-                f"The ranks have come apart: {', '.join(f'rank {r} at {at!r}' for r, at in enumerate(places))}. Something "
-                "that all decide alike was decided differently; please report it, with the recipe."
-            )
 
     def _lost(self, at: str, error: Exception) -> EngineError:
         gone = self.end_behind(error)
@@ -482,7 +461,7 @@ class RankGroup:
         return EngineError(gone)
 
     def end_behind(self, error: Exception) -> str | None:
-        """Return which rank's end an error of torch comes from; None where all are there."""
+        """Return, in words, which rank's end an error of torch comes from; None where all ranks are alive."""
         rank, why = self.heartbeat.why_lost() if isinstance(error, RuntimeError) else (None, "")
         if rank is None:
             return None
@@ -510,7 +489,7 @@ class RankGroup:
 
 
 def ranks_here(seconds: float) -> Ranks:
-    """Return the ranks that a launcher started this process with, joining them at the first call; `ALONE` without one."""
+    """Return the ranks with which a launcher started this process, joining them at the first call; `ALONE` without a launcher."""
     if _joined:
         return _joined[0]
     seat = launched_rank()
@@ -527,9 +506,9 @@ def leave_ranks(failure: str | None = None) -> None:
 
 
 def say_for_all(reason: str) -> None:
-    """Print why this process ends in error, if no other rank has printed it; tell the others."""
+    """Print why this process ends in error, unless another rank has printed it; tell the others."""
     if own_place.launcher_reports and _joined and _joined[0].left_behind:
-        # It sees who is gone, and how, and says so.
+        # The launcher sees which rank is gone, and how, and prints it.
         sys.stdout.flush()
         os._exit(EXIT_ALONE)
 
@@ -552,14 +531,14 @@ def say_for_all(reason: str) -> None:
 
 
 def say_defect(error: Exception) -> int:
-    """Print what an unexpected error comes to, once for all ranks: another one's end, or its traceback. Return the exit code."""
+    """Print, once for all ranks, that a rank is gone where an unexpected error comes from that, or its traceback; return the exit code."""
     gone = _joined[0].end_behind(error) if _joined else None
     say_for_all("".join(traceback.format_exception(error)) if gone is None else f"kapelle: {gone}")
     return 1 if gone is None else EXIT_WRONG
 
 
 def _prefix() -> str:
-    # A restarted job meets in the same store.
+    # torchrun restarts a job with the same store.
     return f"kapelle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
@@ -590,7 +569,7 @@ def _store(seat: LaunchedRank, seconds: float) -> Any:
 
 
 def _finish(work: Any) -> None:
-    """Wait for a collective; unlike its own `wait`, this lets signals be handled."""
+    """Wait for a collective; its own `wait` would not let Python handle signals."""
     pause = 0.0
     while not work.is_completed():
         time.sleep(pause)

@@ -1,9 +1,9 @@
 """Processes that run one program on the same data and share its work: *ranks*, as `torchrun` calls them.
 
-Heavy work is shared, decisions are made by every rank for itself, from the same data, so that they are the same. Ranks meet
-in `all_gather`, and nowhere else: each does its share of something, then all hold every share. Whatever prevents one rank
-from doing its share (an error, a request to stop) is raised in all of them at that moment, so that none waits for another
-that does not come. `rank_group.py` has the processes; a program alone is `ALONE`.
+Heavy work is shared. Decisions are made by every rank for itself, from the same data, so that they are the same. Ranks
+exchange data in `all_gather` (and sums in `add`): each does its share of the work, then all hold every share. Whatever prevents
+one rank from doing its share (an error, a request to stop) is raised in all of them at that point, so that the others do not
+wait for it. `rank_group.py` has the processes; a program that is one process has `ALONE`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher tells each process, as `torchrun` does."""
+"""The environment variables by which a launcher tells each process its place, as `torchrun` does."""
 
 
 class Peers(Protocol):
-    """This process among those that share a program's work, as a thread of it that meets those of the others."""
+    """This process among the ranks, as seen by one of its threads, which exchanges data with the same thread of the others."""
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0; rank 0 writes and shows what all know."""
+        """Number of this process, from 0; rank 0 writes files and prints."""
         ...
 
     @property
@@ -37,17 +37,17 @@ class Peers(Protocol):
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do this rank's share of something and return all shares, by rank.
 
-        `at` says what it is; ranks that meet at different places are a defect, and raise EngineError. An error of one rank
+        `at` names the exchange; ranks that come to different ones are a defect, and raise EngineError. An error of one rank
         is raised in every rank, of the same type where it is one of `errors.py`; so is StopRequested.
         """
         ...
 
 
 class Ranks(Peers, Protocol):
-    """This process among the others, whose main threads meet."""
+    """This process among the ranks, as seen by its main thread."""
 
     def store_barrier(self) -> Peers:
-        """Return where threads of all ranks meet while the main threads do other work; one thread of each at a time."""
+        """Return the exchange for another thread of each rank, one at a time, while the main threads do other work."""
         ...
 
     def add(self, tensors: Sequence[Tensor]) -> None:
@@ -56,7 +56,7 @@ class Ranks(Peers, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class OneProcess:
     """A program that is one process."""
 
     rank: int = 0
@@ -67,25 +67,25 @@ class Alone:
         return [work()]
 
     def store_barrier(self) -> Peers:
-        """Return where other threads meet: here too, alone."""
+        """Return this object."""
         return self
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Do nothing: the sums are complete."""
 
 
-ALONE = Alone()
+ALONE = OneProcess()
 
 
 def broadcast(ranks: Peers, at: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 alone do something, and return in every rank what it returned: plain JSON."""
+    """Let rank 0 alone do `work`, and return in every rank what it returned: plain JSON."""
     if ranks.size == 1:
         return work()
     return json.loads(ranks.all_gather(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
 
 
 def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 do something that leaves traces on the disk, then the others, which find them; return each one's own."""
+    """Let rank 0 do `work`, which writes files, then the others, which find the files; return this rank's own result."""
     if ranks.size == 1:
         return work()
     done: list[Any] = []
@@ -100,7 +100,7 @@ def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
-    """Raise ConfigError in every rank if some rank's values, by name, differ from those of rank 0."""
+    """Raise ConfigError in every rank unless the values of all ranks, by name, are those of rank 0."""
     if ranks.size == 1:
         return
     every = [json.loads(each) for each in ranks.all_gather(at, lambda: json.dumps(own).encode())]

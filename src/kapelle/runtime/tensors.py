@@ -27,7 +27,12 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{file} cannot be read: {_reason(error)}") from error
+        # The library maps the file, twice, and reports the system's refusals in its own words.
+        text = " ".join(str(error).split())
+        reason = f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
+        if os.strerror(errno.EIO).lower() in text.lower():
+            reason = "the disk reports a fault (EIO). Check the disk, then try again, or go on elsewhere from a copy."
+        raise DataError(f"{file} cannot be read: {reason}") from error
 
 
 def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
@@ -48,16 +53,6 @@ def unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
 
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), load(data[end:])
-
-
-def _reason(error: Exception) -> str:
-    # The library maps the file, twice, and tells of the system's refusals in its own words.
-    text = " ".join(str(error).split())
-    if os.strerror(errno.EIO).lower() in text.lower():
-        return (
-            "the disk reports a fault (EIO). Check the disk, then try again, or go on elsewhere from a copy."
-        )
-    return f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
 
 
 # -------- Shared memory: one process writes, the other reads, and nothing is sent.
@@ -88,22 +83,35 @@ class SharedTensors:
 
     def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
         """Take new memory, or that behind a descriptor, which is closed with this object."""
-        places, size = _places(layout)
-        self.descriptor = _memory(size) if descriptor is None else descriptor
-        self._map = mmap.mmap(self.descriptor, size)
-        self._tensors = {
-            policy: {
-                key: self._tensor(getattr(torch, dtype), shape, places[policy, key])
-                for key, (dtype, shape) in own.items()
-            }
-            for policy, own in layout.items()
-        }
-
-    def _tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
-        count = math.prod(shape)
-        if not count:  # a buffer has no room of no bytes
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
+        begins: dict[tuple[str, str], int] = {}
+        end = 0
+        for policy, own in layout.items():
+            for key, (dtype, shape) in own.items():
+                begins[policy, key] = end
+                size = math.prod(shape) * getattr(torch, dtype).itemsize
+                end += math.ceil(size / ALIGNED) * ALIGNED
+        end = max(end, 1)  # no memory of no bytes can be mapped
+        if descriptor is not None:
+            self.descriptor = descriptor
+        else:
+            if hasattr(os, "memfd_create"):
+                self.descriptor = os.memfd_create("kapelle-weights")
+            else:  # macOS
+                self.descriptor, path = tempfile.mkstemp(prefix="kapelle-weights-")
+                Path(path).unlink()
+            os.ftruncate(self.descriptor, end)
+        self._map = mmap.mmap(self.descriptor, end)
+        self._tensors: dict[str, dict[str, Tensor]] = {policy: {} for policy in layout}
+        for policy, own in layout.items():
+            for key, (name, shape) in own.items():
+                count, dtype = math.prod(shape), getattr(torch, name)
+                self._tensors[policy][key] = (
+                    torch.frombuffer(self._map, dtype=dtype, count=count, offset=begins[policy, key]).view(
+                        shape
+                    )
+                    if count
+                    else torch.empty(shape, dtype=dtype)
+                )
 
     def __contains__(self, policy: str) -> bool:
         """Return whether there is room for a policy."""
@@ -118,26 +126,3 @@ class SharedTensors:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def _places(layout: Layout) -> tuple[dict[tuple[str, str], int], int]:
-    """Return where every tensor begins, and how many bytes there are (at least one)."""
-    places: dict[tuple[str, str], int] = {}
-    end = 0
-    for policy, own in layout.items():
-        for key, (dtype, shape) in own.items():
-            places[policy, key] = end
-            size = math.prod(shape) * getattr(torch, dtype).itemsize
-            end += math.ceil(size / ALIGNED) * ALIGNED
-    return places, max(end, 1)
-
-
-def _memory(size: int) -> int:
-    """Return a descriptor of so many bytes of memory that has no name; OSError where there is no room."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("kapelle-weights")
-    else:  # macOS
-        descriptor, path = tempfile.mkstemp(prefix="kapelle-weights-")
-        Path(path).unlink()
-    os.ftruncate(descriptor, size)
-    return descriptor

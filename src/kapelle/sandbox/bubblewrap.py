@@ -35,7 +35,7 @@ from pathlib import Path
 from kapelle.errors import SandboxError
 from kapelle.sandbox.cgroups import RunCgroup, strong_or_why_not
 from kapelle.sandbox.contract import Layer, Limits, check_files
-from kapelle.sandbox.interpreter import Interpreter, reachable_interpreter
+from kapelle.sandbox.interpreter import ReachableInterpreter, reachable_interpreter
 from kapelle.sandbox.seccomp import filter_program
 from kapelle.sandbox.session import BEGIN_WITHIN_S, Opening, ProcessSession
 from kapelle.sandbox.usage import (
@@ -113,7 +113,9 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def arguments(limits: Limits, interpreter: Interpreter, info_fd: int, filter_fd: int | None) -> list[str]:
+def arguments(
+    limits: Limits, interpreter: ReachableInterpreter, info_fd: int, filter_fd: int | None
+) -> list[str]:
     """Return bubblewrap's arguments for these limits, without the command."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
@@ -141,7 +143,7 @@ def _devices() -> list[str]:
     return [*found, "--symlink", "/proc/self/fd", "/dev/fd"]
 
 
-def _system(interpreter: Interpreter) -> list[str]:
+def _system(interpreter: ReachableInterpreter) -> list[str]:
     """Return the mounts of programs and libraries; nothing of /etc but what the linker needs."""
     found = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -226,11 +228,15 @@ def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) 
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
     # The greeting comes after every limit holds: a run without it never began.
-    archive, script = (
-        _archive(files),
-        f'{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n"$@"\nexit $?\n'.encode(),
-    )
-    return Opening(f"{len(archive)} {len(script)}\n".encode() + archive + script, f"{greeting}\n".encode())
+    script = f'{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n"$@"\nexit $?\n'.encode()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    packed = buffer.getvalue()
+    return Opening(f"{len(packed)} {len(script)}\n".encode() + packed + script, f"{greeting}\n".encode())
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
@@ -249,16 +255,6 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     }
 
 
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path, content in files.items():
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(content), 0o644
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 # -------- Starts programs without transparent huge pages: of one that is mapped in part all stays, and no sum sees the rest
 #
 # What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
@@ -267,6 +263,9 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage")
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
+_turn = threading.Lock()
+_before: list[int] = []
+"""What this process had before, once for each start that is under way: starts may overlap."""
 
 
 @contextlib.contextmanager
@@ -275,49 +274,23 @@ def without_huge_pages() -> Iterator[None]:
     if not given_unasked(_SETTING):
         yield
         return
-    switch = _switch()
-    switch.enter()
+    prctl = ctypes.CDLL(None).prctl
+    with _turn:
+        _before.append(_before[0] if _before else int(prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)))
+        prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     try:
         yield
     finally:
-        switch.leave()
+        with _turn:
+            before = _before.pop()
+            if not _before:
+                prctl(_PR_SET_THP_DISABLE, before, 0, 0, 0)
 
 
 def given_unasked(setting: Path) -> bool:
-    """Return whether a folder of the kernel's settings gives huge pages of some size to whoever does not ask for them."""
+    """Return whether a folder of the kernel's settings gives huge pages of some size without being asked."""
     files = [setting / "enabled", *setting.glob("hugepages-*/enabled")]
     return any("[always]" in file.read_text() for file in files if file.is_file())
-
-
-class _Switch:
-    """The setting of this process, for starts that overlap."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._starting = 0
-        self._before = 0
-
-    def enter(self) -> None:
-        with self._turn:
-            if self._starting == 0:
-                self._before = _prctl(_PR_GET_THP_DISABLE, 0)
-                _prctl(_PR_SET_THP_DISABLE, 1)
-            self._starting += 1
-
-    def leave(self) -> None:
-        with self._turn:
-            self._starting -= 1
-            if self._starting == 0:
-                _prctl(_PR_SET_THP_DISABLE, self._before)
-
-
-@functools.cache
-def _switch() -> _Switch:
-    return _Switch()
-
-
-def _prctl(option: int, value: int) -> int:
-    return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
 
 
 # -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
@@ -377,7 +350,7 @@ class NamespaceGroup:
             return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
         usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
         if cpu_s is not None:
-            # Time in the kernel is in the one, time of children that nobody waited for in the other.
+            # The one holds time in the kernel, the other that of children that were never waited for.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
         self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
         return usage
@@ -503,7 +476,7 @@ class Bubblewrap:
 class PreparedBubblewrap:
     """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive."""
 
-    def __init__(self, limits: Limits, interpreter: Interpreter) -> None:
+    def __init__(self, limits: Limits, interpreter: ReachableInterpreter) -> None:
         self.limits = limits
         folder = strong_or_why_not()
         strong = folder if isinstance(folder, Path) else None
@@ -585,7 +558,16 @@ def _layers() -> tuple[Layer, ...]:
         if found < _OLDEST:
             wanted = ".".join(map(str, _OLDEST))
             raise SandboxError(f"{text.strip() or 'bubblewrap'} is too old. Install {wanted} or newer.")
-        seen = _look_from_inside()
+        session = PreparedBubblewrap(_FIRST_TRY, reachable_interpreter()).start({}, ["/bin/sh", "-c", _LOOK])
+        result = session.finish()
+        if not result.ok:
+            raise SandboxError(
+                f"bubblewrap cannot make a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
+                "Unprivileged user namespaces must be allowed: see `sysctl kernel.unprivileged_userns_clone "
+                "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`; a container needs "
+                "--security-opt seccomp=unconfined or another profile that allows them."
+            )
+        seen = result.stdout.decode(errors="replace").splitlines()
     except SandboxError as error:
         return (Layer("bubblewrap", required=True, present=False, detail=str(error)),)
     root = os.geteuid() == 0
@@ -639,7 +621,7 @@ def _mode() -> tuple[Layer, Layer]:
     clock = (
         "with CPU counted by a clock"
         if task_clock_works()
-        else "and nobody may change SIGCHLD (no perf_event_open)"
+        else "and no program may change SIGCHLD (no perf_event_open)"
     )
     return (
         Layer("cgroups", False, False, folder),
@@ -657,16 +639,3 @@ def _process_limit(root: bool) -> Layer:
 
 
 _EXPECTED_VARIABLES = {*ENVIRONMENT, "PWD", "OLDPWD", "SHLVL", "_"}
-
-
-def _look_from_inside() -> list[str]:
-    session = PreparedBubblewrap(_FIRST_TRY, reachable_interpreter()).start({}, ["/bin/sh", "-c", _LOOK])
-    result = session.finish()
-    if not result.ok:
-        raise SandboxError(
-            f"bubblewrap cannot make a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
-            "Unprivileged user namespaces must be allowed: see `sysctl kernel.unprivileged_userns_clone "
-            "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`; a container needs "
-            "--security-opt seccomp=unconfined or another profile that allows them."
-        )
-    return result.stdout.decode(errors="replace").splitlines()

@@ -76,7 +76,9 @@ class RunCgroup:
         _left.add(self._folder)
         while True:
             for folder in tuple(_left):
-                if _removed(folder):
+                with contextlib.suppress(OSError):  # the dead are still there
+                    with contextlib.suppress(FileNotFoundError):
+                        folder.rmdir()
                     _left.discard(folder)
             if self._folder not in _left or time.monotonic() > until:
                 return
@@ -95,16 +97,6 @@ class RunCgroup:
 
 _left: set[Path] = set()
 """Cgroups of runs that have ended, whose dead were still there."""
-
-
-def _removed(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 @functools.cache
@@ -139,8 +131,15 @@ def find_folder(root: Path, own: Path) -> Path:
         )
     try:
         if here == folder:
-            _make_room(folder)
-        _pass_on(folder)
+            # A cgroup with processes passes no controllers on: they move into its child `kapelle`.
+            (folder / LEAF).mkdir(exist_ok=True)
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (folder / LEAF / "cgroup.procs").write_text(pid)
+        control = folder / "cgroup.subtree_control"
+        not_yet = [name for name in _CONTROLLERS if name not in control.read_text().split()]
+        if not_yet:
+            control.write_text(" ".join(f"+{name}" for name in not_yet))
     except OSError as error:
         raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
     if not (folder / LEAF / "cgroup.kill").is_file():
@@ -161,18 +160,3 @@ def _is_delegated(folder: Path) -> bool:
             if os.getxattr(folder, name) == b"1":
                 return True
     return False
-
-
-def _make_room(folder: Path) -> None:
-    """Move the processes of a cgroup into its child `kapelle`."""
-    (folder / LEAF).mkdir(exist_ok=True)
-    for pid in (folder / "cgroup.procs").read_text().split():
-        with contextlib.suppress(ProcessLookupError):
-            (folder / LEAF / "cgroup.procs").write_text(pid)
-
-
-def _pass_on(folder: Path) -> None:
-    control = folder / "cgroup.subtree_control"
-    missing = [name for name in _CONTROLLERS if name not in control.read_text().split()]
-    if missing:
-        control.write_text(" ".join(f"+{name}" for name in missing))

@@ -15,7 +15,7 @@ from kapelle.errors import SandboxError
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class ReachableInterpreter:
     """A Python interpreter and what must be visible for it to start."""
 
     path: str
@@ -24,7 +24,7 @@ class Interpreter:
 
 
 @functools.cache
-def reachable_interpreter() -> Interpreter:
+def reachable_interpreter() -> ReachableInterpreter:
     """Return the interpreter for contained programs: this one's base if it can be reached, else the system's.
 
     Raises SandboxError when there is none.
@@ -32,11 +32,11 @@ def reachable_interpreter() -> Interpreter:
     base = Path(sys.base_prefix).resolve()
     own = Path(os.path.realpath(sys.executable))
     if own.is_relative_to(base) and readable_by_others(own):
-        return Interpreter(str(own), needs(own, base))
+        return ReachableInterpreter(str(own), needs(own, base))
     for name in ("/usr/bin/python3", shutil.which("python3", path="/usr/local/bin:/opt/bin:/bin") or ""):
         path = Path(os.path.realpath(name))
         if name and path.is_file() and readable_by_others(path):
-            return Interpreter(str(path), needs(path, path.parent.parent))
+            return ReachableInterpreter(str(path), needs(path, path.parent.parent))
     raise SandboxError(
         f"No Python interpreter can be reached by an unprivileged user ({own} cannot). "
         "Install the system's: apt-get install python3."
@@ -44,9 +44,9 @@ def reachable_interpreter() -> Interpreter:
 
 
 def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
-    """Return the files and folders that an interpreter needs, and nothing else that stands beneath its prefix.
+    """Return the files and folders that an interpreter needs, and nothing else below its prefix.
 
-    A prefix may be a home, or ~/.local: what stands beside the libraries there is nobody's business.
+    A prefix may be a home, or ~/.local, where private files stand beside the libraries.
     """
     if prefix.is_relative_to("/usr"):
         return ()

@@ -97,7 +97,7 @@ class Pool(AbstractContextManager["Pool"]):
         loop, turn = asyncio.get_running_loop(), pause_deadline()
 
         def begin() -> T:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the wait
                 loop.call_soon_threadsafe(turn)
             return work()
 
@@ -121,7 +121,11 @@ class Pool(AbstractContextManager["Pool"]):
 
     def _fill(self) -> None:
         with contextlib.suppress(SandboxError):
-            while self._wait_for_room():
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._closed or len(self._ready) < self._wanted)
+                    if self._closed:
+                        break
                 # Without one the next call prepares its own, and raises what is wrong where it is seen.
                 prepared = self._backend.prepare(self._limits)
                 with self._change:
@@ -129,11 +133,6 @@ class Pool(AbstractContextManager["Pool"]):
                     self._change.notify_all()
         while self._ready:
             self._ready.popleft().discard()
-
-    def _wait_for_room(self) -> bool:
-        with self._change:
-            self._change.wait_for(lambda: self._closed or len(self._ready) < self._wanted)
-            return not self._closed
 
 
 # -------- Finds a sandbox by name. There is no fallback: what was asked for is given, or refused with the reason

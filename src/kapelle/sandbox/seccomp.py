@@ -158,10 +158,10 @@ def refused_calls(machine: str | None = None) -> Mapping[str, int]:
 
 
 def filter_program(machine: str | None = None, *, children_counted: bool = True) -> bytes | None:
-    """Return the filter for an architecture (this one's by default), None where its numbers are not known.
+    """Return the filter for an architecture (this one's by default), None if its numbers are not known.
 
-    Without `children_counted` nobody may change what SIGCHLD does: the CPU time of children that nobody waits for is lost
-    to everyone who did not count it while they lived.
+    Without `children_counted` SIGCHLD keeps its meaning: the CPU time of children that are never waited for is lost unless it was
+    counted while they lived.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
@@ -197,7 +197,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _unless(SOCK_STREAM, errno.EPERM)
     )
     return {
-        # Locks of a process that shares its descriptors outlive it, and then nobody lists them.
+        # Locks of a process that shares its descriptors outlive it, and are then in no list.
         "clone": _step(_LOAD, _ARGUMENTS[0])
         + _when(_ANY_BIT, NEW_NAMESPACES, errno.EPERM)
         + _step(_AND, CLONE_FILES | CLONE_THREAD)
@@ -211,7 +211,15 @@ def _rules(direct: int) -> dict[str, bytes]:
         "setsockopt": _only_if(_EQUAL, _ARGUMENTS[1], SOL_SOCKET)
         + _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER),
-        "mmap": _mapping_rules(),
+        # No huge pages, and no more shared anonymous memory than is counted for one mapping.
+        "mmap": _step(_LOAD, _ARGUMENTS[3])
+        + _when(_ANY_BIT, MAP_HUGETLB, errno.EPERM)
+        + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_ANONYMOUS)
+        + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_SHARED)
+        + _step(_LOAD, _ARGUMENTS[1] + _HIGH)
+        + _unless(0, errno.ENOMEM)
+        + _step(_LOAD, _ARGUMENTS[1])
+        + _when(_ABOVE, SHARED_ANONYMOUS_BYTES, errno.ENOMEM),
         # What a kernel without huge pages says; a page of one that is mapped holds all of it, unseen.
         "madvise": _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(
@@ -274,20 +282,6 @@ def _only_if(test: int, argument: int, operand: int) -> bytes:
 
 def _refuse_each(*operands: int, error: int = errno.EPERM) -> bytes:
     return b"".join(_when(_EQUAL, operand, error) for operand in operands)
-
-
-def _mapping_rules() -> bytes:
-    """Refuse huge pages, and shared anonymous memory beyond what is counted for one mapping."""
-    return (
-        _step(_LOAD, _ARGUMENTS[3])
-        + _when(_ANY_BIT, MAP_HUGETLB, errno.EPERM)
-        + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_ANONYMOUS)
-        + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_SHARED)
-        + _step(_LOAD, _ARGUMENTS[1] + _HIGH)
-        + _unless(0, errno.ENOMEM)
-        + _step(_LOAD, _ARGUMENTS[1])
-        + _when(_ABOVE, SHARED_ANONYMOUS_BYTES, errno.ENOMEM)
-    )
 
 
 def _within(number: int, rules: bytes) -> bytes:

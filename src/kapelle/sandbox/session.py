@@ -41,7 +41,7 @@ _FASTEST = 8 * 1024**3
 _TICK_S = 0.01
 """How late the kernel's accounts of system time may be."""
 _SETTLE_S = 2.0
-"""How long nobody else is suspected after a run: what it held is given back meanwhile."""
+"""How long no other run is suspected after one: the kernel takes back meanwhile what it held."""
 _RETURN_WITHIN_S = 1.0
 """How long the kernel may take to free what a dead run held; it does so behind a grace period."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -92,7 +92,7 @@ class Net:
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
-        """Forget the last look: nothing is under way, and what happens until the next is nobody's."""
+        """Forget the last look: no run is under way, so none is charged for what happens until the next."""
         self._before, self._next = None, 0.0
 
     def look(self, runs: Iterable[ProcessSession], now: float, held: int | None = None) -> None:
@@ -146,10 +146,10 @@ class _Account:
         return self._charged, self._meanwhile_s
 
 
-# -------- Looks at the runs that nobody is waiting for: a program may go on between two calls
+# -------- Looks at the runs that no call is waiting for: a program may go on between two calls
 
 LOOK_EVERY_S = 0.05
-"""How far a run can get between two looks while nobody waits for it."""
+"""Seconds between two looks at a run while no call waits for it."""
 
 
 class _Watcher:
@@ -193,7 +193,7 @@ def _watcher(process: int) -> _Watcher:
 
 
 WATCH_EVERY_S = 0.02
-"""How far a run can get between two looks at what it uses."""
+"""Seconds between two looks at what a run uses."""
 WATCH_CLOSELY_S = 0.004
 """The same for one that grows so fast that it would be above its memory by then."""
 BEGIN_WITHIN_S = 30.0
@@ -209,7 +209,7 @@ class ProcessGroup(Protocol):
     """All processes of one run, as the backend knows them."""
 
     def usage(self) -> Usage | None:
-        """Return what they use now, None where that cannot be seen."""
+        """Return what they use now; None if that cannot be seen."""
         ...
 
     def waited_s(self) -> float:
@@ -217,7 +217,7 @@ class ProcessGroup(Protocol):
         ...
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return their seconds of CPU and of those the ones in the kernel; None where a cgroup counts all that they hold."""
+        """Return their seconds of CPU and of those the ones in the kernel; None if a cgroup counts all that they hold."""
         ...
 
     def kill(self, within_s: float) -> None:
@@ -341,25 +341,40 @@ class ProcessSession:
         May be called again, and then returns the same.
         """
         with self._turn:
-            return self._finish(kill=kill)
-
-    def _finish(self, *, kill: bool) -> Result:
-        if self._result is not None:
-            self._check_own_fault()
-            return self._result
-        try:
-            self._input_ends = True
-            if not kill:
-                self._pump(lambda: False, math.inf)
-            self._kill()
-            self._drain()
-            self._result = self._reap()
-            if not kill:
-                self._check_begun()
-            self._check_own_fault()
-            return self._result
-        finally:
-            self._close()
+            if self._result is not None:
+                self._check_own_fault()
+                return self._result
+            try:
+                self._input_ends = True
+                if not kill:
+                    self._pump(lambda: False, math.inf)
+                self._kill()
+                self._drain()
+                wall_s = self._clock.now() - self._started
+                status, cpu_s = _wait(self._process, KILL_WITHIN_S)
+                cpu_s = max(cpu_s, self._seen_cpu_s)
+                # A program's signal is its own, negative, or one that the shell which waits for it reports above 128.
+                by_signal = None
+                if status is not None and (status < 0 or status > 128):
+                    by_signal = -status if status < 0 else status - 128
+                if self._limit is None and (cpu_s > self._limits.cpu_s or by_signal == signal.SIGXCPU):
+                    self._limit = "cpu"
+                self._result = Result(
+                    stdout=bytes(self._output[self._stdout][0 if self._waiting else len(self._greeting) :]),
+                    stderr=bytes(self._output[self._stderr]),
+                    exit_code=None if self._limit or by_signal is not None else status,
+                    signal=None if self._limit else by_signal,
+                    limit=self._limit,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    peak_memory_bytes=self._peak_memory,
+                )
+                if not kill:
+                    self._check_begun()
+                self._check_own_fault()
+                return self._result
+            finally:
+                self._close()
 
     def _kill(self) -> None:
         """Kill all of the run. Of one that was suspected, see whether the machine has its memory back then."""
@@ -395,15 +410,20 @@ class ProcessSession:
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
         """Move bytes until `done`, the end of the program, a limit, or a moment, later by what is granted meanwhile."""
-        before = self._granted_s
+        granted_before = self._granted_s
         while not done() and not self._ended and self._limit is None:
             now = self._clock.now()
-            stop = min(until + self._granted_s - before, self._deadline)
+            stop = min(until + self._granted_s - granted_before, self._deadline)
             if now >= stop and not self._grant():
                 if now >= self._deadline:
                     self._limit = "wall"
                 return
-            self._watch(now)
+            if now >= self._next_watch:
+                before_look = self._memory
+                self._is_above_a_limit()
+                room = self._limits.memory_bytes - self._memory
+                self._next_watch = now + look_again_s(self._memory - before_look, now - self._looked, room)
+                self._looked = now
             self._move(max(min(stop, self._next_watch) - now, 0.0))
 
     def _grant(self) -> bool:
@@ -432,7 +452,13 @@ class ProcessSession:
             return
         for fd, _ in poll.poll(wait_s * 1000):
             if fd == self._stdin:
-                self._write()
+                try:
+                    del self._input[: os.write(self._stdin, self._input[:_CHUNK])]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    self._input.clear()
+                    self._close_input()
             elif fd == self._exit_fd:
                 self._end()
             else:
@@ -445,15 +471,6 @@ class ProcessSession:
         self._drain()
         if self._limit is None:
             self._is_above_a_limit()
-
-    def _write(self) -> None:
-        try:
-            del self._input[: os.write(self._stdin, self._input[:_CHUNK])]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._input.clear()
-            self._close_input()
 
     def _close_input(self) -> None:
         if self._input_open:
@@ -480,19 +497,10 @@ class ProcessSession:
         return bool(data)
 
     def _drain(self) -> None:
-        """Take what the dead left in the pipes: at most what the pipes hold, as nobody writes any more."""
+        """Take what the dead left in the pipes: at most what the pipes hold, as all writers are gone."""
         for fd in tuple(self._open):
             while self._read(fd) and self._limit != "output":
                 pass
-
-    def _watch(self, now: float) -> None:
-        if now < self._next_watch:
-            return
-        before = self._memory
-        self._is_above_a_limit()
-        room = self._limits.memory_bytes - self._memory
-        self._next_watch = now + look_again_s(self._memory - before, now - self._looked, room)
-        self._looked = now
 
     def _is_above_a_limit(self) -> bool:
         """Look at what the run uses and keep in mind the limit that it is above."""
@@ -515,26 +523,6 @@ class ProcessSession:
         else:
             return False
         return True
-
-    def _reap(self) -> Result:
-        wall_s = self._clock.now() - self._started
-        status, cpu_s = _wait(self._process, KILL_WITHIN_S)
-        cpu_s = max(cpu_s, self._seen_cpu_s)
-        by_signal = (
-            None if status is None else -status if status < 0 else status - 128 if status > 128 else None
-        )
-        if self._limit is None and (cpu_s > self._limits.cpu_s or by_signal == signal.SIGXCPU):
-            self._limit = "cpu"
-        return Result(
-            stdout=bytes(self._output[self._stdout][0 if self._waiting else len(self._greeting) :]),
-            stderr=bytes(self._output[self._stderr]),
-            exit_code=None if self._limit or by_signal is not None else status,
-            signal=None if self._limit else by_signal,
-            limit=self._limit,
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            peak_memory_bytes=self._peak_memory,
-        )
 
     def _close(self) -> None:
         _watcher(os.getpid()).remove(self)

@@ -73,8 +73,11 @@ class PreparedSubprocess:
             target = self._work / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
+        # Set by a shell, which becomes the command: the limits that every POSIX shell knows.
+        blocks, seconds = max(1, self._limits.file_bytes // 512), max(1, int(self._limits.cpu_s + 0.999))
+        bounded = f"ulimit -c 0; ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; ulimit -f {blocks}"
         process = subprocess.Popen(
-            [*_limited(self._limits), *command],
+            ["/bin/sh", "-c", f'{bounded}; exec "$@"', "sh", *command],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,7 +93,7 @@ class PreparedSubprocess:
             start_new_session=True,
         )
         self._used = True
-        return ProcessSession(process, ProcessGroup(process, self._work), self._limits)
+        return ProcessSession(process, UnsafeProcessGroup(process, self._work), self._limits)
 
     def discard(self) -> None:
         """Remove the work directory; does nothing after `start`."""
@@ -98,7 +101,7 @@ class PreparedSubprocess:
             shutil.rmtree(self._work, ignore_errors=True)
 
 
-class ProcessGroup:
+class UnsafeProcessGroup:
     """A process group and its work directory."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
@@ -125,15 +128,3 @@ class ProcessGroup:
     def close(self) -> None:
         """Remove the work directory."""
         shutil.rmtree(self._work, ignore_errors=True)
-
-
-def _limited(limits: Limits) -> list[str]:
-    """Return a shell that sets the limits that every POSIX shell knows, and becomes the command."""
-    blocks = max(1, limits.file_bytes // 512)
-    seconds = max(1, int(limits.cpu_s + 0.999))
-    return [
-        "/bin/sh",
-        "-c",
-        f'ulimit -c 0; ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; ulimit -f {blocks}; exec "$@"',
-        "sh",
-    ]

@@ -15,7 +15,6 @@ import platform
 import re
 import stat
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     """
     locked = lock_bytes(init_pid, mounts)
     cpu_ticks, countable = 0, locked is not None
-    held, shared, holders, descriptors = [], set[bytes](), list[list[Path]](), 0
+    held, shared, holders, descriptors = [], set[bytes](), list[Path](), 0
     waiting = [init_pid]
     while waiting:
         pid = waiting.pop()
@@ -64,7 +63,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             waiting += _children(threads)
             cpu_ticks += sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
             descriptors += sum(len(_names(thread / "fd")) for thread in threads)
-            holders.append(threads)
+            holders += threads
             found = _private_bytes(pid, threads)
             if found is not None:
                 held.append(found)
@@ -201,23 +200,17 @@ def _divided(held: list[tuple[Path, int]], room: int) -> int:
     """Return the sum with what is shared divided, or as much of it as is above `room`: they grow while they are read."""
     total = 0
     for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
-        total += _divided_bytes(place, size)
+        try:
+            # The kernel divides what several processes share by their number.
+            divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+            tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
+            total += size if divided is None else min(divided + tables, size)
+        except OSError:
+            # It may not be read, or has ended since, and then holds nothing.
+            total += size if _has_memory(int(place.parts[2])) else 0
         if total > room:
             break
     return total
-
-
-def _divided_bytes(place: Path, size: int) -> int:
-    """Return the same, with what several processes share divided by their number; `size` where that is not told.
-
-    A process that has ended since holds nothing.
-    """
-    try:
-        divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
-        tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
-    except OSError:
-        return size if _has_memory(int(place.parts[2])) else 0
-    return size if divided is None else min(divided + tables, size)
 
 
 def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
@@ -261,7 +254,9 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
         # Whether a process has this one's pid namespace, as in a sandbox that is refused for it.
         if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
             return 0
-        own = {_device(f"/proc/{init_pid}/root{mount}") for mount in mounts}
+        devices = (os.stat(f"/proc/{init_pid}/root{mount}").st_dev for mount in mounts)  # noqa: PTH116
+        # As /proc/locks writes them.
+        own = {f"{os.major(device):02x}:{os.minor(device):02x}".encode() for device in devices}
     except OverflowError:
         return None
     except OSError:
@@ -271,29 +266,18 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     return len(lines) * _LOCK_BYTES
 
 
-def _device(path: str) -> bytes:
-    """Return the device of a file as /proc/locks writes it."""
-    device = os.stat(path).st_dev  # noqa: PTH116
-    return f"{os.major(device):02x}:{os.minor(device):02x}".encode()
-
-
-def _pipe_bytes(holders: list[list[Path]]) -> int:
-    """Return the most that the pipes of processes, each by its threads, can hold."""
+def _pipe_bytes(threads: list[Path]) -> int:
+    """Return the most that the pipes can hold of which threads have descriptors; each thread may have some of its own."""
+    pipes = set[tuple[int, int]]()
     with contextlib.suppress(OSError):  # this process has no descriptors left: the next look tells
-        return len(set[tuple[int, int]]().union(*map(_pipes, holders))) * _PIPE_BYTES
+        for folder in (thread / "fd" for thread in threads):
+            for name in _names(folder):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                    status = os.stat(f"{folder}/{name}")  # noqa: PTH116
+                    if stat.S_ISFIFO(status.st_mode):
+                        pipes.add((status.st_dev, status.st_ino))
+        return len(pipes) * _PIPE_BYTES
     return 0
-
-
-def _pipes(threads: list[Path]) -> set[tuple[int, int]]:
-    """Return the pipes that a process holds, none of one that has ended; each thread may have descriptors of its own."""
-    held = (status for thread in threads for status in _descriptors(thread / "fd"))
-    return {(status.st_dev, status.st_ino) for status in held if stat.S_ISFIFO(status.st_mode)}
-
-
-def _descriptors(folder: Path) -> Iterator[os.stat_result]:
-    for name in _names(folder):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            yield os.stat(f"{folder}/{name}")  # noqa: PTH116
 
 
 def _names(folder: Path) -> list[str]:
@@ -317,7 +301,7 @@ def _most_of_a_socket() -> int:
     return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2
 
 
-# -------- The CPU time of a process and of all its descendants, those included that ended and that nobody waited for
+# -------- The CPU time of a process and all its descendants, also of those that ended and were never waited for
 #
 # /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never does, and
 # what such children used is gone. A performance counter that children inherit keeps it (perf_event_open(2)).

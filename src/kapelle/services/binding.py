@@ -1,17 +1,23 @@
-"""Where a service listens and who may call it: loopback by default, and beyond it never without TLS and a token."""
+"""What all services share: where they listen, who may call, and what is logged when something fails.
+
+Services listen on loopback by default; on other addresses they need both TLS and a token.
+"""
 
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import ssl
+import traceback
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 
-__all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "token_here"]
+__all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "check_installed", "log_failure", "token_here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +26,9 @@ class Binding:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """0 takes a free port."""
     token: str | None = field(default=None, repr=False)
-    """What every call carries as `Authorization: Bearer …`; None asks for none."""
+    """Every call has to carry it, as `Authorization: Bearer …`; None lets all callers in."""
     certificate: Path | None = None
     """PEM file of the TLS certificate, its chain included."""
     key: Path | None = None
@@ -30,7 +36,7 @@ class Binding:
     names: tuple[str, ...] = ()
     """Further names by which callers may address the service (`Host`), such as that of this machine."""
     address: str | None = None
-    """The name or number by which callers reach it, where that is not `host` (which may be all addresses of the machine)."""
+    """The name or number by which callers reach it, if not `host` (which may stand for all addresses of the machine)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -61,7 +67,7 @@ class Binding:
     def hosts(self) -> frozenset[str]:
         """Names in `Host` under which the service may be addressed, in lower case and without a port.
 
-        A page of somebody else whose name was made to point here (DNS rebinding) sends its own name.
+        A foreign page whose name was made to point here (DNS rebinding) sends that name, which is not among them.
         """
         names = ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), _in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)
@@ -79,7 +85,7 @@ class Binding:
     def tls(self) -> tuple[bytes, bytes] | None:
         """Return the private key and the certificate's chain in PEM; None without TLS.
 
-        Raises ConfigError for files that are no such pair.
+        Raises ConfigError if the files are not such a pair.
         """
         if self.certificate is None or self.key is None:
             return None
@@ -104,10 +110,40 @@ class Binding:
         return hmac.compare_digest(given, self.token.encode()) and token is not None
 
 
+def check_installed(extra: str, *packages: str) -> None:
+    """Raise ConfigError if a package is missing, naming the extra of kapelle that brings it."""
+    if any(find_spec(package) is None for package in packages):
+        raise ConfigError(f"Serving needs an extra: pip install 'kapelle[{extra}]'.")
+
+
 def token_here() -> str | None:
-    """Return the token that this process's environment names; None where there is none."""
+    """Return the token that this process's environment names; None without one."""
     return os.environ.get(TOKEN)
 
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+# -------- What is logged: the type of an error and where it was raised
+#
+# Its message may quote what a caller has sent, and prompts, answers and tokens must not reach the log. So messages and the
+# values of variables are left out.
+
+LOG = logging.getLogger("kapelle.services")
+
+
+def log_failure(what: str, error: BaseException) -> None:
+    """Log that something failed, with the type and the traceback of the error and of its causes."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        places = "".join(traceback.format_tb(cause.__traceback__)).rstrip()
+        lines = [
+            f"{places}\n{type(cause).__module__}.{type(cause).__qualname__} (its message may quote a caller)",
+            *lines,
+        ]
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    LOG.error("%s\n%s", what, "\n\n".join(lines))

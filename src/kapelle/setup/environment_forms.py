@@ -57,7 +57,11 @@ def _importable_name(environment: Settings, name: object) -> str:
             else "is made in a function"
         )
         raise _refused(environment, f"{where}, where no other process can import it")
-    if not _has_source(own.__module__):
+    try:
+        source = importlib.util.find_spec(own.__module__)
+    except (ImportError, ValueError):
+        source = None
+    if source is None:
         raise _refused(environment, f"is of the module '{own.__module__}', which cannot be imported")
     found = f"{own.__module__}:{own.__qualname__}"
     try:
@@ -66,13 +70,6 @@ def _importable_name(environment: Settings, name: object) -> str:
     except ConfigError:
         pass
     raise _refused(environment, f"is not what `{found}` imports")
-
-
-def _has_source(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _is(own: type, found: type) -> bool:

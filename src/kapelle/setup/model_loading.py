@@ -63,22 +63,18 @@ def load_models(
         elif model is None:
             own = {"path": path, "dtype": place.dtype, "device": place.device}
             model = load_language_model(config.model_copy(update=own), trained=trained)
-        elif id(model) in taken:  # weights of its own: they are trained, or lie elsewhere
-            model = _copied(model, path)
+        elif id(model) in taken:  # a base with weights of its own: they are trained, or on another device
+            if model.bank.adapters:
+                raise ModelError(
+                    f"The team needs the model '{path}' twice, but the one in memory still has adapters of an earlier use. "
+                    "Pass a fresh model."
+                )
+            model = copy_language_model(model, path)
         if not trained:
             frozen[path, place] = model
         taken.add(id(model))
         models[base] = model.to(place.device)
     return models
-
-
-def _copied(model: LanguageModel, path: str) -> LanguageModel:
-    if model.bank.adapters:
-        raise ModelError(
-            f"The team needs the model '{path}' twice, but the one in memory still has adapters of an earlier use. "
-            "Pass a fresh model."
-        )
-    return copy_language_model(model, path)
 
 
 def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: Team) -> RolloutEngine:
@@ -133,15 +129,15 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
         "`check_run` refuses environments without demonstrations"
     )
 
-    def answer(request: Request) -> str:
-        what, seconds = "`script` of the environment", config.patience.environment
-        return call(what, "environment", seconds, demonstrate, request)
-
     def demonstrate(request: Request) -> str:
         if offers(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)
         return environment.script(request.agent, request.task, request.messages, request.seed)
+
+    def answer(request: Request) -> str:
+        what, seconds = "`script` of the environment", config.patience.environment
+        return call(what, "environment", seconds, demonstrate, request)
 
     local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
     return ScriptedEngine(

@@ -11,17 +11,22 @@ import asyncio
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Connecting, Doubting, Skipping, offers
-from kapelle.environments.bounded_worlds import task_of
-from kapelle.environments.reward_server import RewardServer
-from kapelle.environments.tools.mcp import Mcp
+from kapelle.environment import (
+    AskedServer,
+    AsksServers,
+    Connecting,
+    Doubting,
+    Skipping,
+    StartsProgram,
+    offers,
+    task_of,
+)
 from kapelle.errors import ConfigError, ContextError, EpisodeError
-from kapelle.grading.judge import JudgeEndpoint
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.checksums import verify_folder
 from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
@@ -30,11 +35,11 @@ from kapelle.models.weight_files import check_files, folder_of
 from kapelle.rows import ReadsTokens
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.http import Answer, error_message, exchange
+from kapelle.runtime.http import error_message, exchange
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_run
+from kapelle.setup.validation import check_run, parts_of
 from kapelle.team import Agent, Team
 from kapelle.types import Message, Task
 from kapelle.workflow import CountsTurns
@@ -167,18 +172,6 @@ SECONDS = 5.0
 """For a server to answer in."""
 
 
-class Asked(NamedTuple):
-    """A server that a run will ask."""
-
-    who: str
-    """What it is in the team."""
-    url: str
-    probe: str
-    """What is fetched to see whether it is there; whether there is such a page does not matter."""
-    key_env: str
-    """Environment variable that holds its key."""
-
-
 def check_endpoints(team: Team, environment: object) -> list[str]:
     """Return the addresses of all servers that a run will ask; ConfigError for one that is not there or refuses the key."""
     asked = check_keys(team, environment)
@@ -194,9 +187,16 @@ def check_endpoints(team: Team, environment: object) -> list[str]:
     return [server.url for server in asked]
 
 
-def check_keys(team: Team, environment: object) -> list[Asked]:
+def check_keys(team: Team, environment: object) -> list[AskedServer]:
     """Return the servers that a run will ask, asking none; ConfigError for one whose key others on the network could read."""
-    asked = [*_endpoints(team), *_graders(environment)]
+    asked = []
+    found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
+    for endpoint, name in found.items():
+        url = endpoint.url
+        who, probe = f"The endpoint of policy '{name}'", f"{url.rstrip('/')}/models"
+        asked.append(AskedServer(who, url, probe, endpoint.api_key_env))
+    for _, part in parts_of(environment):
+        asked += part.servers() if isinstance(part, AsksServers) else ()
     for server in asked:
         try:
             bearer(server.key_env, server.url)
@@ -205,31 +205,7 @@ def check_keys(team: Team, environment: object) -> list[Asked]:
     return asked
 
 
-def _endpoints(team: Team) -> Iterator[Asked]:
-    found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
-    for endpoint, name in found.items():
-        url = endpoint.url
-        yield Asked(
-            f"The endpoint of policy '{name}'", url, f"{url.rstrip('/')}/models", endpoint.api_key_env
-        )
-
-
-def _graders(settings: object) -> Iterator[Asked]:
-    """Yield the servers that grade, at any depth of an environment's settings."""
-    if isinstance(settings, JudgeEndpoint):
-        url = settings.endpoint
-        yield Asked("The judge", url, f"{url.rstrip('/')}/models", settings.api_key_env)
-        return
-    if isinstance(settings, RewardServer):
-        yield Asked("The reward server", settings.address, settings.address, settings.token_env)
-    inner = [value for _, value in settings] if isinstance(settings, BaseModel) else []
-    inner += settings.values() if isinstance(settings, Mapping) else []
-    inner += settings if isinstance(settings, list | tuple) else []
-    for value in inner:
-        yield from _graders(value)
-
-
-async def _fault(server: Asked) -> str | None:
+async def _fault(server: AskedServer) -> str | None:
     """Return what is wrong with a server, and what to do; None where it answers."""
     import httpx
 
@@ -241,12 +217,8 @@ async def _fault(server: Asked) -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         return f"does not answer: {reason}. Start it, or mend its address."
-    return _refused(answer, server.key_env, given=bool(headers))
-
-
-def _refused(answer: Answer, key_env: str, *, given: bool) -> str | None:
     if answer.status in (401, 403):
-        held = f"in ${key_env}" if given else f"(${key_env} is empty)"
+        held = f"in ${server.key_env}" if headers else f"(${server.key_env} is empty)"
         return f"refuses the key {held}: HTTP {answer.status}. Put its key into that variable."
     if answer.status >= 500:
         return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or start it again."
@@ -264,7 +236,7 @@ Passed = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """A run that passed all checks, and what it is made of; no weights."""
 
     config: RunConfig
@@ -275,7 +247,7 @@ class Prepared:
     outlines: Mapping[str, Outline]
     """Base name → the model without its weights."""
 
-    def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> Prepared:
+    def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
         """Return the same run on other bases (name → path); `held` are those in memory, by path."""
         return replace(self, team=replace(self.team, bases=bases), given={**self.given, **held})
 
@@ -294,7 +266,7 @@ def prepare(
     elsewhere: bool = False,
     renderer_of: ReadRenderer = load_renderer,
     passed: Passed | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """Make every check that needs no weights and return what the run is made of.
 
     `given` are models in memory, by path. Without `training`, the checks that only training needs are left out; for a run
@@ -302,7 +274,7 @@ def prepare(
     `passed` is called after each check. Raises the first KapelleError that the run would meet.
     """
     given = given or {}
-    report = passed or _ignore
+    report = passed or (lambda _name, _found: None)
     connect(config.environment)
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
@@ -334,7 +306,7 @@ def prepare(
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
-    return Prepared(config, given, algorithm, team, models)
+    return PreparedRun(config, given, algorithm, team, models)
 
 
 def _doubts(config: RunConfig) -> Iterator[str]:
@@ -359,7 +331,7 @@ def _silent(config: RunConfig, team: Team) -> list[str]:
 
 
 def connect(settings: object) -> None:
-    """Let an environment, and those inside it, ask what they are where somebody else knows that."""
+    """Let an environment, and those inside it, ask their servers what they are."""
     if offers(settings, Connecting):
         settings.connect()
     elif isinstance(settings, BaseModel):
@@ -371,17 +343,14 @@ def connect(settings: object) -> None:
             connect(value)
 
 
-def _ignore(_name: str, _found: str) -> None:
-    return None
-
-
 def _data(config: RunConfig) -> str:
     environment = config.environment
-    sources = [
-        f"{split}: {source} ({_many(environment.size(split))})"
-        for split, source in environment.sources.items()
-    ]
-    return "; ".join([*sources, *rows_left_out(config)])
+    found = []
+    for split, source in environment.sources.items():
+        size = environment.size(split)
+        count = "as many tasks as are asked for" if size is None else f"{size} tasks"
+        found.append(f"{split}: {source} ({count})")
+    return "; ".join([*found, *rows_left_out(config)])
 
 
 def rows_left_out(config: RunConfig) -> list[str]:
@@ -390,10 +359,6 @@ def rows_left_out(config: RunConfig) -> list[str]:
     if not offers(environment, Skipping):
         return []
     return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
-
-
-def _many(size: int | None) -> str:
-    return "as many tasks as are asked for" if size is None else f"{size} tasks"
 
 
 # -------- Programs and servers that settings name and a run would start or ask: left out where a recipe is only looked at.
@@ -419,8 +384,8 @@ def _without(value: Any, left_out: list[str]) -> Any:
         inner = {key: _without(each, left_out) for key, each in value.items()}
         return inner if any(inner[key] is not value[key] for key in inner) else value
     if isinstance(value, tuple):
-        left_out += [each.server for each in value if isinstance(each, Mcp)]
-        kept = tuple(_without(each, left_out) for each in value if not isinstance(each, Mcp))
+        left_out += [each.server for each in value if isinstance(each, StartsProgram)]
+        kept = tuple(_without(each, left_out) for each in value if not isinstance(each, StartsProgram))
         same = len(kept) == len(value) and all(one is other for one, other in zip(kept, value, strict=True))
         return value if same else kept
     return value

@@ -18,21 +18,20 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pydantic
 import yaml
 
-from kapelle.algorithm import algorithm_class
-from kapelle.algorithms.distill import Distill
+from kapelle.algorithm import Taught, algorithm_class
 from kapelle.engines.rollout.protocol import EngineSettings, engine_class
 from kapelle.engines.train.protocol import TrainEngineSettings, train_engine_class
 from kapelle.environment import Environment, environment_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
+from kapelle.runtime.foreign_code import reason
 from kapelle.settings.base import AlgorithmSettings, Settings
 from kapelle.settings.messages import check_sections, explain, models_in, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.workflow import Workflow, workflow_class
-from kapelle.workflows.dag_file import fitted, is_workflow_file, read_workflow
+from kapelle.workflow import Workflow, workflow_class, workflow_files
 
 # -------- Which parts of a recipe belong to the embedded model, and what happens to them with another model.
 #
@@ -71,15 +70,6 @@ def own_warmup_left_out(
     replace_origin(origin, "warmup", None, LEFT_OUT)
     note = f"warm-up: left out; the recipe's is for the embedded model and would move all weights of {path}"
     return (f"{note}. Set warmup.steps=N to have one all the same.",)
-
-
-def no_real_values(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes for the user where a recipe with a section `real` runs another model without it."""
-    path = _path(values)
-    if path == "embedded":
-        return ()
-    note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
-    return (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
 
 
 def _path(values: Mapping[str, Any]) -> str:
@@ -172,7 +162,7 @@ class Recipe:
     origin: Mapping[str, str]
     """Dotted key → file name, `command line` or `default`."""
     notes: tuple[str, ...] = ()
-    """Notes for whoever runs it, one sentence each."""
+    """Notes for the user, one sentence each."""
 
     def yaml(self) -> str:
         """Return the resolved settings; reading them again gives the same run."""
@@ -323,6 +313,7 @@ def _layered(
     """Return the result of layers (source, values) and then settings, and dotted key → where it came from."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    fitted = workflow_files().fitted
     for source, values in layers:
         merge(merged, fitted(values, merged), source, origin)
     for setting in settings:
@@ -333,7 +324,11 @@ def _layered(
 def _resolved(
     merged: dict[str, Any], origin: dict[str, str], own: frozenset[str], unused_real: bool
 ) -> Recipe:
-    notes = own_warmup_left_out(merged, origin, own) + (no_real_values(merged) if unused_real else ())
+    notes = own_warmup_left_out(merged, origin, own)
+    path = _path(merged)
+    if unused_real and path != "embedded":
+        note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
+        notes += (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
     config = resolve(merged, origin)
     for key in _taken_back(RunConfig, merged):
         origin.pop(key, None)
@@ -362,21 +357,16 @@ def _with_folders(config: RunConfig) -> RunConfig:
     """Return the settings with the folders of past selves and teachers that are named by a run, whose newest checkpoint may change."""
     team, algorithm = config.team, config.algorithm
     agents = team.agents if isinstance(team.agents, tuple) else ()
-    if any(isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past) for agent in agents):
-        found = tuple(
-            agent.model_copy(
-                update={
-                    "weights": PastAdapter(
-                        past=str(weights_of(agent.name, agent.weights.past, "weights.past"))
-                    )
-                }
-            )
-            if isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past)
-            else agent
-            for agent in agents
-        )
-        config = config.model_copy(update={"team": team.model_copy(update={"agents": found})})
-    if isinstance(algorithm, Distill):
+    found = []
+    for agent in agents:
+        if isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past):
+            past = str(weights_of(agent.name, agent.weights.past, "weights.past"))
+            found.append(agent.model_copy(update={"weights": PastAdapter(past=past)}))
+        else:
+            found.append(agent)
+    if any(one is not other for one, other in zip(found, agents, strict=True)):
+        config = config.model_copy(update={"team": team.model_copy(update={"agents": tuple(found)})})
+    if isinstance(algorithm, Taught):
         named = algorithm.teacher
         if isinstance(named, str) and names_a_run(named):
             named = dict.fromkeys(build_team(config, build_algorithm(config)).trained, named)
@@ -387,9 +377,8 @@ def _with_folders(config: RunConfig) -> RunConfig:
                 else source
                 for policy, source in named.items()
             }
-            config = config.model_copy(
-                update={"algorithm": algorithm.model_copy(update={"teacher": folders})}
-            )
+            changed = config.algorithm.model_copy(update={"teacher": folders})
+            config = config.model_copy(update={"algorithm": changed})
     return config
 
 
@@ -466,6 +455,13 @@ def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, s
         return model.model_validate(dict(values))
     except pydantic.ValidationError as error:
         raise ConfigError(explain(model, values, error, origin, at)) from None
+    except Exception as error:
+        if model.__module__.startswith("kapelle."):
+            raise
+        raise ConfigError(
+            f"`{at}` cannot be made: {model.__name__} raises {reason(error)}. Settings are made of their fields alone; "
+            "leave out `__init__`, or let it pass on what it is given."
+        ) from error
 
 
 def _read(source: str) -> dict[str, Any]:
@@ -495,11 +491,9 @@ def _read(source: str) -> dict[str, Any]:
             f"Recipe {source} is empty. Copy one to start from: `kapelle recipes cp demo mine.yaml`."
         )
     if not isinstance(values, dict):
+        kind = "a list" if isinstance(values, list) else f"the plain value {str(values)[:60]!r}"
         raise ConfigError(
-            f"Recipe {source} is not a mapping of sections (`training: {{steps: 9}}`) but {_kind(values)}."
+            f"Recipe {source} is not a mapping of sections (`training: {{steps: 9}}`) but {kind}."
         )
-    return dict(read_workflow(values, source).sections) if is_workflow_file(values) else values
-
-
-def _kind(value: object) -> str:
-    return "a list" if isinstance(value, list) else f"the plain value {str(value)[:60]!r}"
+    reader = workflow_files()
+    return dict(reader.read_workflow(values, source).sections) if reader.is_workflow_file(values) else values

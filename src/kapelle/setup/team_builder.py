@@ -25,7 +25,6 @@ from kapelle.settings.schema import (
     PerTurn,
     RateConfig,
     RunConfig,
-    SamplingConfig,
     TeamConfig,
 )
 from kapelle.signals.verifier import VerifierScores
@@ -64,23 +63,45 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     return replace(row, needs=(*row.needs, VerifierScores(model.path)))
 
 
-class Places:
-    """Where bases are held, while a team is built; a base without settings of its own is where `model` is."""
+class Bases:
+    """The base models of a team while it is built: where each is read from, and with which type and on which device it is held."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, team: TeamConfig) -> None:
         """Begin with the run's base; raises ConfigError for a device that is not there."""
-        self.found: dict[str, Place] = {}
-        self._model = model
-        self.put(BASE, None, None, "model.device")
+        self.paths: dict[str, str] = {}
+        self.places: dict[str, Place] = {}
+        self._model, self._team = model, team
+        self.add(BASE, model.path, None, None, "model.device")
 
-    def put(self, base: str, dtype: str | None, device: str | None, setting: str, like: str = BASE) -> None:
-        """Note the place of a base, which differs from that of the base `like` where type or device is given.
+    def add(
+        self, base: str, path: str, dtype: str | None, device: str | None, setting: str, like: str = BASE
+    ) -> None:
+        """Add a base; where no type or device is given it has that of the base `like`.
 
         Raises ConfigError, which names the setting, when nothing can be put on the device.
         """
-        other = self.found.get(like, Place(self._model.dtype, self._model.device))
-        self.found[base] = Place(dtype or other.dtype, device or other.device)
-        check_device(self.found[base].device, setting)
+        other = self.places.get(like, Place(self._model.dtype, self._model.device))
+        self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
+        check_device(self.places[base].device, setting)
+
+    def frozen(self, base: str) -> str:
+        """Return a frozen base for critics: this one, unless critics have a type or device of their own."""
+        if self._team.critic_dtype is None and self._team.critic_device is None:
+            return base
+        return self._copy(base)
+
+    def untrained(self, policy: Policy) -> str:
+        """Return a base for critics that no policy trains: the policy's own where it has an adapter, else a frozen copy."""
+        if policy.endpoint is not None or policy.lora is not None or not policy.trained:
+            return self.frozen(policy.base or BASE)
+        return self._copy(policy.base)
+
+    def _copy(self, base: str) -> str:
+        copy, team = f"{base}@critic", self._team
+        self.add(
+            copy, self.paths[base], team.critic_dtype, team.critic_device, "team.critic_device", like=base
+        )
+        return copy
 
 
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
@@ -90,12 +111,12 @@ OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | Past
 def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
     """Return the team map that a recipe describes; ConfigError when it makes no sense."""
     seats = seats_of(config.team)
-    bases, places = {BASE: config.model.path}, Places(config.model)
+    bases = Bases(config.model, config.team)
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
     turns_of: dict[str, tuple[str, ...]] = {}
     for seat in seats:
-        own = _policies(seat, config.team, bases, places)
+        own = _policies(seat, config.team, bases)
         for policy in own:
             known = policies.setdefault(policy.name, policy)
             if known != policy:
@@ -106,29 +127,27 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
-    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases, places)
+    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:
         model = config.reward_model
         if model is not None and (model.device, model.dtype) != (None, None):
-            bases[REWARD_BASE] = bases[BASE]
-            places.put(REWARD_BASE, model.dtype, model.device, "reward_model.device")
-            critics[VERIFIER] = _saved_critic(verifier.folder, REWARD_BASE)
-        else:
-            # The critic that a folder holds; it is not trained here, and uses a base that
-            # nothing trains.
+            base = REWARD_BASE
+            bases.add(base, config.model.path, model.dtype, model.device, "reward_model.device")
+        else:  # the saved critic is not trained here, and stands on a base that nothing trains
             moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
-            base = (
-                _placed(BASE, config.team, bases, places)
-                if moving is None
-                else _still_base(moving, config.team, bases, places)
-            )
-            critics[VERIFIER] = _saved_critic(verifier.folder, base)
-    agents = tuple(
-        Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
-        for seat in seats
+            base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
+        from kapelle.models.peft_folders import read_lora
+
+        critics[VERIFIER] = Critic(VERIFIER, base, read_lora(Path(verifier.folder)), trained=False)
+    agents = []
+    for seat in seats:
+        s = seat.sampling or config.team.sampling
+        sampling = Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.stop)
+        agents.append(Agent(seat.name, seat.system, seat.prompt, sampling))
+    team = Team(
+        tuple(agents), policies, policy_of, bases.paths, critics, critic_of, turns_of, places=bases.places
     )
-    team = Team(agents, policies, policy_of, bases, critics, critic_of, turns_of, places=places.found)
     for signal in algorithm.needs:
         team = signal.beside(team) if isinstance(signal, Beside) else team
     return team
@@ -143,11 +162,16 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
     return team.agents
 
 
-def _policies(
-    seat: AgentConfig, team: TeamConfig, bases: dict[str, str], places: Places
-) -> tuple[Policy, ...]:
+def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
     """Return the policy of each of an agent's turns, with its rate; only one where all turns have the same."""
-    made = _policies_at_rest(seat, team, bases, places)
+    weights = seat.weights or team.sharing
+    if isinstance(weights, PerTurn):
+        listed = weights.per_turn
+        # "@" is in no agent's name, so that no other policy can be called the same.
+        names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
+        made = tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
+    else:
+        made = (_policy(seat, weights, team, bases),)
     if seat.optimizer is None:
         return made
     if not all(policy.trained for policy in made):
@@ -158,21 +182,7 @@ def _policies(
     return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
 
 
-def _policies_at_rest(
-    seat: AgentConfig, team: TeamConfig, bases: dict[str, str], places: Places
-) -> tuple[Policy, ...]:
-    weights = seat.weights or team.sharing
-    if not isinstance(weights, PerTurn):
-        return (_policy(seat, weights, team, bases, places),)
-    listed = weights.per_turn
-    # "@" is in no agent's name, so that no other policy can be called the same.
-    names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
-    return tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
-
-
-def _policy(
-    seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict[str, str], places: Places
-) -> Policy:
+def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
     lora = _lora(seat.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
@@ -188,8 +198,8 @@ def _policy(
         # keep both apart from `base`, whatever an agent or a folder is called.
         kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
         base = f"own:{seat.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
-        bases[base] = weights.model
-        places.put(base, weights.dtype, weights.device, f"weights.device` of agent `{seat.name}")
+        setting = f"weights.device` of agent `{seat.name}"
+        bases.add(base, weights.model, weights.dtype, weights.device, setting)
         if weights.train == "lora":
             return Policy(seat.name, base, lora)
         name = seat.name if weights.train == "full" else f"frozen:{weights.model}{kind}"
@@ -205,8 +215,7 @@ def _critics(
     algorithm: Algorithm,
     policies: Mapping[str, Policy],
     policy_of: Mapping[str, str],
-    bases: dict[str, str],
-    places: Places,
+    bases: Bases,
 ) -> tuple[dict[str, Critic], dict[str, str]]:
     sharers = [seat.name for seat in seats if seat.share_critic_with is not None]
     if algorithm.critic is None:
@@ -217,7 +226,7 @@ def _critics(
             )
         return {}, {}
     if algorithm.critic.everyone:
-        judge = Critic(VERIFIER, _placed(BASE, team, bases, places), _lora(team.critic_lora))
+        judge = Critic(VERIFIER, bases.frozen(BASE), _lora(team.critic_lora))
         return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
     learning = [seat for seat in seats if policies[policy_of[seat.name]].trained]
     shared = (team.critic_sharing or algorithm.critic.sharing) == "shared"
@@ -225,21 +234,15 @@ def _critics(
     critics: dict[str, Critic] = {}
     critic_of: dict[str, str] = {}
     for seat in learning:
-        owner = _critic_owner(seat, seats)
+        owner = _critic_owner(seat, seats)  # checks the setting, also where all share one critic
         owner = first if shared else owner
         name = f"critic:{owner}"  # no agent, and so no policy, can have this name
         critic_of[seat.name] = name
-        base = _still_base(policies[policy_of[owner]], team, bases, places)
+        base = bases.untrained(policies[policy_of[owner]])
         critics[name] = Critic(
             name, base, _lora(team.critic_lora), rate=_critic_rate(owner, critic_of, seats)
         )
     return critics, critic_of
-
-
-def _saved_critic(folder: str, base: str) -> Critic:
-    from kapelle.models.peft_folders import read_lora
-
-    return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
 
 
 def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
@@ -266,27 +269,6 @@ def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
     )
 
 
-def _still_base(policy: Policy, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
-    """Return a base that no policy trains: the policy's own where it has an adapter, else a frozen copy of it."""
-    if policy.endpoint is not None or policy.lora is not None or not policy.trained:
-        return _placed(policy.base or BASE, team, bases, places)
-    return _copy_of(policy.base, team, bases, places)
-
-
-def _placed(base: str, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
-    """Return a frozen base for critics: the team's own unless critics are to be held elsewhere or in another type."""
-    if team.critic_dtype is None and team.critic_device is None:
-        return base
-    return _copy_of(base, team, bases, places)
-
-
-def _copy_of(base: str, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
-    copy = f"{base}@critic"
-    bases[copy] = bases[base]
-    places.put(copy, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
-    return copy
-
-
 def _critic_rate(owner: str, critic_of: Mapping[str, str], seats: tuple[AgentConfig, ...]) -> Rate:
     """Return the rate of an agent's critic; ConfigError where another agent that it judges asks for another one."""
     of = {seat.name: seat.optimizer for seat in seats}
@@ -309,7 +291,3 @@ def _rate(config: RateConfig, lr: float | None) -> Rate:
 
 def _lora(config: LoraConfig) -> Lora:
     return Lora(config.rank, config.alpha, config.targets, config.dropout)
-
-
-def _sampling(config: SamplingConfig) -> Sampling:
-    return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, config.stop)

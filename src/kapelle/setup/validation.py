@@ -5,7 +5,7 @@ Every message states what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from pydantic import BaseModel
 
@@ -14,22 +14,27 @@ from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself
 from kapelle.environment import (
     Alive,
     Environment,
+    InMemory,
     Mixed,
+    OpensWorlds,
     Opposed,
     PaysEpisodes,
+    PlayedFromOutside,
     Recorded,
     Scorable,
     Scripted,
+    check_capabilities,
+    check_declared,
     offers,
+    size_of,
+    task_of,
 )
-from kapelle.environments.bounded_worlds import OpensItself, task_of
-from kapelle.environments.external import External
-from kapelle.environments.rewarded import Rewarded
 from kapelle.errors import ConfigError
 from kapelle.models.paths import check_model_path
 from kapelle.models.quantisation import check_bitsandbytes, check_four_bit
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.foreign_code import Unfit, asked
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.team import Team
@@ -52,18 +57,29 @@ def check_run(
     workflow = config.workflow
     if isinstance(config.engine, ChecksItself) and not elsewhere:
         config.engine.check()
-    environment.check(team.names)
-    if training and not elsewhere and isinstance(environment, External):
+    seconds = config.patience.environment
+    try:
+        check_declared(environment, seconds)
+        asked("check", seconds, environment.check, team.names)
+        check_capabilities(environment, len(team.names), seconds)
+        for split in ("train", "test"):
+            size_of(environment, split, seconds)
+    except Unfit as error:
+        raise ConfigError(
+            f"The environment '{environment.name}' is not fit for training: {error}. `kapelle validate {environment.name}` "
+            "checks all of it."
+        ) from None
+    if training and not elsewhere and offers(environment, PlayedFromOutside):
         environment.check_server()
     if config.episode.environment_workers:
-        if offers(environment, OpensItself):
+        if offers(environment, OpensWorlds):
             raise ConfigError(
                 f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`, and give the "
                 "servers processes: `kapelle serve environments --workers N`."
             )
         environment_form(environment)
     check_paying(environment)
-    if config.training.overlap and isinstance(environment, Rewarded) and environment.in_memory:
+    if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
         raise ConfigError(
             f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
             f"{', '.join(environment.in_memory)}. Write rows to a file and functions to a module, or set `training.overlap: false`."
@@ -82,30 +98,31 @@ def check_run(
                 "model that you passed would not be used. Leave `warmup` out, or pass no model."
             )
         if not elsewhere:
-            _check_machine(config)
+            if config.optimizer.name != "adamw":
+                check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
+            for tracker in config.trackers:
+                check_tracker(tracker.name)
         _check_training(config, algorithm, team)
 
 
-def check_paying(settings: object, at: str = "") -> None:
+def check_paying(settings: object) -> None:
     """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
-    if at and offers(settings, PaysEpisodes):
-        raise ConfigError(
-            f"`{getattr(settings, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
-            f"(`environment.{at}`). Let it be the environment itself."
-        )
-    inner = settings if isinstance(settings, BaseModel) else ()
-    pairs = [*inner, *(settings.items() if isinstance(settings, Mapping) else ())]
+    for at, part in parts_of(settings):
+        if at and offers(part, PaysEpisodes):
+            raise ConfigError(
+                f"`{getattr(part, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
+                f"(`environment.{at}`). Let it be the environment itself."
+            )
+
+
+def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
+    """Yield settings and all that is in them at any depth, each before what is in it, with the dotted path to it."""
+    yield at, settings
+    pairs: list[tuple[object, object]] = [*settings] if isinstance(settings, BaseModel) else []
+    pairs += settings.items() if isinstance(settings, Mapping) else ()
     pairs += enumerate(settings) if isinstance(settings, list | tuple) else ()
     for key, value in pairs:
-        check_paying(value, f"{at}.{key}" if at else str(key))
-
-
-def _check_machine(config: RunConfig) -> None:
-    """Refuse settings for libraries or devices that are not here."""
-    if config.optimizer.name != "adamw":
-        check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
-    for tracker in config.trackers:
-        check_tracker(tracker.name)
+        yield from parts_of(value, f"{at}.{key}" if at else str(key))
 
 
 def _check_outside(config: RunConfig) -> None:
@@ -156,7 +173,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     environment = config.environment
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
-    if environment.name == "external":
+    if offers(environment, PlayedFromOutside):
         _check_outside(config)
     scripted = offers(environment, Scripted) or offers(environment, Recorded)
     if offers(environment, Recorded):
@@ -179,13 +196,24 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
     environment = config.environment
-    if algorithm.data.tree is not None:
-        _check_repeats(algorithm, environment)
-    if algorithm.data.scores:
-        _check_scorable(algorithm, environment, team)
-    if algorithm.data.scores and not (
-        isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds
-    ):
+    alive = environment.alive if algorithm.data.tree is not None and offers(environment, Alive) else ()
+    if alive:
+        raise ConfigError(
+            f"`{algorithm.name}` with a tree replays every episode up to where it branches, but environment "
+            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. Set "
+            "`algorithm.tree: false`, or leave that out."
+        )
+    if not algorithm.data.scores:
+        return
+    world = environment.start(task_of(environment, "train", 0), team.names, 0)
+    scorable = isinstance(world, Scorable)
+    run_async(world.close)
+    if not scorable:
+        raise ConfigError(
+            f"`{algorithm.name}` needs a score of the text at every turn, but a world of '{environment.name}' cannot "
+            "give one before the episode is over. Use an environment of questions, or `algorithm.verifier`."
+        )
+    if not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
         raise ConfigError(
             f"`{algorithm.name}` needs a score of every turn, but the workflow asks for none. Set "
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
@@ -254,29 +282,6 @@ def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) 
         raise ConfigError(
             f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of "
             "them the same: nothing could be learned. Set `algorithm.team_reward: individual`."
-        )
-
-
-def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
-    """Refuse a world that cannot score a text during an episode."""
-    world = environment.start(task_of(environment, "train", 0), team.names, 0)
-    scorable = isinstance(world, Scorable)
-    run_async(world.close)
-    if not scorable:
-        raise ConfigError(
-            f"`{algorithm.name}` needs a score of the text at every turn, but a world of '{environment.name}' cannot "
-            "give one before the episode is over. Use an environment of questions, or `algorithm.verifier`."
-        )
-
-
-def _check_repeats(algorithm: Algorithm, environment: Environment) -> None:
-    """Refuse a tree in a world that cannot be replayed up to where it branches."""
-    alive = environment.alive if offers(environment, Alive) else ()
-    if alive:
-        raise ConfigError(
-            f"`{algorithm.name}` with a tree replays every episode up to where it branches, but environment "
-            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. Set "
-            "`algorithm.tree: false`, or leave that out."
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kapelle.algorithm import CriticSpec
 from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor
-from kapelle.signals.questions import Readers, judged_sample
+from kapelle.signals.samples import Readers, critic_sample
 from kapelle.team import Team
 from kapelle.types import Group
 
@@ -54,7 +54,7 @@ def value_samples(
             if episode.truncated and turn is episode.by(turn.agent)[-1]:
                 cut.append(key)
     samples = {
-        key: judged_sample(
+        key: critic_sample(
             groups[key.group].episodes[key.episode], turn, team, need, {}, readers, after=bool(cut)
         )
         for key, turn in judged

@@ -31,9 +31,6 @@ from kapelle.types import Episode, Group, Message
 SENTENCES = "sentence-transformers:"
 """Prefix of the name of a model of that library."""
 
-TurnReader = Callable[[Sequence[Group]], dict[TurnKey, Embedding]]
-"""Reads every trained turn of a step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(Beside, Loads):
@@ -49,7 +46,7 @@ class Embeddings(Beside, Loads):
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
         """Return every trained turn as vectors; ModelError if the model cannot be loaded."""
-        return {"embedding": turn_reader(self.reader, step.team, engine)(step.groups)}
+        return {"embedding": embedded_turns(self.reader, step.groups, step.team, engine)}
 
     def beside(self, team: Team) -> Team:
         """Return the team with the model that reads turns, if that is a separate one."""
@@ -58,19 +55,17 @@ class Embeddings(Beside, Loads):
         return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader)
 
 
-def turn_reader(embedder: str, team: Team, engine: Learners) -> TurnReader:
-    """Return the reader of turns that `Embeddings.reader` names; ModelError if it cannot be loaded."""
+def embedded_turns(
+    embedder: str, groups: Sequence[Group], team: Team, engine: Learners
+) -> dict[TurnKey, Embedding]:
+    """Return every trained turn of a step as `Embeddings.reader` reads it; ModelError if that cannot be loaded."""
     if embedder.startswith(SENTENCES):
-        return by_sentences(load_sentences(embedder.removeprefix(SENTENCES)))
+        return by_sentences(groups, load_sentences(embedder.removeprefix(SENTENCES)))
     if embedder != "base":
-        return lambda groups: _by_model(groups, engine, EMBEDDER)
+        return _by_model(groups, engine, EMBEDDER)
     if len({team.policies[name].base for name in team.trained}) > 1:
         first = next(team.policy_of[agent] for agent in team.names if team.policy(agent).trained)
-        return lambda groups: _by_model(groups, engine, embedder_name(first))
-    return lambda groups: _by_tokens(groups, engine, team)
-
-
-def _by_tokens(groups: Sequence[Group], engine: Learners, team: Team) -> dict[TurnKey, Embedding]:
+        return _by_model(groups, engine, embedder_name(first))
     prompts, completions = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
     return _joined(list(prompts), engine.embed([*prompts.values(), *completions.values()]))
 
@@ -91,16 +86,14 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
     return _joined(list(texts), engine.embed([*prompts, *completions]))
 
 
-def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
-    """Return a reader that encodes the text of turns with `encode`: texts → one row for each."""
-
-    def read(groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
-        texts = turn_texts(groups)
-        every = dict.fromkeys(text for both in texts.values() for text in both)
-        vector = dict(zip(every, encode(list(every)).float().cpu().unbind(), strict=True)) if every else {}
-        return {key: Embedding(vector[before], vector[text]) for key, (before, text) in texts.items()}
-
-    return read
+def by_sentences(
+    groups: Sequence[Group], encode: Callable[[Sequence[str]], Tensor]
+) -> dict[TurnKey, Embedding]:
+    """Return the text of every trained turn as `encode` reads it: texts → one row for each."""
+    texts = turn_texts(groups)
+    every = dict.fromkeys(text for both in texts.values() for text in both)
+    vector = dict(zip(every, encode(list(every)).float().cpu().unbind(), strict=True)) if every else {}
+    return {key: Embedding(vector[before], vector[text]) for key, (before, text) in texts.items()}
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Every task played once more with greedy sampling: a baseline that needs no critic."""
+"""Every task played once more with greedy sampling: a baseline without a critic."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kapelle.rows import Learners, Sample, Sampled, TurnKey
 from kapelle.runtime.on_demand import Tensor
-from kapelle.signals.questions import policy_sample
+from kapelle.signals.samples import policy_sample
 from kapelle.team import Team, reference_name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
-from kapelle.signals.questions import answer_sample
+from kapelle.signals.samples import answer_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Group
 

@@ -1,7 +1,7 @@
 """What an algorithm's own code returns, checked where training takes it: signals, credit, losses and hooks.
 
-Anybody may write an algorithm, and a mistake in one is found here: one sentence names the algorithm, and for credit the
-agent and the turn. Everything behind this module may rely on what it was given.
+Users write algorithms, and mistakes in them are found here: one sentence names the algorithm, and for credit the agent and
+the turn. Code behind this module relies on these checks.
 
 Shapes: T completion tokens of one turn.
 """
@@ -76,17 +76,52 @@ def give_credit(
         )
     critic = algorithm.critic
     for key, turn in step.turns:
-        if key in credit:
-            _check_turn(algorithm, key, turn, credit[key], signals, stop)
-        elif turn.trained or (critic is not None and critic.everyone):
+        if key not in credit:
+            if turn.trained or (critic is not None and critic.everyone):
+                raise AlgorithmError(
+                    f"Algorithm '{algorithm.name}' gave no credit to {_name(key, turn)}. `credit` returns one `Credit` for every "
+                    "turn of `kapelle.rows.turns_of(groups)`; one with `weight=0.0` is left out of the loss."
+                )
+            continue
+        given: object = credit[key]
+        if not isinstance(given, Credit):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave no credit to {_name(key, turn)}. `credit` returns one `Credit` for every "
-                "turn of `kapelle.rows.turns_of(groups)`; one with `weight=0.0` is left out of the loss."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(given)}. Give it a `kapelle.Credit`."
             )
+        tokens = len(turn.completion_ids)
+        advantage_T: object = given.advantage_T
+        if isinstance(advantage_T, Tensor) and not (turn.trained and given.weight):
+            tokens = advantage_T.numel()  # no policy learns from it
+        shaped: list[tuple[str, Tensor, tuple[int, ...]]] = [("advantage_T", given.advantage_T, (tokens,))]
+        if given.return_T is not None and key in signals.values:
+            shaped.append(("return_T", given.return_T, tuple(signals.values[key].shape)))
+        if given.after is not None:
+            shaped.append(("after", given.after, ()))
+        for name, tensor, shape in shaped:
+            _need_floats(algorithm, f"`{name}`", tensor, shape, key, turn)
+        weight: object = given.weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise AlgorithmError(
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. It is a number from 0.0 on; 0.0 "
+                "leaves the turn out of the loss."
+            )
+        pair: object = given.pair
+        if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
+            raise AlgorithmError(
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. It is a whole number, the same for "
+                "both sides, or None."
+            )
+        if stop and weight > 0:
+            for name, tensor, _ in shaped:
+                if not bool(torch.isfinite(tensor).all()):
+                    raise NumericsError(
+                        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} a `{name}` that is not finite. Look at the episode's "
+                        "rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+                    )
     known = {key for key, _ in step.turns}
     if invented := [key for key in credit if key not in known]:
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is no turn of a finished episode of this "
+            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is not a turn of a finished episode of this "
             "step. Keys are those of `kapelle.rows.turns_of(groups)`: `TurnKey(group, episode, turn)`, each from 0."
         )
     return credit
@@ -127,45 +162,6 @@ def after_update(algorithm: Algorithm, step: Sampled, engine: Learners) -> None:
         _called(algorithm, f"the hook `{type(hook).__name__}`", hook, step.number, step.team, engine)
 
 
-def _check_turn(
-    algorithm: Algorithm, key: TurnKey, turn: Turn, given: object, signals: Signals, stop: bool
-) -> None:
-    if not isinstance(given, Credit):
-        raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(given)}. Give it a `kapelle.Credit`."
-        )
-    tokens = len(turn.completion_ids)
-    advantage_T: object = given.advantage_T
-    if isinstance(advantage_T, Tensor) and not (turn.trained and given.weight):
-        tokens = advantage_T.numel()  # no policy learns from it
-    shaped: list[tuple[str, Tensor, tuple[int, ...]]] = [("advantage_T", given.advantage_T, (tokens,))]
-    if given.return_T is not None and key in signals.values:
-        shaped.append(("return_T", given.return_T, tuple(signals.values[key].shape)))
-    if given.after is not None:
-        shaped.append(("after", given.after, ()))
-    for name, tensor, shape in shaped:
-        _need_floats(algorithm, f"`{name}`", tensor, shape, key, turn)
-    weight: object = given.weight
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. It is a number from 0.0 on; 0.0 "
-            "leaves the turn out of the loss."
-        )
-    pair: object = given.pair
-    if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
-        raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. It is a whole number, the same for "
-            "both sides, or None."
-        )
-    if stop and weight > 0:
-        for name, tensor, _ in shaped:
-            if not bool(torch.isfinite(tensor).all()):
-                raise NumericsError(
-                    f"Algorithm '{algorithm.name}' gave {_name(key, turn)} a `{name}` that is not finite. Look at the episode's "
-                    "rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
-                )
-
-
 def _need_floats(
     algorithm: Algorithm, what: str, value: object, shape: tuple[int, ...], key: TurnKey, turn: Turn
 ) -> None:
@@ -202,7 +198,7 @@ def _said(value: object) -> str:
 def _called(
     algorithm: Algorithm, who: str, call: Callable[..., R], *given: Any, step: Sampled | None = None
 ) -> R:
-    """Return what a part of an algorithm returns; AlgorithmError says what it raised and where."""
+    """Return what a part of an algorithm returns; AlgorithmError names what it raised, and the line."""
     try:
         return call(*given)
     except Exception as error:
@@ -226,7 +222,7 @@ def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None
     if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
         turns = dict(step.turns)
         key = error.args[0]
-        said = f"nothing is there for {_name(key, turns[key])}" if key in turns else said
+        said = f"there is no value for {_name(key, turns[key])}" if key in turns else said
     where = f"{Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}"
     raise AlgorithmError(
         f"{who} raised {type(error).__name__} ({where}){f': {said}' if said else ''}."
@@ -234,4 +230,4 @@ def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None
 
 
 NOT_ITS_OWN = {"kapelle", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
-"""Packages in whose code an algorithm's mistake shows, and is not made."""
+"""Packages through whose code an algorithm's mistake may surface; its own code is outside them."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Credit, CriticSpec
 from kapelle.rows import Column, Sample, Signals, TurnKey, turns_of
-from kapelle.signals.questions import Readers, judged_sample, policy_sample
+from kapelle.signals.samples import Readers, critic_sample, policy_sample
 from kapelle.team import Team
 from kapelle.types import Group, Turn
 
@@ -84,7 +84,7 @@ def critic_samples(
                 Column.WEIGHT: torch.full_like(target_T, given.weight, dtype=torch.float32),
             }
             episode = groups[key.group].episodes[key.episode]
-            sample = judged_sample(episode, turn, team, need, columns, readers, after=after)
+            sample = critic_sample(episode, turn, team, need, columns, readers, after=after)
             samples.append(replace(sample, bundle=given.pair))
     return samples
 

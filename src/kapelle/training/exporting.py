@@ -22,14 +22,11 @@ from kapelle.models.checksums import base_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
-from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
-from kapelle.runtime.files import step_of
-from kapelle.setup.preparation import Prepared, prepare
-from kapelle.team import Policy
+from kapelle.runs.named_checkpoint import policy_folder
+from kapelle.setup.preparation import prepare
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
-from kapelle.training.served import newest_checkpoint
-from kapelle.training.warmup import warmed_bases
+from kapelle.training.served import checkpoint_of, warmed
 
 # -------- Whether llama.cpp's `convert_hf_to_gguf.py` takes a model: asked before one is merged, and of what was written
 #
@@ -63,22 +60,19 @@ def check_convertible(model: str | Path) -> None:
         raise ModelError(
             f"llama.cpp's converter does not know the architecture {named[0]} of {place}. {_INSTEAD}."
         )
-    if not (place / "tokenizer.model").is_file():  # of SentencePiece, which it reads itself
-        _check_tokenizer(place)
-
-
-def _check_tokenizer(place: Path) -> None:
-    model = _read(place / "tokenizer.json").get("model")
-    if not isinstance(model, Mapping):
+    if (place / "tokenizer.model").is_file():  # of SentencePiece, which the converter reads itself
+        return
+    tokeniser = _read(place / "tokenizer.json").get("model")
+    if not isinstance(tokeniser, Mapping):
         raise ModelError(
             f"llama.cpp's converter does not take {place}: it has neither `tokenizer.model` nor a `tokenizer.json`. Save the "
             "model with its tokeniser."
         )
-    kind, tokens = model.get("type"), len(model.get("vocab") or ())
-    if kind == "WordLevel" or (kind == "BPE" and not model.get("byte_fallback") and tokens < SMALLEST):
+    kind, tokens = tokeniser.get("type"), len(tokeniser.get("vocab") or ())
+    if kind == "WordLevel" or (kind == "BPE" and not tokeniser.get("byte_fallback") and tokens < SMALLEST):
         raise ModelError(
-            f"llama.cpp's converter does not take the tokeniser of {place}, a {kind} of {tokens:,} tokens: it takes published "
-            f"ones from a list alone, each of more than {SMALLEST:,}. {_INSTEAD}."
+            f"llama.cpp's converter does not take the tokeniser of {place}, a {kind} of {tokens:,} tokens: it only takes "
+            f"published ones from a list, each of more than {SMALLEST:,}. {_INSTEAD}."
         )
 
 
@@ -109,23 +103,30 @@ def export(
     """
     config = config_of_run(run).model_copy(update={"reward_model": None, "start_from": {}})
     prepared = prepare(config, training=False)
-    named = named_checkpoint(run, which)
-    checkpoint, step = newest_checkpoint(run, observer) if named is None else (named, step_of(named) or 0)
-    chosen = _chosen(prepared, agents)
+    checkpoint, step = checkpoint_of(run, which, observer)
+    team, names = prepared.team, list(prepared.team.trained)
+    for agent in agents:
+        need_known("--agent", "agent", agent, tuple(team.names))
+    if agents:
+        own = {name for agent in agents for name in team.turns_of.get(agent) or (team.policy_of[agent],)}
+        names = [name for name in names if name in own]
+    if not names:
+        raise ConfigError(
+            "Nothing that was trained is left to export: these agents act with weights that stayed as they were."
+        )
+    chosen = [team.policies[name] for name in names]
     if form != "peft" and config.model.quantization is not None:
         raise ConfigError(
             f"{run} trained on a base in {config.model.quantization}, into which an adapter cannot be merged exactly. Export the "
             "adapters with `--format peft`, and merge them into the base in its own type with PEFT."
         )
     if form == "gguf-ready":
-        for path in dict.fromkeys(prepared.team.bases[policy.base] for policy in chosen):
+        for path in dict.fromkeys(team.bases[policy.base] for policy in chosen):
             check_convertible(path)
-    held: dict[str, LanguageModel] = {}
-    warmed = prepared.on_bases(
-        warmed_bases(config, prepared.team, observer.warmup, observer.phase, held), held
-    )
-    own = {b for b, path in prepared.team.bases.items() if warmed.team.bases[b] != path or path == "embedded"}
-    models = warmed.load() if form != "peft" or own else {}
+    ready = warmed(prepared, observer)
+    # Bases that only this run has: nobody can load an adapter without them.
+    unpublished = {b for b, path in team.bases.items() if ready.team.bases[b] != path or path == "embedded"}
+    models = ready.load() if form != "peft" or unpublished else {}
     found = []
     for policy in chosen:
         place = out if len(chosen) == 1 else out / policy_folder(out, policy.name).name
@@ -134,36 +135,23 @@ def export(
         observer.phase("exporting", f"{policy.name} → {place}")
         if policy.lora is None or form == "peft":
             shutil.copytree(saved, place, dirs_exist_ok=True)
-            if policy.lora is not None and policy.base in own:
-                _beside(place, models[policy.base])
+            if policy.lora is not None and policy.base in unpublished:
+                # A base that nobody else has lies beside its adapter, which names it.
+                save_model(place / "base", models[policy.base])
+                file = place / "adapter_config.json"
+                named = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": "base"}
+                file.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
+                (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
         else:
             save_model(place, models[policy.base], merged(models[policy.base], saved))
         if form == "gguf-ready":
             check_convertible(place)
-        speakers = [agent for agent, name in prepared.team.policy_of.items() if name == policy.name]
-        path, dtype = prepared.team.bases[policy.base], str(config.model.dtype)
+        speakers = [agent for agent, name in team.policy_of.items() if name == policy.name]
+        path, dtype = team.bases[policy.base], str(config.model.dtype)
         kind = form if policy.lora is not None or form != "peft" else "hf"
         found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
     (out / "README.md").write_text(model_card(run, step, found), "utf-8")
     return found
-
-
-def _chosen(prepared: Prepared, agents: Sequence[str]) -> list[Policy]:
-    team = prepared.team
-    names = list(team.trained)
-    if agents:
-        for agent in agents:
-            need_known("--agent", "agent", agent, tuple(team.names))
-        names = [
-            name
-            for name in names
-            if any(name in (team.turns_of.get(a) or (team.policy_of[a],)) for a in agents)
-        ]
-    if not names:
-        raise ConfigError(
-            "Nothing that was trained is left to export: these agents act with weights that stayed as they were."
-        )
-    return [team.policies[name] for name in names]
 
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
@@ -185,19 +173,6 @@ def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
         weight = found[name]
         found[name] = (weight.float() + (lora.alpha / lora.rank) * change.to(weight.device)).to(weight.dtype)
     return found
-
-
-def _beside(place: Path, model: LanguageModel) -> None:
-    """Put a base that nobody else has beside its adapter, which names it."""
-    save_model(place / "base", model)
-    _settings(place, {"base_model_name_or_path": "base"})
-
-
-def _settings(place: Path, changes: Mapping[str, object]) -> None:
-    file = place / "adapter_config.json"
-    settings = {**json.loads(file.read_text("utf-8")), **changes}
-    file.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
 
 
 def total(folder: Path) -> list[tuple[str, int]]:

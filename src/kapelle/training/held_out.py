@@ -1,4 +1,4 @@
-"""How good a run is so far, on tasks that it never learns from."""
+"""How good a run is so far, on tasks that it does not learn from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.rollouts import training_tasks
 from kapelle.training.starting import Pieces
-from kapelle.types import Group, Task
+from kapelle.types import Task
 
 # -------- How well a verifier judges answers to questions that it was never trained on
 #
@@ -32,8 +32,8 @@ from kapelle.types import Group, Task
 #
 # There are two areas under the curve. `auc` is over all answers: a verifier that knows which questions are hard has a high
 # one, even if it cannot tell two answers to one question apart. `auc_within` compares only answers to the same question.
-# Only the latter rewards an agent for its answer: what all answers to a question have in common is no reason to
-# prefer one of them, and a critic subtracts it.
+# Only the latter rewards an agent for its answer: what all answers to a question have in common does not tell them
+# apart, and a critic subtracts it.
 
 BINS = 10
 """Equal parts of [0, 1] in which predicted probabilities are compared with the share of right answers."""
@@ -64,9 +64,14 @@ class Judgement:
     bins: tuple[tuple[float, float, int], ...]
     """(mean prediction, share right, answers) of every bin that has answers."""
 
-    def row(self) -> dict[str, Any]:
-        """Return the numbers as plain JSON."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer: its question, its predicted probability of being right, and whether it is."""
+
+    question: str
+    probability: float
+    right: bool
 
 
 def judgement_of(judged: Sequence[Judged]) -> Judgement:
@@ -81,7 +86,14 @@ def judgement_of(judged: Sequence[Judged]) -> Judgement:
         for _, part in sorted(parts.items())
     ]
     count = len(judged)
-    within = _within(judged)
+    by_question: dict[str, list[Judged]] = {}
+    for each in judged:
+        by_question.setdefault(each.question, []).append(each)
+    areas = [
+        area_under_curve([each.probability for each in answers], [each.right for each in answers])
+        for answers in by_question.values()
+    ]
+    within = [area for area in areas if area is not None]  # of questions with right and wrong answers
     spread = mean_interval(within)
     return Judgement(
         questions=len(set(questions)),
@@ -98,20 +110,8 @@ def judgement_of(judged: Sequence[Judged]) -> Judgement:
     )
 
 
-def _within(judged: Sequence[Judged]) -> list[float]:
-    """Return the area among the answers to each question that has right and wrong ones."""
-    by_question: dict[str, list[Judged]] = {}
-    for each in judged:
-        by_question.setdefault(each.question, []).append(each)
-    areas = [
-        area_under_curve([each.probability for each in answers], [each.right for each in answers])
-        for answers in by_question.values()
-    ]
-    return [area for area in areas if area is not None]
-
-
 def held_out_tasks(config: RunConfig, environment: Environment, steps: int, count: int) -> list[Task]:
-    """Return up to `count` test tasks, each question once, with questions that none of the first `steps` steps had."""
+    """Return up to `count` test tasks, each question once, without the questions of the first `steps` steps."""
     trained = {
         task.question for step in range(1, steps + 1) for task in training_tasks(environment, config, step)
     }
@@ -130,11 +130,20 @@ def judge_held_out(
 ) -> Evaluation:
     """Let the team answer held-out questions `samples` times each and evaluate the verifier on its answers.
 
-    Questions of the first `steps` steps, which were trained on, are left out.
+    Questions of the first `steps` steps, are left out: the verifier has learned from them.
     """
     tasks = held_out_tasks(config, play.environment, steps, problems)
     groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
-    judged = _judged(groups, engine)
+    labels: Mapping[Any, float] = {
+        key: label
+        for key, turn in turns_of(groups, trained_only=False)
+        if (label := label_of(groups[key.group].episodes[key.episode], turn)) is not None
+    }
+    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
+    judged = [
+        Judged(groups[key.group].task.question, float(score.sigmoid()), labels[key] > 0.5)
+        for key, score in zip(rows, engine.score(list(rows.values())), strict=True)
+    ]
     episodes = [episode for group in groups for episode in group.episodes]
     return Evaluation(
         problems=len(tasks),
@@ -144,32 +153,9 @@ def judge_held_out(
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
         failed=sum(episode.error is not None for episode in episodes),
         groups=tuple(groups),
-        verifier=judgement_of(judged).row(),
+        verifier=asdict(judgement_of(judged)),
         fewer=f"{problems} asked, no more held-out questions are left" if len(tasks) < problems else "",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One answer: its question, its predicted probability of being right, and whether it is."""
-
-    question: str
-    probability: float
-    right: bool
-
-
-def _judged(groups: Sequence[Group], engine: TrainEngine) -> list[Judged]:
-    labels: Mapping[Any, float] = {
-        key: label
-        for key, turn in turns_of(groups, trained_only=False)
-        if (label := label_of(groups[key.group].episodes[key.episode], turn)) is not None
-    }
-    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
-    scores = engine.score(list(rows.values()))
-    return [
-        Judged(groups[key.group].task.question, float(score.sigmoid()), labels[key] > 0.5)
-        for key, score in zip(rows, scores, strict=True)
-    ]
 
 
 class HeldOut:
@@ -185,8 +171,7 @@ class HeldOut:
 
     def known(self, done: int, problems: int) -> Evaluation | None:
         """Return the verifier's evaluation after `done` steps if it is known already."""
-        known = self._judged is not None and self._judged[:2] == (done, problems)
-        return self._judged[2] if known and self._judged is not None else None
+        return self._judged[2] if self._judged is not None and self._judged[:2] == (done, problems) else None
 
     def judgement(self, done: int) -> Mapping[str, Any] | None:
         """Return the judgement of the verifier's current weights, to be saved in their folder."""
@@ -197,7 +182,11 @@ class HeldOut:
         drawn = capture_random()
         try:
             if self._algorithm.judges:
-                return self._judge(done, problems)
+                acting, engine = self._pieces.acting, self._pieces.engine
+                samples = self._algorithm.data.group_size
+                result = judge_held_out(self._config, acting, engine, samples, done, problems)
+                self._judged = (done, problems, result)
+                return result
             play = self._pieces.play
             if self._config.evaluation.greedy if greedy is None else greedy:
                 play = greedy_play(play)
@@ -207,9 +196,3 @@ class HeldOut:
         except StopRequested:
             restore_random(drawn)
             raise
-
-    def _judge(self, done: int, problems: int) -> Evaluation:
-        acting, engine, samples = self._pieces.acting, self._pieces.engine, self._algorithm.data.group_size
-        result = judge_held_out(self._config, acting, engine, samples, done, problems)
-        self._judged = (done, problems, result)
-        return result

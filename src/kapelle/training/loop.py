@@ -14,35 +14,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import (
-    MIXER_UNDONE,
-    Algorithm,
-    Credit,
-    CreditMemory,
-    Mover,
-    Order,
-    UpdateSamples,
-)
+from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditMemory, Mover, Order, UpdateSamples
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.errors import NumericsError, TrainingHalted
+from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.functional.value_losses import explained_variance
-from kapelle.metrics.definitions import (
-    UNSCORED,
-    demonstrated,
-    none_scored,
-    own_returns,
-    paid_by,
-    rollout_metrics,
-)
+from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, shared_rollout
-from kapelle.rows import Column, Loads, Sample, Sampled, Signals, TurnKey, turns_of
+from kapelle.rows import Loads, Sample, Sampled, Signals, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
@@ -53,117 +37,8 @@ from kapelle.signals.verifier import scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
-from kapelle.training.tracing import traces
-from kapelle.types import Group, Turn
-
-# -------- Steps that have nothing to learn from: why, and when to tell the user
-
-LONG = 10
-"""Steps in a row without anything to learn from, after which the user is told, or nobody being paid ends the run."""
-NOT_SCORED = "no episode was scored"
-WHERE = "docs/howto/reward_does_not_move.md"
-
-
-def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
-    """Return why a step had nothing to learn from, in words; empty where it had.
-
-    `metrics` are the step's, `updated` is whether anything had credit, `judged` whether turns are worth something that no
-    environment says (a reward model's scores). Equal rewards teach a critic, no rewards teach it nothing.
-    """
-    advantages = [
-        value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
-    ]
-    flat = algorithm.critic is None and bool(advantages) and not any(advantages)
-    unscored = none_scored(metrics) and not judged and not algorithm.judges
-    if updated and not flat and not unscored:
-        return ""
-    if metrics.get("failed_episodes") == 1.0:
-        return "every episode failed"
-    if unscored:
-        return NOT_SCORED
-    if not updated:
-        return algorithm.lacks
-    return (
-        "every attempt at a task earned the same"
-        if metrics.get("dead_groups") == 1.0
-        else "every advantage is 0"
-    )
-
-
-class IdleSteps:
-    """Counts them, and what functions that pay have returned; `say` gets each line once."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._row = 0
-        self._unscored = 0
-        self._named: set[str] = set()
-
-    def note(self, step: Step) -> None:
-        """Take a step; TrainingHalted where `LONG` steps in a row have scored no episode."""
-        for name, (paid, asked) in paid_by(step.groups).items():
-            if paid < asked and name not in self._named:
-                self._named.add(name)
-                self._say(
-                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}; for the others it "
-                    "returned None, which pays nothing"
-                )
-        self._row = self._row + 1 if step.idle else 0
-        self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
-        if self._unscored == LONG:
-            said = [str(e.info[UNSCORED]) for group in step.groups for e in group.valid if UNSCORED in e.info]
-            reason = max(said, key=said.count)
-            raise TrainingHalted(
-                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {reason}. Return a number "
-                "for every answer that is good or bad, 0.0 where it is worth nothing."
-            )
-        if self._row == LONG:
-            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. What to do: {WHERE}")
-
-
-# -------- Metrics of a step about credit, critics and time; `metrics` has those about episodes
-#
-# Shapes: K tokens of one agent or critic in a step.
-
-
-def credit_metrics(
-    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
-) -> dict[str, float]:
-    """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
-    by_agent: dict[str, list[Tensor]] = {}
-    row: dict[str, float] = {}
-    for key, turn in turns:
-        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
-        row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
-    for agent, pieces in by_agent.items():
-        all_K = torch.cat(pieces).double()
-        row[f"advantage/{agent}"] = float(all_K.mean())
-        row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
-    return row
-
-
-def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how much of the returns' variance each critic explained before it learns from them."""
-    row: dict[str, float] = {}
-    for critic in dict.fromkeys(sample.learner for sample in samples):
-        own = [sample for sample in samples if sample.learner == critic]
-        value_K, return_K = (
-            torch.cat([s.columns[column] for s in own]) for column in (Column.VALUE, Column.RETURN)
-        )
-        if len(return_K) > 1:
-            row[f"explained_variance/{critic}"] = float(
-                explained_variance(value_K, return_K, torch.ones_like(return_K))
-            )
-    return row
-
-
-def time_metrics(clock: Timeline, tokens: int) -> dict[str, float]:
-    """Return the seconds of each part of a step, and tokens per second."""
-    parts = clock.seconds()
-    total = sum(parts.values())
-    row = {f"time/{name}": seconds for name, seconds in parts.items()}
-    return row | {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
-
+from kapelle.training.step_report import credit_metrics, critic_metrics, traces, why_idle
+from kapelle.types import Group
 
 # -------- The state before a step of training, so that an interrupted step leaves no trace
 #
@@ -179,38 +54,47 @@ the last checkpoint."""
 class StepStart:
     """The state before a step, as far as the step has changed it."""
 
-    def __init__(self, restore_queue: Callable[[], None], versions: Mapping[str, int] | None = None) -> None:
-        """Begin a step; `restore_queue` restores the queue, `versions` are those of the trained policies."""
-        self._versions = dict(versions or {})
-        self._random = capture_random()
-        self._restore_queue = restore_queue
-        self._learners: Mapping[str, Any] | None = None
-        self._memory: Mapping[str, Any] | None = None
+    def __init__(
+        self,
+        engine: TrainEngine,
+        memory: CreditMemory | None,
+        queue: RolloutQueue,
+        *,
+        may_go_back: bool,
+    ) -> None:
+        """Take what a step changes; `may_go_back` is whether there is a checkpoint to return to if it cannot be undone."""
+        self.may_go_back = may_go_back
         self.lost = False
         """True if learners are changed without a copy."""
+        self._engine, self._memory, self._queue = engine, memory, queue
+        self._versions = dict(engine.versions)
+        self._random = capture_random()
+        self._played = queue.snapshot()
+        self._learners: Mapping[str, Any] | None = None
+        self._remembered: Mapping[str, Any] | None = None
 
-    def hold(self, engine: TrainEngine | None, memory: CreditMemory | None) -> None:
-        """Copy what an update changes: learners, if there are several optimiser steps, and the memory."""
-        if engine is not None:
-            state = engine.state()
+    def hold(self, *, learners: bool) -> None:
+        """Copy what an update changes: the memory, and the learners if there are several optimiser steps."""
+        if learners:
+            state = self._engine.state()
             if sum(tensor.nbytes for tensor in tensors(state)) <= MOST_HELD:
                 self._learners = copied(state)
             else:
                 self.lost = True
-        if memory is not None:
-            self._memory = deepcopy(dict(memory.state()))
+        if self._memory is not None:
+            self._remembered = deepcopy(dict(self._memory.state()))
 
-    def take_back(self, engine: TrainEngine, memory: CreditMemory | None) -> bool:
+    def undo(self) -> bool:
         """Restore everything; False if learners changed that were not copied."""
         # An error may come between the steps of two learners, where a stop does not.
-        moved = self._learners is None and dict(engine.versions) != self._versions
+        moved = self._learners is None and dict(self._engine.versions) != self._versions
         if self.lost or moved:
             return False
         if self._learners is not None:
-            engine.load_state(self._learners)
-        if self._memory is not None and memory is not None:
-            memory.load_state(self._memory)
-        self._restore_queue()
+            self._engine.load_state(self._learners)
+        if self._remembered is not None and self._memory is not None:
+            self._memory.load_state(self._remembered)
+        self._queue.restore(self._played)
         restore_random(self._random)
         return True
 
@@ -285,6 +169,16 @@ class Step:
     """Why it had nothing to learn from, in words; empty where it had."""
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What an update has done."""
+
+    metrics: Mapping[str, float]
+    updated: bool
+    """Whether there was anything to learn from."""
+    traces: tuple[Trace, ...] = ()
+
+
 class Loop:
     """Plays, credits, updates and publishes, one step at a time."""
 
@@ -311,15 +205,8 @@ class Loop:
         self._engine = engine
         self._player = player
         self._queue = RolloutQueue(steps_ahead(config.training), config.training.max_staleness)
-        self.may_go_back = False
-        """Whether there is a checkpoint to return to if a step is interrupted."""
-        self._traces: tuple[Trace, ...] = ()
-        self._pieces: dict[str, dict[int, str]] = {}
+        self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
-        self._updated = True
-        """Whether this step had anything to learn from."""
-        self._parity: dict[str, float] = {}
-        """Gaps of the turns played in this step, if the step itself learns from turns of older weights."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
@@ -335,115 +222,134 @@ class Loop:
             parity=algorithm.plays and not config.training.max_staleness,
         )
 
-    def step(self, number: int) -> Step:
-        """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
+    def start_step(self, *, may_go_back: bool = False) -> StepStart:
+        """Return the state before the next step; `may_go_back` as for `StepStart`."""
+        return StepStart(self._engine, self._memory, self._queue, may_go_back=may_go_back)
+
+    def step(self, number: int, start: StepStart | None = None) -> Step:
+        """Take step `number` (from 1) and return what happened; its result depends on the weights alone.
+
+        If it is interrupted or fails, `start` (of `start_step`) can undo it.
+        """
+        start = start or self.start_step()
+        config, algorithm = self._config, self._algorithm
         clock = Timeline()
-        self._parity, self._traces = {}, ()
-        self._start = StepStart(self._queue.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
+
+        # Rollout: play the step's tasks, or take what a step before it has played ahead.
         doing(f"step {number}, rollout")
-        groups = self._groups(replace(play, tree=self._algorithm.data.tree), number)
-        halt_on_failures(groups, self._config.training.max_failed_share)
-        metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
-        if not self._algorithm.plays:
+        groups, parity = self._episodes(replace(play, tree=algorithm.data.tree), number)
+        halt_on_failures(groups, config.training.max_failed_share)
+        metrics = rollout_metrics(groups, algorithm.returns or own_returns)
+        if not algorithm.plays:
             metrics = demonstrated(metrics)
-        if self._config.training.max_staleness:
-            metrics |= {"staleness": self._queue.staleness(groups), **self._parity}
+        if config.training.max_staleness:
+            metrics |= {"staleness": self._queue.staleness(groups), **parity}
+
+        # Signals: what credit and loss need to know of the turns (values, reference log-probs, a verifier's scores).
         doing(f"step {number}, scores")
         clock.enter("score")
         sampled = Sampled(number, groups, play.team, lambda: self._greedily(play, groups, number))
-        signals = gather_signals(self._algorithm, sampled, self._engine)
+        signals = gather_signals(algorithm, sampled, self._engine)
         clock.leave()
         if signals.score:
             metrics |= verifier_metrics(groups, signals.score)
+
+        # Credit and update.
         doing(f"step {number}, update")
         clock.enter("update")
         self._play.engine.release_caches()
-        metrics |= self._update(sampled, signals)
+        several = (
+            algorithm.update.order.sequential or self._objective.epochs * self._objective.minibatches > 1
+        )
+        start.hold(learners=several)
+        # Where nothing could restore the weights, a stop waits for the update's end.
+        with unbroken() if start.lost and not start.may_go_back else nullcontext():
+            learned = self._learn(sampled, signals)
+        metrics |= learned.metrics
         clock.leave()
-        clock.enter("generate")
+
         # Wait for the episodes that were played while this step learned; compare them with the weights that played.
+        clock.enter("generate")
         settled = self._queue.settle()
         if settled is not None:
             assert self._sampler is not None, "only a sampler plays meanwhile"
-            self._compare(*settled, self._sampler.weights)
-        metrics |= self._parity
+            parity = self._compare(*settled, parity, self._sampler.weights)
+        metrics |= parity
         clock.leave()
+
+        # Publish the new weights.
         doing(f"step {number}, publishing its weights")
         clock.enter("publish")
-        # Run the algorithm's hooks after an update, and publish the new weights.
-        after_update(self._algorithm, sampled, self._engine)
+        after_update(algorithm, sampled, self._engine)
         self.publish()
         clock.leave()
+
+        seconds = clock.seconds()
+        total = sum(seconds.values())
         tokens = sum(len(turn.completion_ids) for _, turn in sampled.turns)
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
-        judged = self._config.reward_model is not None or self._algorithm.data.scores
-        idle = why_idle(self._algorithm, metrics, updated=self._updated, judged=judged)
-        return Step(number, tuple(groups), metrics | time_metrics(clock, tokens), self._traces, idle)
+        judged = config.reward_model is not None or algorithm.data.scores
+        idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)
+        metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
+        metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
+        return Step(number, tuple(groups), metrics, learned.traces, idle)
 
-    def _paid(self, groups: Sequence[Group], signals: Signals) -> Sequence[Group]:
-        """Return the groups with the reward model's term added."""
-        model = self._config.reward_model
-        return groups if model is None else with_scores(groups, signals.score, model.weight)
+    def _episodes(self, play: Play, number: int) -> tuple[list[Group], dict[str, float]]:
+        """Return what step `number` learns from, and how far trainer and sampler differ where they are compared now.
 
-    def _groups(self, play: Play, number: int) -> list[Group]:
-        """Return what step `number` learns from; ParityError if weights other than the allowed ones sampled it."""
+        Raises ParityError if weights other than the allowed ones sampled it.
+        """
+        config, algorithm, sampler = self._config, self._algorithm, self._sampler
         if self._source is not None:
-            return self._source(number)
-        if not self._algorithm.plays:
-            return play_step(play, self._config, self._algorithm, number).groups
-        sampler = self._sampler
+            return self._source(number), {}
+        if not algorithm.plays:
+            return play_step(play, config, algorithm, number).groups, {}
         versions = dict(self._engine.versions)
+        parity: dict[str, float] = {}
 
         def played(k: int, left: Sequence[PartialGroup]) -> PlayedStep:
+            nonlocal parity
             step = (
-                play_step(play, self._config, self._algorithm, k, left)
-                if sampler is None
-                else sampler.begin(k, left)()
+                play_step(play, config, algorithm, k, left) if sampler is None else sampler.begin(k, left)()
             )
             # Where steps are played ahead, the update comes too late to compare trainer and sampler.
-            if self._config.training.max_staleness:
-                self._compare(step, versions)
+            if config.training.max_staleness:
+                parity = self._compare(step, versions, parity)
             return step
 
-        return self._queue.take(number, versions, played, None if sampler is None else sampler.begin)
+        groups = self._queue.take(number, versions, played, None if sampler is None else sampler.begin)
+        return groups, parity
 
     def _compare(
         self,
         played: PlayedStep,
         versions: Mapping[str, int],
+        before: Mapping[str, float],
         weights: Mapping[str, Mapping[str, Tensor]] | None = None,
-    ) -> None:
-        """Compare some of the tokens that weights of these versions sampled with the trainer's log-probs of them."""
-        partial = self._config.training.partial_rollouts
+    ) -> dict[str, float]:
+        """Compare some of the tokens that weights of these versions sampled with the trainer's log-probs of them.
+
+        Returns the gaps, merged with those found `before`.
+        """
         turns = [turn for _, turn in turns_of(played.groups)] + unfinished_turns(played.left)
+        partial = self._config.training.partial_rollouts
         fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
-        self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, weights)])
+        return merge_rows([before, self._engine.check_parity(fresh, weights)])
 
-    def _update(self, sampled: Sampled, signals: Signals) -> dict[str, float]:
-        """Learn from a step and return metrics, in such a way that an interrupted step leaves no trace."""
-        several = self._algorithm.update.order.sequential or (
-            self._objective.epochs * self._objective.minibatches > 1
-        )
-        self._start.hold(self._engine if several else None, self._memory)
-        # Where nothing could restore the weights, a stop waits for the update's end.
-        with unbroken() if self._start.lost and not self.may_go_back else nullcontext():
-            return self._learn(sampled, signals)
-
-    def take_back(self) -> bool:
-        """Undo an unfinished step; False if weights have changed that cannot be restored."""
-        return self._start.take_back(self._engine, self._memory)
-
-    def _learn(self, sampled: Sampled, signals: Signals) -> dict[str, float]:
+    def _learn(self, sampled: Sampled, signals: Signals) -> Learned:
         """Give credit to a step's turns, and update policies and critics."""
-        team, algorithm, number = self._play.team, self._algorithm, sampled.number
-        groups = self._paid(sampled.groups, signals)
+        config, algorithm, engine, team = self._config, self._algorithm, self._engine, self._play.team
+        groups, number = sampled.groups, sampled.number
+        if config.reward_model is not None:
+            groups = with_scores(groups, signals.score, config.reward_model.weight)
         give = self._memory or algorithm.credit
         if give is None:
-            samples = demonstrated_samples(groups, team, algorithm.data.observations)
-            self._updated = bool(samples)
-            return self._engine.update(samples, self._objective) if samples else {}
-        stop = self._config.training.non_finite == "stop"
+            shown = demonstrated_samples(groups, team, algorithm.data.observations)
+            return Learned(engine.update(shown, self._objective) if shown else {}, updated=bool(shown))
+
+        # Credit: the advantage of every token, and the return that critics learn.
+        stop = config.training.non_finite == "stop"
         credit = give_credit(algorithm, give, sampled, groups, signals, stop)
         metrics = credit_metrics(sampled.trained, credit)
         if self._memory is not None:
@@ -453,37 +359,36 @@ class Loop:
                     f"At step {number} the fit of utilities and mixer broke its weights. No checkpoint holds them; lower "
                     "`algorithm.fit.lr` in a new run, or leave such fits out: resume with `training.non_finite=skip`."
                 )
+
+        # Collate: the tokens that each policy and critic is trained on.
         critics: list[Sample] = []
         if algorithm.critic:
-            reader = self._engine.renderer
-            critics = critic_samples(groups, team, credit, signals, algorithm.critic, reader)
+            critics = critic_samples(groups, team, credit, signals, algorithm.critic, engine.renderer)
             if algorithm.critic.view != "answer":
                 metrics |= critic_metrics(critics)
         learned = policy_samples(sampled.trained, team, credit, signals)
-        self._updated = bool(learned or critics)
+
+        # Update.
         metrics |= update_in_order(
-            self._engine,
+            engine,
             self._objective,
             algorithm.update.order,
-            algorithm.update.order.choose(team.trained, number, self._config.seed),
+            algorithm.update.order.choose(team.trained, number, config.seed),
             UpdateSamples(learned, critics, groups),
         )
-        if most := self._config.record.credit_episodes:
+        found: tuple[Trace, ...] = ()
+        if most := config.record.credit_episodes:
             with unbroken():  # weights have changed: a stop waits for the step's end
-                self._traces = traces(
-                    groups, sampled.trained, credit, learned, self._engine, most, self._pieces
-                )
-        return metrics
+                found = traces(groups, sampled.trained, credit, learned, engine, most, self._token_texts)
+        return Learned(metrics, updated=bool(learned or critics), traces=found)
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
         """Play each task once more, all agents greedy."""
         seed = derive_seed(self._config.seed, "greedy", number)
-        tasks = [group.task for group in groups]
-        played = shared_rollout(greedy_play(play), tasks, 1, seed)
-        if self._config.reward_model is None:
-            return played
-        # The returns that it is compared with have the model's term too.
-        return self._paid(played, Signals(score=scores(played, self._engine)))
+        played = shared_rollout(greedy_play(play), [group.task for group in groups], 1, seed)
+        model = self._config.reward_model
+        # The returns that it is compared with have the reward model's term too.
+        return played if model is None else with_scores(played, scores(played, self._engine), model.weight)
 
     def state(self) -> dict[str, object]:
         """Return the memory of credit and the queue of played steps, for a checkpoint."""

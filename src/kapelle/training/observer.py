@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
-
-from kapelle.setup.preparation import rows_left_out
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
-    from kapelle.settings.schema import RunConfig
     from kapelle.training.loop import Step
 
 
 REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "tracker")
-"""What is said during a phase, which goes on."""
+"""Phases that are remarks: the phase before them goes on."""
 
 
 class Observer(Protocol):
@@ -52,18 +48,3 @@ class Silent:
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Ignore it."""
-
-
-def report_notes(notes: Sequence[str], observer: Observer | None) -> None:
-    """Report notes on a recipe to the observer; without one each note is a Python warning."""
-    for note in notes:
-        if observer is None:
-            warnings.warn(note, stacklevel=3)
-        else:
-            observer.phase("recipe", note)
-
-
-def report_left_out(config: RunConfig, observer: Observer) -> None:
-    """Report the rows of data that a run leaves out."""
-    for line in rows_left_out(config):
-        observer.phase("data", line)

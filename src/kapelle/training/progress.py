@@ -1,10 +1,10 @@
 """How far a run is, and what of it is saved: a step counts whole or not at all.
 
 An interrupted step is undone. If that is impossible because weights have changed, the run returns to its newest
-checkpoint; without one, nothing may be saved or learned until one is loaded.
+checkpoint; without one, nothing can be saved or learned until a checkpoint is loaded.
 
-Of several ranks each writes its share of a checkpoint, and the first one finds and keeps them; all load the same one, from
-a folder that all see.
+With several ranks each writes its share of a checkpoint, and the first one lists and prunes them; all load the same one, from
+a folder that all can read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kapelle.runs.checkpoint_contents import (
 )
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.named_checkpoint import best_checkpoint, values_of, why_no_best
-from kapelle.runs.writer import RunDirectory, read_evaluations
+from kapelle.runs.reader import read_evaluations
+from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
@@ -54,9 +55,9 @@ class Saving:
         self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
     def settled(self, *, wait: bool) -> int | None:
-        """Return the step of a save that has ended since the last call, in all ranks; None if there is none.
+        """Return the step of a save that has ended in all ranks since the last call; None if there is none.
 
-        `wait` waits for one that is under way. Raises in every rank what has prevented it in one.
+        `wait` waits for one that is under way. If it failed in one rank, every rank raises that error.
         """
         if self._pending is None:
             return None
@@ -80,7 +81,7 @@ class Saving:
         return step
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a save that is under way and raise what has prevented it; or `drop` it, half written and not to be seen."""
+        """Wait for a save that is under way and raise its error, if it failed; or `drop` it: its folder stays hidden, half written."""
         (_, future), self._pending = self._pending or (0, None), None
         self._threads.shutdown(wait=False)
         if future is not None and not drop:
@@ -115,7 +116,7 @@ class Progress:
         self._run = run
         self._say = say
         self._warned = False
-        """Whether it was said that no checkpoint has the metric of the best one."""
+        """Whether the user was told that no checkpoint has the metric of `checkpoint.best` yet."""
         self._ranks = ranks
         place = broadcast(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
@@ -140,20 +141,19 @@ class Progress:
     def step(self) -> Step:
         """Take the next step."""
         self.settle()
-        loop = self._pieces.loop
-        loop.may_go_back = self.kept
+        start = self._pieces.loop.start_step(may_go_back=self.kept)
         try:
-            step = loop.step(self.done + 1)
+            step = self._pieces.loop.step(self.done + 1, start)
         except StopRequested:
             # Undo an interrupted step, or return to the last checkpoint.
             with unbroken():
-                if not self._pieces.loop.take_back() and self.kept:
+                if not start.undo() and self.kept:
                     self.go_back()
                     self.went_back = True
             raise
         except BaseException:
             self._torn = True  # unless everything can be restored
-            self._torn = not loop.take_back()
+            self._torn = not start.undo()
             raise
         self.done = step.number
         return step
@@ -188,7 +188,7 @@ class Progress:
         return folder
 
     def best(self) -> Path | None:
-        """Return the run's best checkpoint by `checkpoint.best`; None where it asks for none, or none has its metric yet."""
+        """Return the run's best checkpoint by `checkpoint.best`; None without that setting, or before a checkpoint has its metric."""
         kept = self._config.checkpoint
         if self._run is None or kept.best is None:
             return None
@@ -203,7 +203,7 @@ class Progress:
     def _is_best(self) -> bool:
         kept = self._config.checkpoint
         assert self._run is not None, "the first rank has the run directory"
-        assert kept.best is not None, "nobody asks without a metric"
+        assert kept.best is not None, "`is_best` asks only with a metric"
         values = values_of(self._run.path, kept.best)
         best = self.best()
         if self.done not in values or best is None:
@@ -222,7 +222,7 @@ class Progress:
         run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 
     def begin_save(self) -> None:
-        """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` says what came of it."""
+        """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` reports how it ended."""
         self.refuse_torn()
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
@@ -236,12 +236,12 @@ class Progress:
         self._saving.begin(self.done, save)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Take note of a save that was begun, if it has ended, or `wait` for it; raises what has prevented it."""
+        """Note the end of a save that was begun, if it has ended, or `wait` for it; raises its error, if it failed."""
         saved = self._saving.settled(wait=wait)
         self._saved = self._saved if saved is None else saved
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a save that is under way, and raise what has prevented it; or `drop` it."""
+        """Wait for a save that is under way, and raise its error, if it failed; or `drop` it."""
         self._saving.end(drop=drop)
 
     def _write(self) -> Path:

@@ -30,7 +30,8 @@ from kapelle.environment import Reads
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import listed_files
 from kapelle.runs.lock import now
-from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
+from kapelle.runs.reader import is_run, read_config, saved_steps
+from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.files import content_or_fault, folder_content
 from kapelle.runtime.machine import versions_of
 from kapelle.runtime.trees import leaves
@@ -223,12 +224,26 @@ def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,))
     """Return, in words, the changes that make `new` another run than `old` (both YAML)."""
     config = resolve(parse_yaml(new))
     may = [key for key, mark in changeable(config) if mark in allowed]
-    return [_change(*change) for change in _changes(old, new) if not _within(change[0], may)]
+    return [
+        f"{key} was {before!r} and is {now!r}"
+        for key, before, now in _changes(old, new)
+        if not _within(key, may)
+    ]
 
 
-def changeable(config: RunConfig) -> Iterator[tuple[str, MayChange]]:
-    """Yield the dotted key of every setting that may change on resume; a whole section by its own key."""
-    yield from _marked(config, "")
+def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChange]]:
+    """Yield the dotted key of every setting that may change on resume; a whole section by its own key.
+
+    `at` is the key of `settings` itself, with a dot.
+    """
+    for name, field in type(settings).model_fields.items():
+        mark = next((each for each in field.metadata if isinstance(each, MayChange)), None)
+        if mark is not None:
+            yield f"{at}{name}", mark
+        else:
+            for place, value in leaves(getattr(settings, name), f"{at}{name}"):
+                if isinstance(value, Settings):
+                    yield from changeable(value, f"{place}.")
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
@@ -252,7 +267,7 @@ def open_run(
         for key, before, now in _changes(read_config(path), to_yaml(config)):
             if _within(key, [k for k, mark in marks.items() if mark is not FREE]):
                 kept[key] = f"{origin.get(key, 'resumed')} from step {step} on; {before!r} before"
-                say(f"{_change(key, before, now)} from step {step} on")
+                say(f"{key} was {before!r} and is {now!r} from step {step} on")
     return RunDirectory.create(
         path,
         config=to_yaml(config),
@@ -260,17 +275,6 @@ def open_run(
         resume=resume,
         differences=lambda old, new: changed_settings(old, new, tuple(MayChange)),
     )
-
-
-def _marked(settings: Settings, at: str) -> Iterator[tuple[str, MayChange]]:
-    for name, field in type(settings).model_fields.items():
-        mark = next((each for each in field.metadata if isinstance(each, MayChange)), None)
-        if mark is not None:
-            yield f"{at}{name}", mark
-        else:
-            for place, value in leaves(getattr(settings, name), f"{at}{name}"):
-                if isinstance(value, Settings):
-                    yield from _marked(value, f"{place}.")
 
 
 def _within(key: str, sections: Sequence[str]) -> bool:
@@ -297,10 +301,6 @@ def _whole(text: str) -> dict[str, Any]:
         return resolve(values).model_dump(mode="json")
     except ConfigError:  # of another version of kapelle, or of a plug-in that has changed
         return values
-
-
-def _change(key: str, before: Any, now: Any) -> str:
-    return f"{key} was {before!r} and is {now!r}"
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:

@@ -16,12 +16,14 @@ import torch
 
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import Evaluation
+from kapelle.runs.reader import last_episode_step
 from kapelle.runs.trackers import Tracker, open_trackers, transcripts
-from kapelle.runs.writer import RunDirectory, last_episode_step
+from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.randomness import keep_imports_from_drawing
+from kapelle.runtime.ranks import ALONE, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
 from kapelle.training.loop import Step
-from kapelle.training.observer import REMARKS, Observer
+from kapelle.training.observer import REMARKS, Observer, Silent
 from kapelle.training.provenance import open_run
 from kapelle.types import Json
 
@@ -36,7 +38,7 @@ from kapelle.types import Json
 #     machine_memory   bytes of the machine in use; machine_memory_total all of them
 #     gpus             used and total bytes of each CUDA device, and most bytes that this process ever held there
 #
-# What a machine does not say is left out.
+# A number that the machine does not give is left out.
 
 
 class Machine:
@@ -58,40 +60,32 @@ class Machine:
         self._at, self._busy = now, busy
         with suppress(OSError):
             row["load"] = round(os.getloadavg()[0], 2)
-        return row | _memory() | _gpus()
+        with suppress(OSError, ValueError, IndexError, KeyError):
+            pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+            row["memory"] = pages * resource.getpagesize()
+            lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+            known = {
+                name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)
+            }
+            row["machine_memory_total"] = known["MemTotal"]
+            row["machine_memory"] = known["MemTotal"] - known["MemAvailable"]
+        if "memory" not in row:  # no /proc: the most that it ever had
+            unit = 1 if sys.platform == "darwin" else 1024
+            row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        if torch.cuda.is_initialized():
+            gpus = []
+            for number in range(torch.cuda.device_count()):
+                free, total = torch.cuda.mem_get_info(number)
+                held = torch.cuda.max_memory_allocated(number)
+                gpus.append({"used": total - free, "total": total, "held": held})
+            row["gpus"] = gpus
+        return row
 
 
 def _busy() -> float:
     """Return the CPU seconds of this process and of its children that have ended."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-def _memory() -> dict[str, Json]:
-    row: dict[str, Json] = {}
-    with suppress(OSError, ValueError, IndexError, KeyError):
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        row["memory"] = pages * resource.getpagesize()
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        known = {
-            name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)
-        }
-        row["machine_memory_total"] = known["MemTotal"]
-        row["machine_memory"] = known["MemTotal"] - known["MemAvailable"]
-    if not row:
-        unit = 1 if sys.platform == "darwin" else 1024
-        row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return row
-
-
-def _gpus() -> dict[str, Json]:
-    if not torch.cuda.is_initialized():
-        return {}
-    rows = []
-    for number in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(number)
-        rows.append({"used": total - free, "total": total, "held": torch.cuda.max_memory_allocated(number)})
-    return {"gpus": rows}
 
 
 class Records:
@@ -176,15 +170,30 @@ class Records:
 
 
 def open_records(
-    path: str | Path | None, config: RunConfig, origin: Mapping[str, str], observer: Observer, *, resume: bool
+    path: str | Path | None,
+    config: RunConfig,
+    origin: Mapping[str, str],
+    observer: Observer,
+    *,
+    resume: bool,
+    ranks: Ranks = ALONE,
 ) -> Records:
-    """Open the run directory at `path`, if one is named; raises the errors of `resuming.open_run`."""
-    if path is None:
-        if resume:
-            raise ConfigError("There is nothing to resume without a run directory. Name it with --run-dir.")
-        return Records(None, observer)
-    keep_imports_from_drawing()
-    say = partial(observer.phase, "resume")
-    run = open_run(Path(path), config, origin, say, resume=resume)
-    run.say = partial(observer.phase, "files")
-    return Records(run, observer)
+    """Open the run directory at `path`, if one is named; of several ranks the first one alone records anything.
+
+    Raises the errors of `open_run`, in every rank.
+    """
+    opened: list[RunDirectory] = []
+
+    def open_here() -> None:
+        if path is None:
+            if resume:
+                raise ConfigError(
+                    "There is nothing to resume without a run directory. Name it with --run-dir."
+                )
+            return
+        keep_imports_from_drawing()
+        opened.append(open_run(Path(path), config, origin, partial(observer.phase, "resume"), resume=resume))
+        opened[0].say = partial(observer.phase, "files")
+
+    broadcast(ranks, "records", open_here)
+    return Records(opened[0] if opened else None, Silent() if ranks.rank else observer)

@@ -1,4 +1,4 @@
-"""Which tasks a step of training plays."""
+"""Which tasks a step of training plays, the episodes of a step, and the queue of steps that are played ahead."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Environment
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environment import Environment, task_of
 from kapelle.errors import ParityError
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
@@ -55,7 +54,7 @@ class PlayedStep:
     groups: list[Group]
     """Those that are done: what is learned from."""
     left: tuple[PartialGroup, ...] = ()
-    """Those that the next step goes on with (`training.partial_rollouts`)."""
+    """Those that the next step continues (`training.partial_rollouts`)."""
 
 
 def play_step(
@@ -63,8 +62,8 @@ def play_step(
 ) -> PlayedStep:
     """Play the tasks of step `number` (from 1); with `redraw`, replace groups without variance by further tasks.
 
-    `left` is what the step before has left. Depends on it, the settings, the number and the weights alone: in whichever
-    process it runs, the episodes are the same.
+    `left` is what the step before has left. The result depends only on that, the settings, the number and the weights, so
+    that the episodes are the same in whichever process it runs.
     """
     data = algorithm.data
     seed = derive_seed(config.seed, "rollout", number)
@@ -98,9 +97,9 @@ def steps_ahead(training: TrainingConfig) -> int:
 
 
 def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> Enough:
-    """Return when the play of step `number` may leave the rest of these groups.
+    """Return a function that decides whether step `number` may leave the groups that are not done yet.
 
-    When no more of them are left than may be, and those are done that would become older than `max_staleness` allows.
+    It may once at most `partial_rollouts` of them are left, all young enough for the next step (`max_staleness`).
     """
     most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
     oldest = number - (training.max_staleness - steps_ahead(training))
@@ -157,6 +156,7 @@ class RolloutQueue:
         assert self._pending is None, "what a step began is settled before the next one"
         self._versions.append(dict(versions))
         while len(self._queue) <= self._most:
+            # The step that fills the queue is played elsewhere while the caller learns from the first one.
             if begin is not None and self._queue and len(self._queue) == self._most:
                 self._pending = begin(number + len(self._queue), self._left)
                 break
@@ -178,9 +178,9 @@ class RolloutQueue:
         return played, self._versions[-1]
 
     def _keep(self, played: PlayedStep) -> None:
-        """Put a step that the current weights played into the queue; what older ones had begun may be of those."""
-        went_on = [group.task for group in self._left]
-        begun_now = [group for group in played.groups if group.task not in went_on]
+        """Put a step that the current weights played into the queue; groups that a step before it began may have older weights."""
+        continued = [group.task for group in self._left]
+        begun_now = [group for group in played.groups if group.task not in continued]
         self._refuse_other_weights(begun_now, [self._versions[-1]])
         self._refuse_other_weights(played.groups, self._versions)
         self._queue.append(played.groups)
@@ -210,14 +210,13 @@ class RolloutQueue:
             )
         return sum(ages) / len(ages) if ages else 0.0
 
-    def mark(self) -> Callable[[], None]:
-        """Return a function that restores the queue and its versions as they are now, with nothing under way."""
-        queue, versions, left = self._queue.copy(), self._versions.copy(), self._left
+    def snapshot(self) -> tuple[deque[list[Group]], deque[dict[str, int]], Left]:
+        """Return the queue and its versions as they are now, for `restore`."""
+        return self._queue.copy(), self._versions.copy(), self._left
 
-        def restore() -> None:
-            self._queue, self._versions, self._left, self._pending = queue, versions, left, None
-
-        return restore
+    def restore(self, snapshot: tuple[deque[list[Group]], deque[dict[str, int]], Left]) -> None:
+        """Return to a snapshot, which is used once, with nothing under way."""
+        (self._queue, self._versions, self._left), self._pending = snapshot, None
 
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""

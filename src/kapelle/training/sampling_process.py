@@ -1,8 +1,8 @@
 """A second process that plays the steps of training while this one learns (`training.overlap`).
 
 It builds the same team from the same settings, on bases that it reads from the disk; adapters and trained weights lie in
-memory that both share. What it plays depends on the settings, the number of the step and the weights alone, so that a run
-is the same, to the bit, with it and without it. If it dies it is started anew and plays the step again, once.
+memory that both share. What it plays depends only on the settings, the number of the step and the weights, so that a run is
+the same, to the bit, with and without it. If it dies, a new process plays the step again; if that dies too, the run stops.
 
 `sampling_server.py` is the other side.
 """
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,7 +28,7 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import copy_weights
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
-from kapelle.rollout.replica import error_again, moves
+from kapelle.rollout.replica import moves
 from kapelle.runs.episode_json import load_groups
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended
@@ -37,10 +38,11 @@ from kapelle.runtime.randomness import (
     random_from_lists,
     restore_random,
 )
+from kapelle.runtime.remote_errors import received_error
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import PlayedStep
+from kapelle.training.rollouts import Pending, PlayedStep
 
 SERVE = (
     "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "
@@ -50,7 +52,7 @@ SERVE = (
 STDERR = 2
 """The descriptor of the standard error stream."""
 LOOK = 0.2
-"""Seconds between two looks at whether this process should stop, while it waits."""
+"""Seconds between two looks at whether this process has been asked to stop, while it waits."""
 CLOSING = 2.0
 """Seconds that the process has to end by itself."""
 
@@ -104,14 +106,48 @@ class SamplingProcess:
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
-    def begin(self, number: int, left: Sequence[PartialGroup] = ()) -> Played:
-        """Begin to play step `number`, and on what the step before has left; the result waits for its episodes."""
-        if self._busy:  # somebody has given up what was begun
+    def begin(self, number: int, left: Sequence[PartialGroup] = ()) -> Pending:
+        """Begin to play step `number`, and continue what the step before it has left.
+
+        Returns a function that waits for the episodes, and leaves the global random generators as if they had been played
+        here. EngineError if the process is lost twice, or has read other weights from the disk than this one.
+        """
+        if self._busy:  # the step that it plays was interrupted: its episodes are not wanted any more
             self._end()
-        return Played(self, number, left)
+        question = (number, dict(self._versions), random_as_lists(capture_random()), dump_partial(left))
+        self.ask(question)
+        return partial(self._episodes, question)
+
+    def _episodes(self, question: tuple[object, ...]) -> PlayedStep:
+        answer = self._answer()
+        if answer is None:
+            how = self._died()
+            logging.getLogger(__name__).warning(
+                "kapelle: The sampling process is lost: %s. If you did not end it, check whether the machine ran out of memory. "
+                "Another process plays step %d.",
+                how,
+                question[0],
+            )
+            self.ask(question)
+            answer = self._answer()
+            if answer is None:
+                raise EngineError(
+                    f"The sampling process was lost twice at step {question[0]}: {how}, then {self._died()}. Look above for what "
+                    "it wrote, check the machine's memory, or set `training.overlap: false`."
+                )
+        for base, found in answer["hashes"].items():
+            if found != self._hashes[base]:
+                raise EngineError(
+                    f"The sampling process has read other weights for '{self._bases[base]}' ({found}) than this one "
+                    f"({self._hashes[base]}): the folder has changed since. Resume the run, or set `training.overlap: false`."
+                )
+        self.seconds = answer["seconds"]
+        restore_random(random_from_lists(answer["random"]))
+        groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
+        return PlayedStep(groups, tuple(load_partial(answer["left"])))
 
     def ask(self, question: tuple[object, ...]) -> None:
-        """Send a question; a process that has died meanwhile is noticed at its answer."""
+        """Send a question. If the process has died meanwhile, `_answer` notices it."""
         if self._process is None:
             self._start()
         assert self._pipe is not None
@@ -119,7 +155,7 @@ class SamplingProcess:
         with suppress(OSError):
             self._pipe.send_bytes(json.dumps(question).encode())
 
-    def answer(self) -> dict[str, Any] | None:
+    def _answer(self) -> dict[str, Any] | None:
         """Wait for the answer; None if the process has died or stands still. Raises what it raised, and StopRequested."""
         assert self._pipe is not None
         assert self._process is not None
@@ -139,30 +175,16 @@ class SamplingProcess:
             return None
         self._busy = False
         if "error" in answer:
-            raise error_again(answer, "The sampling process")
+            raise received_error(answer["error"], "The sampling process")
         return answer
 
-    def died(self) -> str:
-        """Return how the process ended, and make room for another one."""
+    def _died(self) -> str:
+        """Return how the process ended; the next question starts another one."""
         process, still = self._process, self._still
         assert process is not None
         self._end()
         how = how_it_ended(process.returncode) if still is None else f"stood still: {still}"
         return f"process {process.pid} {how}"
-
-    @property
-    def versions(self) -> dict[str, int]:
-        """Version of every policy's weights in the shared memory."""
-        return dict(self._versions)
-
-    def check(self, hashes: Mapping[str, str]) -> None:
-        """Raise EngineError if the process has read other bases than this one."""
-        for base, found in hashes.items():
-            if found != self._hashes[base]:
-                raise EngineError(
-                    f"The sampling process has read other weights for '{self._bases[base]}' ({found}) than this one "
-                    f"({self._hashes[base]}): the folder has changed since. Resume the run, or set `training.overlap: false`."
-                )
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -182,7 +204,7 @@ class SamplingProcess:
                 pass_fds=(theirs.fileno(), self._pulse.descriptor, self._shared.descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # what environments print there must not mix with this command's output
-                process_group=0,  # a Ctrl-C in the terminal is this process's to act on, also while that one starts
+                process_group=0,  # a Ctrl-C in the terminal reaches this process alone, which closes that one
             )
         self._pipe = Connection(ours.detach())
         self._busy = False
@@ -208,37 +230,3 @@ class SamplingProcess:
         """End the process, whatever it does."""
         self._end()
         self._shared.close()
-
-
-class Played:
-    """The episodes of a step that the other process plays; call it to wait for them."""
-
-    def __init__(self, process: SamplingProcess, number: int, left: Sequence[PartialGroup]) -> None:
-        """Begin to play a step."""
-        self._process = process
-        random = random_as_lists(capture_random())
-        self._question = (number, process.versions, random, dump_partial(left))
-        process.ask(self._question)
-
-    def __call__(self) -> PlayedStep:
-        """Return the episodes, and leave the global random generators as if they had been played here."""
-        answer = self._process.answer()
-        if answer is None:
-            how = self._process.died()
-            logging.getLogger(__name__).warning(
-                "kapelle: The sampling process is lost: %s. If nobody did that, look at the machine's memory. Another one plays step %d.",
-                how,
-                self._question[0],
-            )
-            self._process.ask(self._question)
-            answer = self._process.answer()
-            if answer is None:
-                raise EngineError(
-                    f"The sampling process was lost twice at step {self._question[0]}: {how}, then "
-                    f"{self._process.died()}. Look above for what it wrote, check the machine's memory, or set `training.overlap: false`."
-                )
-        self._process.check(answer["hashes"])
-        self._process.seconds = answer["seconds"]
-        restore_random(random_from_lists(answer["random"]))
-        groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
-        return PlayedStep(groups, tuple(load_partial(answer["left"])))

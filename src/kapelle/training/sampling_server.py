@@ -1,6 +1,6 @@
 """The process that plays steps of training for another one, which starts it (`sampling_process.py`).
 
-It takes what to build, then one question after another, from the socket behind the descriptor. It leaves when the other
+From the socket behind the descriptor it first reads what to build, then one question after another. It ends when the other
 process does, even in the middle of a step.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 from kapelle.runtime.interrupts import SIGNALS
 from kapelle.runtime.process_tree import SharedStatus, live
+from kapelle.runtime.remote_errors import sent_error
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
@@ -30,8 +31,6 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     pipe = Connection(descriptor)
     questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
-    from kapelle.rollout.replica import error_answer
-
     built: _Player | None = None
     start_with = questions.get()
     while True:
@@ -39,19 +38,19 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
         try:
             built = built or _Player(start_with)
             answer = built.play(*question)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong is raised where somebody waits for it
-            answer = error_answer(error)
+        except Exception as error:  # noqa: BLE001 - raised in the process that waits for the answer
+            answer = {"error": sent_error(error)}
         pipe.send_bytes(json.dumps(answer).encode())
 
 
 def _listen(pipe: Connection, questions: queue.SimpleQueue[Any]) -> None:
-    """Pass on what arrives; end the process when nobody is left to answer."""
+    """Pass on what arrives; end this process when the other one has gone."""
     while True:
         try:
             questions.put(json.loads(pipe.recv_bytes()))
         except (EOFError, OSError):
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - a question that cannot be read is never answered: say so by ending
+        except BaseException:  # noqa: BLE001 - a question that cannot be read: the other process notices that this one ends
             traceback.print_exc()
             os._exit(1)
 
@@ -61,12 +60,12 @@ class _Player:
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
         """Build the team and its engine from settings; see `SamplingProcess`."""
-        from kapelle.rollout.replica import Elsewhere
+        from kapelle.rollout.replica import TeamReplica
         from kapelle.runtime import interrupts
         from kapelle.runtime.tensors import SharedTensors
 
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
-        self._team = Elsewhere(start_with["config"], start_with["bases"], start_with["threads"])
+        self._team = TeamReplica(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
 
     def play(

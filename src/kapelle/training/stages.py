@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import yaml
 
@@ -29,11 +28,11 @@ from kapelle.models.outline import read_outline
 from kapelle.models.targets import named
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
-from kapelle.runs.named_checkpoint import check_start, check_verifier, weights_of
+from kapelle.runs.named_checkpoint import check_start, check_verifier, policy_folder, weights_of
 from kapelle.runs.reader import is_run, read_latest, read_status
 from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
 from kapelle.settings.schema import EVERYONE, RunConfig
-from kapelle.setup.preparation import Prepared
+from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team
 from kapelle.signals.verifier import VerifierScores
@@ -111,15 +110,11 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
 def stages_yaml(stages: Sequence[Stage]) -> str:
     """Return all settings of all stages as a recipe."""
     rows = [
-        {"name": stage.name, **_without(stage.recipe.config.model_dump(mode="json"), "name")}
+        {"name": stage.name, **stage.recipe.config.model_dump(mode="json", exclude={"name"})}
         for stage in stages
     ]
     whole = {"name": stages[0].recipe.config.name, "stages": rows}
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
-
-
-def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k != key}
 
 
 def is_done(stage: Stage, run_dir: Path) -> bool:
@@ -145,34 +140,27 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
-    """Return what a stage starts with; those before it in `stages` must be done."""
+    """Return what a stage starts with; those before it in `stages` must be done.
+
+    RunDirectoryError if one of them has no whole checkpoint.
+    """
     earlier = [each for each in stages if each.number < stage.number]
-    kept = {each.name: _newest_checkpoint(run_dir / each.folder) for each in earlier}
+    kept: dict[str, Path] = {}
+    for each in earlier:
+        newest = read_latest(run_dir / each.folder)
+        if newest is None:
+            raise RunDirectoryError(
+                f"The stage in {run_dir / each.folder} holds no whole checkpoint. Remove that folder and resume."
+            )
+        kept[each.name] = newest
     config = _with_verifier(stage, earlier, kept)
-    return Start(config, run_dir / stage.folder, _weights(config, [kept[each.name] for each in earlier]))
-
-
-def _newest_checkpoint(run: Path) -> Path:
-    """Return the newest whole checkpoint of a stage that is done."""
-    newest = read_latest(run)
-    if newest is None:
-        raise RunDirectoryError(
-            f"The stage in {run} holds no whole checkpoint. Remove that folder and resume."
-        )
-    return newest
-
-
-def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
-    from kapelle.runs.named_checkpoint import policy_folder
-
-    trained = _team(config).trained
-    found: dict[str, Path] = {}
-    for kept in earlier:
-        for policy in trained:
-            folder = policy_folder(kept, policy)
-            if folder.is_dir():
-                found[policy] = folder
-    return found
+    # Of several earlier stages that trained a policy, the newest one counts.
+    weights: dict[str, Path] = {}
+    for checkpoint in kept.values():
+        for policy in _team(config).trained:
+            if (folder := policy_folder(checkpoint, policy)).is_dir():
+                weights[policy] = folder
+    return Start(config, run_dir / stage.folder, weights)
 
 
 @contextmanager
@@ -209,7 +197,12 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
         for policy in (team.policies[each] for each in team.trained):
             if policy.name in kept:
                 before, then, was = kept[policy.name]
-                differs = _difference(_made_of(then, was), _made_of(config, policy))
+                there, here = _made_of(then, was), _made_of(config, policy)
+                differs = "; ".join(
+                    f"{key} is {there[key]} there and {here.get(key)} here"
+                    for key in there
+                    if there[key] != here.get(key)
+                )
                 if differs:
                     raise ConfigError(
                         f"Stage '{name}' continues from the weights of '{policy.name}' that stage '{before}' saves, but "
@@ -235,13 +228,6 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     return found
 
 
-def _difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
-    differences = [
-        f"{key} is {then.get(key)} there and {now.get(key)} here" for key in then if then[key] != now.get(key)
-    ]
-    return "; ".join(differences)
-
-
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
     """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
     config = stage.recipe.config
@@ -252,7 +238,8 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
     if named is None or not named.startswith(FROM_STAGE):
         return config
     wanted = named.removeprefix(FROM_STAGE)
-    names = [each.name for each in earlier if _trains_verifier(each)]
+    critics = {each.name: _algorithm(each.recipe.config).critic for each in earlier}
+    names = [name for name, critic in critics.items() if critic is not None and critic.everyone]
     if wanted not in names:
         raise ConfigError(
             f"`{key}` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
@@ -263,11 +250,6 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
         return config.model_copy(update={"reward_model": model.model_copy(update={"path": path})})
     algorithm = config.algorithm.model_copy(update={"verifier": path})
     return config.model_copy(update={"algorithm": algorithm})
-
-
-def _trains_verifier(stage: Stage) -> bool:
-    critic = _algorithm(stage.recipe.config).critic
-    return critic is not None and critic.everyone
 
 
 def _team(config: RunConfig) -> Team:
@@ -285,7 +267,7 @@ def _algorithm(config: RunConfig) -> Algorithm:
 
 
 def check_weights(
-    prepared: Prepared,
+    prepared: PreparedRun,
     given: str | Mapping[str, str | Path] | None = None,
     run_dir: str | Path | None = None,
     *,
@@ -321,20 +303,15 @@ def start_folders(
         return folders
     wanted = dict.fromkeys(team.trained, named[EVERYONE]) if EVERYONE in named else {}
     for agent, source in named.items():
-        if agent != EVERYONE:
-            wanted |= dict.fromkeys(_policies_of(agent, team), source)
+        if agent == EVERYONE:
+            continue
+        own = team.turns_of.get(agent) or (team.policy_of.get(agent, agent),)
+        found = [policy for policy in team.trained if policy in own]
+        if not found:
+            agents = [name for name, policy in team.policy_of.items() if policy in team.trained]
+            known = [*agents, *team.trained]
+            raise ConfigError(
+                f"`start_from` names '{agent}', which is no agent that this team trains.{did_you_mean(agent, known)}"
+            )
+        wanted |= dict.fromkeys(found, source)
     return {policy: weights_of(policy, source, "start_from") for policy, source in wanted.items()} | folders
-
-
-def _policies_of(name: str, team: Team) -> list[str]:
-    own = team.turns_of.get(name) or (team.policy_of.get(name, name),)
-    found = [policy for policy in team.trained if policy in own]
-    if not found:
-        known = [
-            *(agent for agent, policy in team.policy_of.items() if policy in team.trained),
-            *team.trained,
-        ]
-        raise ConfigError(
-            f"`start_from` names '{name}', which is no agent that this team trains.{did_you_mean(name, known)}"
-        )
-    return found

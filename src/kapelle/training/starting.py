@@ -1,45 +1,48 @@
-"""How a run starts: load its pieces, set the weights that it starts from.
+"""How a run starts: its ranks join, its pieces are loaded, and the weights that it starts from.
 
-pieces = load_pieces(prepared, …)          warm up, load models, adapters and verifier
-begin_with(start_from, pieces, …)          weights that training starts from
+What a run may have beside the core (a cluster that plays, a sandbox) is named here by its function and imported only where a
+run has it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kapelle.algorithm import Algorithm
-from kapelle.cluster.placement import placement_here
-from kapelle.cluster.ray_workers import players_on
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environments.elsewhere import told_of_changes
-from kapelle.environments.external import External
+from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
-from kapelle.rollout.workers.pool import HeldHere, Hold
+from kapelle.rollout.workers.pool import HeldHere
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
-from kapelle.runtime.ranks import ALONE, Ranks, broadcast, check_same, first_then_others, launched_rank
+from kapelle.runtime.plugins import find_object
+from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
 from kapelle.runtime.trees import leaves
-from kapelle.sandbox.pool import modes_required
-from kapelle.services.policy.outside import serve_outside
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
-from kapelle.setup.preparation import Prepared, check_endpoints
+from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
 from kapelle.training.loop import Loop
-from kapelle.training.observer import Silent
 from kapelle.training.provenance import provenance_of
-from kapelle.training.records import Records
 from kapelle.training.sampling_process import SamplingProcess
 from kapelle.training.warmup import ReportStep, origin_notes, warmed_bases
+
+CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
+"""Variable in the environment of a rank that a cluster has placed → what plays for it.
+
+The function gets the prepared run, the hashes of its bases, its models, its train engine and a stack that releases what it opens.
+It returns a rollout engine, or None where the recipe's own plays, and what starts the processes in which worlds live.
+"""
+SANDBOX_MODES = "kapelle.sandbox.pool:modes_required"
+"""Returns a line for each sandbox that the run's environment has asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +59,35 @@ class Pieces:
     play: Play
     """How the team plays."""
     acting: Play
-    """How the loop's episodes are played: by the team, or by a teacher in its place."""
+    """How the loop's episodes are played: by the team, or by a teacher instead."""
     loop: Loop
     closing: ExitStack
     """Closes the engines that the run has built itself."""
 
 
 def load_pieces(
-    prepared: Prepared,
+    prepared: PreparedRun,
     rollout_engine: RolloutEngine | None,
+    start_from: Mapping[str, Path],
     warmup: ReportStep,
     say: Callable[[str, str], None],
     ranks: Ranks = ALONE,
 ) -> Pieces:
     """Warm up the base if the recipe does, load all models and build the engines and the loop.
 
-    `rollout_engine` replaces the recipe's; the caller closes it. `warmup` is called at every step of the warm-up, `say`
-    at every phase. Of several `ranks`, which all load everything, the first one warms up for all.
+    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of weights that a policy starts from,
+    which are its reference too. `warmup` is called at every step of the warm-up, `say` at every phase. All `ranks` load
+    everything; the first one warms up for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     if not rollout_engine:
         check_endpoints(team, config.environment)
-    warmed = _warmed(prepared, warmup, say, ranks)
+
+    held: dict[str, LanguageModel] = {}
+    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
+    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
+        say("cache", note)
+    warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()
     hashes = {base: hash_of_base(model) for base, model in models.items()}
@@ -87,33 +97,58 @@ def load_pieces(
     engine = build_train_engine(config, algorithm, warmed.team, models, ranks)
     with ExitStack() as failing:
         failing.callback(engine.close)
-        _load_saved(algorithm, team, models, engine, hashes)
-        player = rollout_engine
-        hold: Hold = HeldHere
-        placed = placement_here()
-        if placed is not None and rollout_engine is None:
-            if placed.bundles.rollout:
-                _check_apart(warmed, None)
-            player, hold = players_on(placed, config, warmed.team, hashes, models, engine, failing)
-        player = player or build_engine(config, models, team)
+
+        # What other runs have saved: the verifier that pays, past policies, and what training starts from.
+        verifier = algorithm.need(VerifierScores)
+        if verifier is not None:
+            load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
+        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
+        load_policies(past, team, engine, hashes)
+        if start_from:
+            load_policies(start_from, team, engine, hashes)
+            if algorithm.need(ReferenceLogProbs) is not None:
+                engine.refresh_references()
+
+        # What plays: the engine that was passed, what a cluster has placed for this rank, or the recipe's own.
+        player, hold = rollout_engine, HeldHere
         if rollout_engine is None:
+            for plays in (plays for variable, plays in CLUSTERS.items() if variable in os.environ):
+                player, hold = find_object(plays, "cluster")(warmed, hashes, models, engine, failing)
+            player = player or build_engine(config, models, team)
             failing.callback(player.close)
+        assert player is not None
         for note in notes_of(player):
             say("engine", note)
-        if config.training.partial_rollouts:
-            _check_partial(player, ranks)
+        if config.training.partial_rollouts and not isinstance(player, Interruptible):
+            raise ConfigError(
+                f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot hand out "
+                "what it has sampled so far. Let it be `Interruptible`, or set it to 0."
+            )
         play = acting = make_play(config, team, player, ranks, hold)
         failing.callback(play.close)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
-        sampler = None
-        for mode in modes_required():
+        for mode in find_object(SANDBOX_MODES, "sandbox")():
             say("sandbox", mode)
         failing.enter_context(told_of_changes(lambda line: say("environment", line)))
-        if isinstance(config.environment, External):
-            failing.enter_context(serve_outside(config.environment, play, say))
+        if offers(config.environment, PlayedFromOutside):
+            failing.enter_context(config.environment.serve(play, say))
+
+        sampler = None
         if config.training.overlap and algorithm.plays:
-            _check_apart(warmed, rollout_engine)
+            # The other process builds everything for itself, from the disk.
+            in_memory = [path for path in warmed.team.bases.values() if path in warmed.given]
+            if in_memory:
+                raise ConfigError(
+                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
+                    f"'{in_memory[0]}' is in this one's memory. Save it and name its folder as `model.path`, or set "
+                    "`training.overlap: false`."
+                )
+            if rollout_engine is not None:
+                raise ConfigError(
+                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
+                    "recipe (`engine`), or set `training.overlap: false`."
+                )
             sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)
             failing.callback(sampler.close)
         loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
@@ -122,70 +157,7 @@ def load_pieces(
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
 
 
-def _warmed(
-    prepared: Prepared, warmup: ReportStep, say: Callable[[str, str], None], ranks: Ranks
-) -> Prepared:
-    """Return what is prepared, on warmed-up bases where the recipe asks for them."""
-    config, team = prepared.config, prepared.team
-    held: dict[str, LanguageModel] = {}
-    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
-    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
-        say("cache", note)
-    return prepared.on_bases(bases, held)
-
-
-def _load_saved(
-    algorithm: Algorithm,
-    team: Team,
-    models: Mapping[str, LanguageModel],
-    engine: TrainEngine,
-    hashes: Mapping[str, str],
-) -> None:
-    """Load what other runs have saved: the verifier that pays, and past policies."""
-    verifier = algorithm.need(VerifierScores)
-    if verifier is not None:
-        load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
-    past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
-    load_policies(past, team, engine, hashes)
-
-
-def _check_partial(player: RolloutEngine, ranks: Ranks) -> None:
-    """Refuse `training.partial_rollouts` where nobody could agree on the moment, or hand out what was sampled."""
-    reason = None
-    if ranks.size > 1:
-        reason = f"{ranks.size} processes, which share the sampling, would each end the step at another moment. Use one process"
-    elif not isinstance(player, Interruptible):
-        reason = f"the engine {type(player).__name__} cannot hand out what it has sampled so far. Let it be `Interruptible`"
-    if reason is not None:
-        raise ConfigError(
-            f"`training.partial_rollouts` leaves episodes unfinished, but {reason}, or set it to 0."
-        )
-
-
-def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None) -> None:
-    """Refuse `training.overlap` for what another process cannot build for itself."""
-    held = [path for path in prepared.team.bases.values() if path in prepared.given]
-    if rollout_engine is None and not held:
-        return
-    what = f"the model '{held[0]}' is in this one's memory" if held else "a rollout engine was passed to it"
-    raise ConfigError(
-        f"`training.overlap` samples in another process, which reads models from the disk, but {what}. Save it and name "
-        "its folder as `model.path`, or set `training.overlap: false`."
-        if held
-        else f"`training.overlap` samples in another process, but {what}. Name the engine in the recipe (`engine`), or "
-        "set `training.overlap: false`."
-    )
-
-
-def begin_with(folders: Mapping[str, Path], pieces: Pieces, algorithm: Algorithm) -> None:
-    """Load the weights of folders into policies (by name); they are their references from now on."""
-    load_policies(folders, pieces.team, pieces.engine, pieces.base_hashes)
-    if algorithm.need(ReferenceLogProbs) is not None:
-        pieces.engine.refresh_references()
-    pieces.loop.publish()
-
-
-# -------- How the ranks of a run begin: they join, find out that all run the same, and the first one opens the records
+# -------- How the ranks of a run begin: they join, and find out that all run the same
 
 WAITING = 1800.0
 """Seconds for which a rank waits for the others where the train engine has no `timeout`."""
@@ -207,7 +179,18 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
     """
     if ranks.size == 1:
         return
-    _refuse_what_one_process_does(ranks, config)
+    if config.training.overlap:
+        raise ConfigError(
+            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
+            "`training.overlap: false`."
+        )
+    if config.training.partial_rollouts:
+        raise ConfigError(
+            f"`training.partial_rollouts` leaves groups to the next step when enough others are done, but each of {ranks.size} "
+            "processes would end the step at another moment. Set `training.partial_rollouts: 0`, or train in one process."
+        )
+    if offers(config.environment, PlayedFromOutside):
+        config.environment.check_server(ranks.size)
     own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}
     for kind, found in provenance_of(config, team, began_from).items():
         if kind != "machine":
@@ -216,34 +199,3 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
                 for name, value in found.items()
             }
     check_same(ranks, "start", own)
-
-
-def _refuse_what_one_process_does(ranks: Ranks, config: RunConfig) -> None:
-    training, environment = config.training, config.environment
-    if training.overlap:
-        raise ConfigError(
-            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
-            "`training.overlap: false`."
-        )
-    if training.partial_rollouts:
-        raise ConfigError(
-            f"`training.partial_rollouts` leaves groups to the next step when enough others are done, which none of {ranks.size} "
-            "processes knows of the others'. Set `training.partial_rollouts: 0`, or train in one process."
-        )
-    if isinstance(environment, External) and not environment.command:
-        raise ConfigError(
-            f"`environment.name: external` without a `command` waits for programs that call one server, but each of {ranks.size} "
-            "processes serves its own episodes. Name the program in `environment.command`, or train in one process."
-        )
-    if isinstance(environment, External) and environment.port:
-        raise ConfigError(
-            f"`environment.port` is {environment.port}, but each of {ranks.size} processes serves its own episodes on a port of "
-            "its own. Set `environment.port: 0`."
-        )
-
-
-def of_the_first(ranks: Ranks, opened: Callable[[], Records]) -> Records:
-    """Return the records of a run; those of all ranks but the first record nothing."""
-    held: list[Records] = []
-    broadcast(ranks, "records", lambda: held.append(opened()))
-    return held[0] if held else Records(None, Silent())

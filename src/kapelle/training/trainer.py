@@ -63,22 +63,23 @@ from kapelle.settings.schema import (
     WarmupConfig,
 )
 from kapelle.setup.model_loading import name_model
-from kapelle.setup.preparation import prepare
+from kapelle.setup.preparation import prepare, rows_left_out
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.held_out import HeldOut
-from kapelle.training.loop import IdleSteps, Step
-from kapelle.training.observer import Observer, Silent, report_left_out, report_notes
+from kapelle.training.loop import Step
+from kapelle.training.observer import Observer, Silent
 from kapelle.training.progress import Progress
 from kapelle.training.provenance import config_of_run, note_start
 from kapelle.training.records import open_records
 from kapelle.training.stages import check_weights
-from kapelle.training.starting import begin_with, check_same_run, join_ranks, load_pieces, of_the_first
+from kapelle.training.starting import check_same_run, join_ranks, load_pieces
+from kapelle.training.step_report import IdleSteps
 from kapelle.types import Episode, Group, as_table
 
 # -------- What `Trainer` takes as keywords, for editors and type checkers: a section is its settings, or a dictionary of them
 
 Plain = Mapping[str, Any]
-"""Settings as a dictionary that is put together elsewhere, or of a plug-in: `{"name": "grpo", "group_size": 8}`."""
+"""Settings as a dictionary that other code puts together, or of a plug-in: `{"name": "grpo", "group_size": 8}`."""
 
 
 class SharedSections(TypedDict, total=False):
@@ -115,7 +116,7 @@ class Sections(SharedSections, total=False):
 
 
 def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
-    """Return the engine; settings of one become a section of `said`. ConfigError for what is no such thing."""
+    """Return the engine that was passed; settings of an engine become a section of `said`. ConfigError for anything else."""
     if run_dir is not None and not isinstance(run_dir, str | Path):
         raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
     missing = [name for name in ("phase", "warmup", "step", "evaluation") if not hasattr(observer, name)]
@@ -160,20 +161,17 @@ class Summary:
     def __str__(self) -> str:
         """Return steps, the evaluations before and after, the last step's metrics, and where the run is kept."""
         ended = f"stopped, exit code {self.stopped_by}" if self.stopped_by else "done"
+        learned = [f"nothing to learn from: {self.idle}"] if self.idle else []
         lines = {
             "steps": f"{self.steps}, {ended}, {self.seconds:.1f} s",
             "before": "not measured" if self.before is None else str(self.before),
             "after": "not measured" if self.after is None else str(self.after),
-            "last step": self._last_step(),
+            "last step": "  ".join([*learned, in_words(telling(self.last))]).rstrip()
+            if self.last
+            else "none taken",
             "run": "not kept: name a `run_dir` to keep it" if self.run_dir is None else str(self.run_dir),
         }
         return "\n".join(f"{name:11}{text}" for name, text in lines.items())
-
-    def _last_step(self) -> str:
-        if not self.last:
-            return "none taken"
-        parts = [f"nothing to learn from: {self.idle}"] if self.idle else []
-        return "  ".join([*parts, in_words(telling(self.last))]).rstrip()
 
     def _repr_html_(self) -> str:
         """Return the result as a table, for notebooks."""
@@ -193,7 +191,7 @@ CUSTOM = "custom/"
 
 
 class CustomMetrics:
-    """Calls the function; what goes wrong in it is said once and costs no step."""
+    """Calls the function; each of its faults is reported once and leaves the run as it is."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
         """Take the function, if there is one, and who is told of its faults; ConfigError for what cannot be called."""
@@ -211,7 +209,7 @@ class CustomMetrics:
             return {}
         try:
             found = dict(self._function([episode for group in groups for episode in group.episodes]))
-        except Exception as error:  # noqa: BLE001 - the user's own code, which no step is lost for
+        except Exception as error:  # noqa: BLE001 - the user's own code must not cost a step
             self._once(f"raised {type(error).__name__}: {error}")
             return {}
         row: dict[str, float] = {}
@@ -240,7 +238,7 @@ def _config(config: RunConfig | None, said: Mapping[str, Any], given: dict[str, 
         )
     if config is not None and said:
         raise ConfigError(
-            f"`{next(iter(said))}` means nothing beside a whole recipe. Write settings of a recipe as text: "
+            f"`{next(iter(said))}` cannot be combined with a whole recipe. Write settings of a recipe as text: "
             'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
         )
     if config is not None:
@@ -282,28 +280,30 @@ class Trainer:
         self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
         prepared = prepare(self.config, given)
         self.algorithm, self.team = prepared.algorithm, prepared.team
-        report_left_out(self.config, self.observer)
+        for line in rows_left_out(self.config):
+            self.observer.phase("data", line)
         starts = check_weights(prepared, start_from, run_dir)
         ranks = self.ranks = join_ranks(self.config)
         if ranks.rank:
             self.observer = Silent()
         check_same_run(ranks, self.config, self.team, starts)
-        opened = partial(open_records, run_dir, self.config, origin or {}, self.observer, resume=resume)
-        self._records = of_the_first(ranks, opened)
+        self._records = open_records(
+            run_dir, self.config, origin or {}, self.observer, resume=resume, ranks=ranks
+        )
         self._closing = ExitStack()
         self._closing.callback(self._records.close)
         try:
             doing("loading the models")
-            made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0), ranks)
+            say = partial(self._records.phase, 0)
+            made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks)
             self._closing.push(made.closing)
             self.models, self.base_hashes = made.models, made.base_hashes
             self.engine, self.play, self._loop = made.engine, made.play, made.loop
             self._held_out = HeldOut(self.config, self.algorithm, made)
-            run, say = self._records.run, partial(self.observer.phase, "checkpoint")
-            self._progress = Progress(self.config, made, self._held_out, run, say, ranks)
+            run = self._records.run
+            damaged = partial(self.observer.phase, "checkpoint")
+            self._progress = Progress(self.config, made, self._held_out, run, damaged, ranks)
             self._closing.callback(self._progress.end)
-            if starts:
-                begin_with(starts, made, self.algorithm)
             self._records.track(self.config)
             if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
                 self._progress.go_back()
@@ -323,7 +323,12 @@ class Trainer:
         does not suit `model.path`.
         """
         recipe = load_recipe(name, overlays, settings, real=real)
-        report_notes(recipe.notes, options.get("observer"))
+        observer: Observer | None = options.get("observer")
+        for note in recipe.notes:
+            if observer is None:
+                warnings.warn(note, stacklevel=2)
+            else:
+                observer.phase("recipe", note)
         return cls(recipe.config, origin=recipe.origin, **options)
 
     @classmethod
@@ -349,6 +354,7 @@ class Trainer:
         every, progress = self.config.checkpoint.every, self._progress
         progress.refuse_torn()
         progress.keep_start()
+        # A run that was stopped during an evaluation does it first.
         if progress.owed:
             self._measure(last)
             if self.algorithm.judges and self.done % every == 0 < self.done:
@@ -359,9 +365,14 @@ class Trainer:
             step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
             self._records.step(step, last)
             self._idle.note(step)
+            # Evaluate before saving: the value decides whether this checkpoint is the best one.
             measured = self._measure(last)
             if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
-                self._save_on_the_way()
+                if self.config.checkpoint.background:
+                    self._judge()
+                    progress.begin_save()
+                else:
+                    self.save()
             yield step
 
     def _measure(self, last: int) -> bool:
@@ -421,7 +432,7 @@ class Trainer:
         return result
 
     def _tell(self, text: str) -> None:
-        """Tell the user; where nobody observes the run, as a Python warning."""
+        """Tell the user: the observer or, without one, by a Python warning."""
         if isinstance(self.observer, Silent) and not self.ranks.rank:
             warnings.warn(text, stacklevel=3)
         self.observer.phase("learning", text)
@@ -439,13 +450,6 @@ class Trainer:
         """Evaluate a verifier that is to be saved: the judgement in its folder is of the weights beside it."""
         if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
             self.evaluate()
-
-    def _save_on_the_way(self) -> None:
-        if not self.config.checkpoint.background:
-            self.save()
-            return
-        self._judge()
-        self._progress.begin_save()
 
     def _save_new(self) -> None:
         self._progress.settle(wait=True)
@@ -465,7 +469,7 @@ class Trainer:
         self._closing.close()
 
     def close_at_exit(self) -> None:
-        """Close it when nobody refers to it any more, at the latest when Python ends."""
+        """Close it when the last reference to it is gone, at the latest when Python ends."""
         weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:

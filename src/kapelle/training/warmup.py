@@ -1,9 +1,9 @@
 """Supervised warm-up of a base model on scripted demonstrations of the roles, cached by content.
 
-A tiny, untrained model can do nothing. Before reinforcement learning it learns from demonstrations of each role
+An untrained tiny model cannot do anything. Before reinforcement learning it learns from demonstrations of each role
 by the environment's script, with its stated flaws, so that it can partly do the task and there is
-something left to learn. That is a separate stage (`warmup_stage.py`). Its result depends on the settings, and in its last bits
-on the machine and its threads (`warmup_origin.py`); it is cached under a hash of the settings, with hashes of its files, which
+something left to learn. That is a separate stage. Its result depends on the settings, and in its last bits
+on the machine and its threads; it is cached under a hash of the settings, with hashes of its files, which
 are checked at every use.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environment import task_of
 from kapelle.errors import CheckpointError, ModelError, TrainingHalted
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
@@ -37,43 +37,34 @@ from kapelle.training.provenance import machine, versions
 from kapelle.training.warmup_settings import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
 from kapelle.types import Group
 
-# -------- On what a cached warmed-up model was made: `made.json` beside its weights, and what of it is different now
+# -------- On what a cached warmed-up model was made: `made.json` beside its weights, and what has changed since
 #
-# Sums are added up in another order with another number of threads, on another processor or by another torch, and after
-# hundreds of steps that is another model. The cache gives the model that is there, since runs that began with it need the same
-# one again; but a run that begins with it shows other numbers than one that makes it anew, and says so.
+# With another number of threads, on another processor or with another torch, sums are added up in another order, and after
+# hundreds of steps the model differs. The cache returns the model that it holds, because runs that began with it need the
+# same one again. A run that begins with it reports that its numbers differ from those of a model that is made here.
 
 FILE = "made.json"
 
 
-def record_origin(folder: Path) -> None:
-    """Write on what the model in a folder was made; OSError where it cannot be written."""
-    (folder / FILE).write_text(json.dumps(_here(), indent=1) + "\n", "utf-8")
-
-
 def origin_notes(folders: Iterable[str]) -> list[str]:
     """Return a line for each folder whose warmed-up model was made otherwise than it would be here."""
-    return [note for folder in dict.fromkeys(folders) if (note := _origin_note(folder)) is not None]
-
-
-def _origin_note(folder: str) -> str | None:
-    """Return what is different here from where a warmed-up model was made; None for nothing, or where it is not recorded."""
-    try:
-        made = json.loads((Path(folder) / FILE).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(made, Mapping):
-        return None
-    here = _here()
-    differs = [
-        f"{key} {made[key]}, here {here[key]}" for key in here if key in made and made[key] != here[key]
-    ]
-    if not differs:
-        return None
-    return (
-        f"the warmed-up model in {folder} was made otherwise ({'; '.join(differs)}): the numbers before training, and so those "
-        "after it, are not those of one that is made here. Name another folder as `KAPELLE_CACHE` to make one."
-    )
+    here, notes = _here(), []
+    for folder in dict.fromkeys(folders):
+        try:
+            made = json.loads((Path(folder) / FILE).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if not isinstance(made, Mapping):
+            continue
+        differs = [
+            f"{key} {made[key]}, here {here[key]}" for key in here if key in made and made[key] != here[key]
+        ]
+        if differs:
+            notes.append(
+                f"the warmed-up model in {folder} was made otherwise ({'; '.join(differs)}): the numbers before training, and so "
+                "those after it, are not those of one that is made here. Name another folder as `KAPELLE_CACHE` to make one."
+            )
+    return notes
 
 
 def _here() -> dict[str, Any]:
@@ -181,7 +172,7 @@ def warmed_up(
         try:
             with _saving_in(folder.parent):
                 save_model(beside, model)
-                record_origin(beside)
+                (beside / FILE).write_text(json.dumps(_here(), indent=1) + "\n", "utf-8")
                 try:
                     beside.rename(folder)
                 except OSError:  # another process was faster; its model is the same

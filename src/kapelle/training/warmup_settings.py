@@ -56,6 +56,12 @@ def stage_of(config: RunConfig) -> RunConfig:
     optimizer = OptimizerConfig(
         lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps)
     )
+    # One set of weights for all agents, and no critics.
+    agents = config.team.agents
+    if not isinstance(agents, int):
+        alike = {"weights": None, "share_critic_with": None, "optimizer": None}
+        agents = tuple(agent.model_copy(update=alike) for agent in agents)
+    team = config.team.model_copy(update={"sharing": "shared", "agents": agents, "critic_sharing": None})
     update = {
         "algorithm": SFT(),
         "optimizer": optimizer,
@@ -63,22 +69,10 @@ def stage_of(config: RunConfig) -> RunConfig:
         "warmup": None,
         "reward_model": None,
     }
-    return _shared_without_critics(config).model_copy(update=update)
+    return config.model_copy(update={**update, "team": team})
 
 
 def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
     """Return the algorithm and the team of a stage's settings."""
     algorithm = build_algorithm(config)
     return algorithm, build_team(config, algorithm)
-
-
-def _shared_without_critics(config: RunConfig) -> RunConfig:
-    """Return the same run with one set of weights for all agents and without critics."""
-    agents = config.team.agents
-    if not isinstance(agents, int):
-        agents = tuple(
-            a.model_copy(update={"weights": None, "share_critic_with": None, "optimizer": None})
-            for a in agents
-        )
-    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
-    return config.model_copy(update={"team": config.team.model_copy(update=update)})

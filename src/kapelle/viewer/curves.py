@@ -10,7 +10,7 @@ from typing import Any
 
 from kapelle.metrics.definitions import describe
 from kapelle.metrics.timeline import ACTIVITIES
-from kapelle.viewer.library import AXES, Run, ends, means, stretches
+from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
 
 POINTS = 1000
@@ -27,12 +27,12 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
 }  # fmt: skip
-"""Panels in the order of a page, by family: what stands before the slash of a metric's name."""
+"""Sections of a page with their panels in order, by family: the part of a metric's name before the slash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A run's numbers, or a group's: what one set of curves is drawn from."""
+class CurveSource:
+    """The numbers of a run or of a group, from which one set of curves is drawn."""
 
     key: str
     label: str
@@ -46,38 +46,43 @@ class Source:
     """Steps read so far; more come as they are appended."""
     generation: int = 0
     width: int = 1
-    """Steps that one point is the mean of."""
+    """Steps that one point averages."""
 
 
-def source_of(run: Run, label: str | None = None, width: int | None = None) -> Source:
-    """Return the curves of one run, as means of stretches of so many steps: by default of as few as a page can show."""
+def source_of(run: ViewedRun, label: str | None = None, width: int | None = None) -> CurveSource:
+    """Return the curves of one run, one point for each `width` steps; by default for as few steps as a page can show."""
     with run.lock:
         run.refresh()
         table = run.metrics
         width = width or width_of(len(table))
         made = run.edition, label, width
         known = run.drawn.get(made)
-        if isinstance(known, Source):
+        if isinstance(known, CurveSource):
             return known
-        parts = stretches(table.axes["step"], width)
-        axes = {axis: ends(places, parts) for axis, places in table.axes.items()}
-        columns = {name: means(column, parts) for name, column in table.columns.items()}
-        measured = [each for row in run.evaluations if (each := _evaluation(row, table.axes)) is not None]
+        axes, columns = table.thinned(width)
+        measured = []
+        for row in run.evaluations:
+            success, step = number(row.get("success")), number(row.get("step"))
+            if success is None or step is None:  # no episode was scored
+                continue
+            interval = row.get("interval")
+            ends = (
+                [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+            )
+            low, high = ends if None not in ends and ends else (success, success)
+            k = bisect_right(table.axes["step"], step)
+            at = {axis: (places[k - 1] if k else 0.0) for axis, places in table.axes.items()} | {"step": step}
+            measured.append({"at": at, "success": success, "low": low, "high": high})
         label = label or run.path.name
-        found = Source(run.key, label, axes, columns, {}, {}, measured, len(table), table.generation, width)
+        found = CurveSource(
+            run.key, label, axes, columns, {}, {}, measured, len(table), table.generation, width
+        )
         run.drawn = {made: found}
         return found
 
 
-def rows_of(run: Run) -> int:
-    """Return how many steps a run has recorded."""
-    with run.lock:
-        run.refresh()
-        return len(run.metrics)
-
-
 def width_of(rows: int) -> int:
-    """Return how many steps one point of a curve stands for."""
+    """Return how many steps one point of a curve averages."""
     return max(1, -(-rows // POINTS))
 
 
@@ -88,22 +93,23 @@ SYSTEM = {
 GIGABYTES = ("memory", "machine_memory", "gpus used", "gpus held")
 
 
-def system_page(run: Run, label: str) -> dict[str, Any]:
+def system_page(run: ViewedRun, label: str) -> dict[str, Any]:
     """Return what the page of a run's machine draws, as JSON."""
     with run.lock:
         run.refresh()
         run.system.refresh()
         made = []
+        names = {name for own in SYSTEM.values() for name in own}
         for table in (run.system, run.metrics):
-            parts = stretches(table.axes["step"], width_of(len(table)))
-            axes = {axis: ends(places, parts) for axis, places in table.axes.items()}
-            names = {name for own in SYSTEM.values() for name in own}
-            columns = {
-                name: means([_scaled(name, value) for value in column], parts)
-                for name, column in table.columns.items()
-                if _family(name) in names
+            shown = {name: column for name, column in table.columns.items() if _family(name) in names}
+            scaled = {
+                name: [None if value is None else value / 1e9 for value in column]
+                if _family(name) in GIGABYTES
+                else column
+                for name, column in shown.items()
             }
-            made.append(Source(run.key, label, axes, columns, rows=len(table)))
+            axes, columns = table.thinned(width_of(len(table)), scaled)
+            made.append(CurveSource(run.key, label, axes, columns, rows=len(table)))
     drawn = page([each for each in made if each.columns], agents=(), sections=SYSTEM)
     for section in drawn["sections"]:
         for panel in section["panels"]:
@@ -113,35 +119,19 @@ def system_page(run: Run, label: str) -> dict[str, Any]:
     return {**drawn, "alone": True}
 
 
-def _scaled(name: str, value: float | None) -> float | None:
-    return None if value is None else value / 1e9 if _family(name) in GIGABYTES else value
-
-
-def _evaluation(row: Mapping[str, Any], axes: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
-    """Return a measured success with its interval and its place on every axis; None where nothing was scored."""
-    success, step = number(row.get("success")), number(row.get("step"))
-    if success is None or step is None:
-        return None
-    interval = row.get("interval")
-    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
-    low, high = ends if None not in ends and ends else (success, success)
-    k = bisect_right(axes["step"], step)
-    at = {axis: (places[k - 1] if k else 0.0) for axis, places in axes.items()} | {"step": step}
-    return {"at": at, "success": success, "low": low, "high": high}
-
-
-def grouped(sources: Sequence[tuple[str, Source]]) -> list[Source]:
+def grouped(sources: Sequence[tuple[str, CurveSource]]) -> list[CurveSource]:
     """Return one source for each group name: medians of its runs with their quartiles, step by step."""
-    groups: dict[str, list[Source]] = {}
+    groups: dict[str, list[CurveSource]] = {}
     for name, source in sources:
         groups.setdefault(name, []).append(source)
     return [_merged(name, members) for name, members in groups.items()]
 
 
-def _merged(name: str, members: Sequence[Source]) -> Source:
+def _merged(name: str, members: Sequence[CurveSource]) -> CurveSource:
+    """Return the median and the quartiles of several runs, for each stretch of steps and each evaluated step."""
     if len(members) == 1:
         return members[0]
-    # A stretch that a run has not finished belongs with the same stretch of the others.
+    # A stretch that a run has not finished is compared with the same stretch of the others.
     cut = [[(step - 1) // members[0].width for step in each.axes["step"]] for each in members]
     numbers = sorted({number for own in cut for number in own})
     places = [{number: k for k, number in enumerate(own)} for own in cut]
@@ -165,27 +155,21 @@ def _merged(name: str, members: Sequence[Source]) -> Source:
         {column: [_quantile(values, share) for values in rows] for column, rows in kept.items()}
         for share in (0.5, 0.25, 0.75)
     )
-    label = f"{name}, median of {len(members)}"
-    measured = _merged_evaluations(members)
-    return Source(
-        members[0].key, label, axes, middle, low, high, measured, min(each.rows for each in members)
-    )
-
-
-def _merged_evaluations(members: Sequence[Source]) -> list[dict[str, Any]]:
-    """Return the median success of the runs that were measured at a step, with quartiles."""
-    at: dict[float, list[Mapping[str, Any]]] = {}
+    evaluated: dict[float, list[Mapping[str, Any]]] = {}
     for row in (row for each in members for row in each.evaluations):
-        at.setdefault(row["at"]["step"], []).append(row)
-    found = []
-    for step in sorted(at):
-        ordered = sorted(row["success"] for row in at[step])
+        evaluated.setdefault(row["at"]["step"], []).append(row)
+    measured = []
+    for _, rows in sorted(evaluated.items()):
+        ordered = sorted(row["success"] for row in rows)
         ends = {
             name: _quantile(ordered, share)
             for name, share in (("low", 0.25), ("success", 0.5), ("high", 0.75))
         }
-        found.append({"at": {axis: median(row["at"][axis] for row in at[step]) for axis in AXES}, **ends})
-    return found
+        measured.append({"at": {axis: median(row["at"][axis] for row in rows) for axis in AXES}, **ends})
+    label = f"{name}, median of {len(members)}"
+    return CurveSource(
+        members[0].key, label, axes, middle, low, high, measured, min(each.rows for each in members)
+    )
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
@@ -197,7 +181,7 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def page(
-    sources: Sequence[Source], agents: Sequence[str], sections: Mapping[str, tuple[str, ...]] = SECTIONS
+    sources: Sequence[CurveSource], agents: Sequence[str], sections: Mapping[str, tuple[str, ...]] = SECTIONS
 ) -> dict[str, Any]:
     """Return everything that a page of curves draws, as JSON."""
     names = dict.fromkeys(name for source in sources for name in source.columns)
@@ -205,7 +189,7 @@ def page(
     for name in names:
         families.setdefault(_family(name), []).append(name)
     known = [family for own in sections.values() for family in own]
-    more = sorted(family for family in families if family not in known and not _is_time(family))
+    more = sorted(family for family in families if family not in known and not family.startswith("time/"))
     filled = [
         {"title": title, "panels": [_panel(family, families[family], sources, agents) for family in own if family in families]}
         for title, own in {**sections, "More": tuple(more)}.items()
@@ -224,20 +208,17 @@ def _family(name: str) -> str:
     return name if name.startswith("time/") else name.partition("/")[0]
 
 
-def _is_time(family: str) -> bool:
-    return family.startswith("time/")
-
-
 def _panel(
-    family: str, names: Sequence[str], sources: Sequence[Source], agents: Sequence[str]
+    family: str, names: Sequence[str], sources: Sequence[CurveSource], agents: Sequence[str]
 ) -> dict[str, Any]:
     described = next((found for name in names if (found := describe(name)) is not None), None)
     series = [
         {
             "source": place,
             "column": name,
-            "who": who(name, agents),
-            "color": color(who(name, agents), agents),
+            # Whose number it is: the part after the slash; empty for the whole team.
+            "who": (who := "" if name.startswith("time/") else name.partition("/")[2]),
+            "color": color(who, agents),
             "y": source.columns[name],
             **({"low": source.low[name], "high": source.high[name]} if name in source.low else {}),
         }
@@ -255,11 +236,6 @@ def _panel(
     }
 
 
-def who(name: str, agents: Sequence[str]) -> str:
-    """Return whose number this is, as a page names it: what follows the slash, nothing for the whole team."""
-    return "" if name.startswith("time/") else name.partition("/")[2]
-
-
 def color(name: str, agents: Sequence[str]) -> int:
     """Return the number of the colour of an agent, the same on every page; 0 is the team's."""
     if not name:
@@ -271,7 +247,7 @@ def color(name: str, agents: Sequence[str]) -> int:
     return 1 + sum(name.encode("utf-8", "replace")) % 7
 
 
-def _times(source: Source) -> dict[str, Any]:
+def _times(source: CurveSource) -> dict[str, Any]:
     """Return the seconds of each part of a step, stacked: each band's upper edge."""
     parts = [name for name in BANDS if f"time/{name}" in source.columns]
     below: list[float] = [0.0] * len(source.axes["step"])

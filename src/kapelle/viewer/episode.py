@@ -1,4 +1,4 @@
-"""One episode as a page reads and draws it: whatever its row holds, it becomes lanes of turns and shades of tokens, with traces of credit."""
+"""One episode of a run, read from its row whatever that holds, and drawn as lanes of turns with coloured tokens and their credit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kapelle.viewer.lines import group_of, lines_of, newest_traces, number, parsed, trace_lines
+from kapelle.runs.step_rows import stored_steps
+from kapelle.viewer.lines import (
+    group_of,
+    lines_of,
+    listing,
+    mapping,
+    mean,
+    number,
+    parsed,
+    text,
+    trace_lines,
+    whole,
+)
 from kapelle.viewer.pages import shown
 
 FORMS = (1,)
@@ -32,7 +44,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ShownTurn:
     """One turn."""
 
     agent: str
@@ -55,7 +67,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class ShownEpisode:
     """One attempt of a team at one task."""
 
     line: int
@@ -64,8 +76,8 @@ class Episode:
     question: str
     seed: object
     agents: Sequence[str]
-    turns: Sequence[Turn]
-    branches: Sequence[Turn]
+    turns: Sequence[ShownTurn]
+    branches: Sequence[ShownTurn]
     rewards: Mapping[str, float]
     """Return of each agent: what it was paid at the end and between its turns."""
     success: float | None
@@ -90,7 +102,9 @@ class Episode:
         return text(self.info.get("final"))
 
 
-def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | None, list[Episode], int]:
+def read_step(
+    run: Path, split: str, step: int, line: int
+) -> tuple[ShownEpisode | None, list[ShownEpisode], int]:
     """Return one episode of a step, its group's episodes in the order of the file, and how many lines the file has.
 
     The episode is None where it is not there or cannot be read. Lines of other groups are not parsed.
@@ -109,20 +123,20 @@ def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | No
     return found, sorted(group, key=lambda each: each.line), len(lines)
 
 
-def read_episode(run: Path, split: str, step: int, line: int) -> Episode | None:
+def read_episode(run: Path, split: str, step: int, line: int) -> ShownEpisode | None:
     """Return one episode; None where it is not there or cannot be read."""
     lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
     return None if row is None else episode_of(row, line)
 
 
-def step_episodes(run: Path, split: str, step: int) -> list[Episode]:
+def step_episodes(run: Path, split: str, step: int) -> list[ShownEpisode]:
     """Return the episodes of a step that can be read, in the order of its lines."""
     rows = ((line, parsed(raw)) for line, raw in enumerate(lines_of(run, split, step)))
     return [episode_of(row, line) for line, row in rows if row is not None]
 
 
-def episode_of(row: Mapping[str, Any], line: int) -> Episode:
+def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
     """Return the episode of a row."""
     task = mapping(row.get("task"))
     turns = [_turn(each, k) for k, each in enumerate(listing(row.get("turns"))) if isinstance(each, Mapping)]
@@ -134,7 +148,7 @@ def episode_of(row: Mapping[str, Any], line: int) -> Episode:
         if turn.reward:
             rewards[turn.agent] = rewards.get(turn.agent, 0.0) + turn.reward
     agents = [text(agent) for agent in listing(row.get("agents"))]
-    return Episode(
+    return ShownEpisode(
         line,
         whole(row.get("group")) or 0,
         text(task.get("id")),
@@ -152,7 +166,7 @@ def episode_of(row: Mapping[str, Any], line: int) -> Episode:
     )
 
 
-def _turn(row: Mapping[str, Any], place: int) -> Turn:
+def _turn(row: Mapping[str, Any], place: int) -> ShownTurn:
     index, seen = whole(row.get("index")), whole(row.get("seen"))
     heard = [
         {
@@ -163,7 +177,7 @@ def _turn(row: Mapping[str, Any], place: int) -> Turn:
         for each in listing(row.get("heard"))
         if isinstance(each, Mapping)
     ]
-    return Turn(
+    return ShownTurn(
         text(row.get("agent")) or "?",
         text(row.get("policy")),
         row.get("version"),
@@ -184,37 +198,30 @@ def _turn(row: Mapping[str, Any], place: int) -> Turn:
     )
 
 
-def sees(reader: Turn, said: Turn, earlier: Sequence[Turn]) -> bool:
-    """Return whether what was said can be read in an agent's prompt: it is its own, or stands word for word in what it heard.
+def sees(reader: ShownTurn, said: ShownTurn, earlier: Sequence[ShownTurn]) -> bool:
+    """Return whether a turn's text is part of an agent's prompt: the turn is the agent's own, or its prompt quotes the text.
 
-    `earlier` are the reader's turns up to this one.
+    `earlier` are the reader's turns up to this one. The text counts as quoted only at word boundaries: `R12345` does not
+    quote `12`.
     """
-    if said.index >= reader.seen or not said.text.strip():
+    words = said.text.strip()
+    if said.index >= reader.seen or not words:
         return False
     if said.agent == reader.agent:
         return True
-    return any(
-        _stands_in(said.text.strip(), message["content"]) for turn in earlier for message in turn.heard
-    )
-
-
-def _stands_in(words: str, heard: str) -> bool:
-    """Return whether a text has these words, and not as a part of longer ones: `12` does not stand in `R12345`."""
-    at = heard.find(words)
-    while at >= 0:
-        end = at + len(words)
-        if not (_inside_a_word(heard[max(0, at - 1) : at + 1]) or _inside_a_word(heard[end - 1 : end + 1])):
-            return True
-        at = heard.find(words, end)
+    for heard in (message["content"] for turn in earlier for message in turn.heard):
+        at = heard.find(words)
+        while at >= 0:
+            end = at + len(words)
+            # A word continues across two ASCII letters or digits. Scripts that write no spaces have no such boundary.
+            edges = (heard[max(0, at - 1) : at + 1], heard[end - 1 : end + 1])
+            if not any(len(two) == 2 and two.isascii() and two.isalnum() for two in edges):
+                return True
+            at = heard.find(words, end)
     return False
 
 
-def _inside_a_word(two: str) -> bool:
-    """Return whether a word goes on from one character to the next; scripts without spaces between words have no such place."""
-    return len(two) == 2 and two.isascii() and two.isalnum()
-
-
-def witnesses(episode: Episode) -> dict[int, list[str]]:
+def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
     """Return, for each turn's index, the agents that could read it in one of their own turns."""
     found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
     for agent in episode.agents:
@@ -225,53 +232,27 @@ def witnesses(episode: Episode) -> dict[int, list[str]]:
     return found
 
 
-def tokens_of(turn: Turn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
-    """Return a turn's tokens with what a trace and the run's vocabulary say of them."""
-    columns = {
-        name: listing((trace or {}).get(name))
-        for name in ("pieces", "entropy", "ratio", "advantage", "credit")
-    }
-
-    def at(name: str, k: int) -> float | None:
-        return number(columns[name][k]) if k < len(columns[name]) else None
-
+def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
+    """Return a turn's tokens with their numbers from a trace and their text from the run's vocabulary."""
+    columns = [listing((trace or {}).get(name)) for name in ("entropy", "ratio", "advantage", "credit")]
+    pieces = listing((trace or {}).get("pieces"))
     return [
         Token(
             token,
-            text(columns["pieces"][k]) if k < len(columns["pieces"]) else vocabulary.get(token),
+            text(pieces[k]) if k < len(pieces) else vocabulary.get(token),
             turn.logprobs[k] if k < len(turn.logprobs) else None,
-            *(at(name, k) for name in ("entropy", "ratio", "advantage", "credit")),
+            *(number(column[k]) if k < len(column) else None for column in columns),
         )
         for k, token in enumerate(turn.ids[:MOST_TOKENS])
     ]
 
 
-def text(value: object) -> str:
-    """Return a text, whatever stands there."""
-    return "" if value is None else value if isinstance(value, str) else str(value)
-
-
-def listing(value: object) -> Sequence[Any]:
-    """Return a list, empty where none stands there."""
-    return value if isinstance(value, list) else []
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping, empty where none stands there."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def whole(value: object) -> int | None:
-    """Return a whole number that a double holds; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
-
-
 # -------- Traces: what each token of a kept episode was credited with, as a run records it beside its episodes
 
 NEWEST = 4
-"""Files of traces that the vocabulary is gathered from."""
+"""The newest files of traces, from which the vocabulary is gathered."""
 _LINE = re.compile(rb'\{"format":\d{1,6},"step":\d{1,12},"line":(\d{1,12}),')
-"""How the writer begins a row: what tells whose trace it is without parsing it."""
+"""How the writer begins a row; it shows the episode's line without parsing the row."""
 
 
 def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[str, Any]]:
@@ -279,7 +260,8 @@ def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[s
     if split != "train":
         return {}
     for raw in trace_lines(run, step):
-        row = parsed(raw) if _line(raw) in (None, line) else None
+        begins = _LINE.match(raw, 0, 80)
+        row = parsed(raw) if begins is None or int(begins[1]) == line else None
         if row is not None and row.get("line") == line and row.get("format") in FORMS:
             turns = row.get("turns")
             found = turns if isinstance(turns, list) else []
@@ -295,18 +277,18 @@ def traced(run: Path, step: int) -> set[int]:
     """Return the lines of a step's episodes that have a trace."""
     found = set()
     for raw in trace_lines(run, step):
-        line = _line(raw)
-        if line is None and isinstance(own := (parsed(raw) or {}).get("line"), int):
-            line = own
-        if line is not None:
-            found.add(line)
+        begins = _LINE.match(raw, 0, 80)
+        if begins is not None:
+            found.add(int(begins[1]))
+        elif isinstance(own := (parsed(raw) or {}).get("line"), int):
+            found.add(own)
     return found
 
 
-def vocabulary_of(run: Path, episode: Episode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
     """Return pieces of text by token id, as far as traces of the run show them."""
     found: dict[int, str] = {}
-    for step in newest_traces(run, NEWEST):
+    for step in list(stored_steps(run / "traces"))[-NEWEST:]:
         for raw in trace_lines(run, step):
             pieces = (parsed(raw) or {}).get("vocabulary")
             if isinstance(pieces, dict):
@@ -322,17 +304,6 @@ def vocabulary_of(run: Path, episode: Episode, trace: Mapping[int, Mapping[str, 
     return found
 
 
-def prompt_of(turn: Turn, vocabulary: Mapping[int, str]) -> str | None:
-    """Return a turn's prompt as the model read it; None where not all of its tokens are known."""
-    pieces = [vocabulary.get(token) for token in turn.prompt]
-    return None if None in pieces else "".join(piece for piece in pieces if piece is not None)
-
-
-def _line(raw: bytes) -> int | None:
-    found = _LINE.match(raw, 0, 80)
-    return None if found is None else int(found[1])
-
-
 # -------- What a page draws of an episode: turns in lanes, tokens in shades, what each agent could read
 
 LANES = 6
@@ -342,7 +313,7 @@ COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
 
 
 def conversation(
-    episode: Episode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str], reader: str
+    episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str], reader: str
 ) -> list[dict[str, Any]]:
     """Return the turns of an episode in time order, each with its lane and with what `reader` knows of it."""
     seen_by = witnesses(episode)
@@ -363,43 +334,41 @@ def conversation(
 
 
 def _drawn_turn(
-    turn: Turn, episode: Episode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str]
+    turn: ShownTurn,
+    episode: ShownEpisode,
+    trace: Mapping[int, Mapping[str, Any]],
+    vocabulary: Mapping[int, str],
 ) -> dict[str, Any]:
     own = trace.get(turn.index)
     tokens = tokens_of(turn, own, vocabulary)
     readable = bool(tokens) and all(token.piece is not None for token in tokens)
     lane = episode.agents.index(turn.agent) if turn.agent in episode.agents else 0
+    prompt = [vocabulary.get(token) for token in turn.prompt]
     return {
         "turn": turn,
         "lane": 1 + min(lane, LANES - 1),
         "color": 1 + lane % 7,
-        "tokens": [_token(token) for token in tokens]
-        if readable or not turn.text
-        else [_token(t) for t in tokens],
+        "tokens": [
+            {
+                "text": shown(token.piece) if token.piece is not None else f"{token.id}",
+                "known": token.piece is not None,
+                "id": token.id,
+                "values": " ".join(
+                    "-" if (value := getattr(token, name)) is None else f"{value:.6g}" for name in COLUMNS
+                ),
+                "break": "\n" in (token.piece or ""),
+            }
+            for token in tokens
+        ],
         "readable": readable,
         "more_tokens": len(turn.ids) - len(tokens),
-        "prompt": prompt_of(turn, vocabulary),
+        # The prompt as the model read it, if every token's text is known.
+        "prompt": None if None in prompt else "".join(piece for piece in prompt if piece is not None),
         "traced": own is not None,
         "hidden": False,
-        "mean_logprob": _mean([token.logprob for token in tokens]),
-        "advantage": _mean([token.advantage for token in tokens]),
+        "mean_logprob": mean([token.logprob for token in tokens]),
+        "advantage": mean([token.advantage for token in tokens]),
     }
-
-
-def _token(token: Token) -> dict[str, Any]:
-    values = [getattr(token, name) for name in COLUMNS]
-    return {
-        "text": shown(token.piece) if token.piece is not None else f"{token.id}",
-        "known": token.piece is not None,
-        "id": token.id,
-        "values": " ".join("-" if value is None else f"{value:.6g}" for value in values),
-        "break": "\n" in (token.piece or ""),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:

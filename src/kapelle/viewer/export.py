@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from kapelle.errors import RunDirectoryError
 from kapelle.viewer import curves
-from kapelle.viewer.answering import MOST_RUNS, dumped, labels
 from kapelle.viewer.episode import (
     COLUMNS,
     conversation,
@@ -21,8 +20,8 @@ from kapelle.viewer.episode import (
     traced,
     vocabulary_of,
 )
-from kapelle.viewer.library import Library, Run
-from kapelle.viewer.pages import render
+from kapelle.viewer.library import Library, ViewedRun
+from kapelle.viewer.pages import MOST_RUNS, dumped, labels, render
 from kapelle.viewer.presenting import (
     agents_of,
     differing,
@@ -67,7 +66,7 @@ def exported(library: Library) -> bytes:
     )
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: ViewedRun) -> dict[str, Any]:
     step = int(run.metrics.axes["step"][-1]) if len(run.metrics) else 0
     rows = step_episodes(run.path, "train", step)
     kept = traced(run.path, step)

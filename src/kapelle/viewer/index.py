@@ -1,12 +1,16 @@
 """An index of a run's episodes, so that a million of them can be sorted, filtered and searched.
 
-It is a cache: SQLite in the user's cache folder, made from the run's files and made again where it is missing or old, in
-memory where nothing can be written. A run is never written to. A little is indexed by a thread at once, much by a process
-of its own, newest steps first; no page waits for that.
+It is a cache in SQLite, made from the run's files and made again when it is missing or old. It lies in the user's cache
+folder, or in memory where that cannot be written; the run itself is only read. A thread indexes a few steps at once. Many
+are indexed by a process of its own, `python -m kapelle.viewer.index FILE RUN AGENTS`, newest steps first, while pages are
+answered from what is there. That process has a lower priority and ends when its standard input does. Only one process
+builds an index at a time: it holds the lock beside the file. What it has committed stays when it is killed, and the next
+one continues from there.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -20,15 +24,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kapelle.viewer.building import DAMAGED, FAILED, build, is_damage, only_builder
-from kapelle.viewer.index_tables import FORM, Progress, Survey, Tables, row_of
-from kapelle.viewer.lines import Place, Stamp, group_of, lines_of
-from kapelle.viewer.skimming import skimmed, spreads
+from filelock import FileLock, Timeout
 
-# -------- The first pages of the table of episodes, read from the steps' own files: what is shown while an index is made
+from kapelle.viewer.index_tables import FORM, IndexProgress, StepSurvey, Tables, row_of
+from kapelle.viewer.lines import Place, Stamp, group_of, lines_of
+from kapelle.viewer.skimming import Skimmed, skimmed, spreads
+
+# -------- The first pages of the table of episodes, read from the steps' own files while the index is being made
 
 PATIENCE = 0.15
-"""Seconds for which steps are counted to find where a page begins; a later page waits for the index."""
+"""Seconds spent on counting steps to find where a page begins; later pages wait for the index."""
 
 
 def rows_in_order(
@@ -39,12 +44,20 @@ def rows_in_order(
     start: int,
     count: int,
 ) -> list[dict[str, Any]] | None:
-    """Return rows as the index would, newest or oldest steps first; None for a query that needs the index."""
+    """Return the rows that the index would give, newest or oldest steps first; None for a query that needs the index."""
     sort = query.get("sort") or "newest"
     if sort not in ("newest", "oldest") or any(query.get(name) for name in ("q", "outcome", "task", "agent")):
         return None
     split = "test" if query.get("split") == "test" else "train"
-    steps = sorted(step for own, step in there if own == split and _within(step, query))
+    first, last = (
+        int(word) if (word := query.get(name, "")).isdecimal() and len(word) < 12 else None
+        for name in ("from", "to")
+    )
+    steps = sorted(
+        step
+        for own, step in there
+        if own == split and (first is None or step >= first) and (last is None or step <= last)
+    )
     end = time.monotonic() + PATIENCE
     rows: list[dict[str, Any]] = []
     for step in reversed(steps) if sort == "newest" else steps:
@@ -56,38 +69,125 @@ def rows_in_order(
             if time.monotonic() > end:
                 return None
             continue
-        rows += _rows(lines, (split, step), agents, start, count - len(rows))
+        # A group's spread needs all of its episodes: the lines of the groups on the page are read, and no others.
+        wanted = range(start, min(start + count - len(rows), len(lines)))
+        groups = {group_of(lines[line]) for line in wanted}
+        read = [
+            skimmed(raw, line)
+            for line, raw in enumerate(lines)
+            if line in wanted or None in groups or group_of(raw) in groups
+        ]
+        found = [each for each in read if each is not None]
+        widest = spreads(found)
+        rows += [
+            row_of((split, step), each, widest[each.group], agents) for each in found if each.line in wanted
+        ]
         start = 0
     return rows
 
 
-def _within(step: int, query: Mapping[str, str]) -> bool:
-    first, last = query.get("from", ""), query.get("to", "")
-    after = step >= int(first) if first.isdecimal() and len(first) < 12 else True
-    return after and (step <= int(last) if last.isdecimal() and len(last) < 12 else True)
+# -------- Building: missing steps are read, newest first, and written in short transactions
+
+BATCH = 0.5
+"""Seconds of reading between two commits."""
+NICE = 5
+"""Added to the niceness of the builder's process, so that pages get the processor first."""
+TAKEN = 3
+"""Exit code if another process builds the index."""
+FAILED = 4
+"""Exit code if the index cannot be written; the reason is on standard output."""
+DAMAGED = 5
+"""Exit code if the file is damaged."""
 
 
-def _rows(
-    lines: Sequence[bytes], place: Place, agents: Sequence[str], start: int, count: int
-) -> list[dict[str, Any]]:
-    """Return rows of one step; besides theirs, only lines of the same groups are read."""
-    wanted = range(start, min(start + count, len(lines)))
-    groups = {group_of(lines[line]) for line in wanted}
-    read = [
-        skimmed(raw, line)
-        for line, raw in enumerate(lines)
-        if line in wanted or None in groups or group_of(raw) in groups
-    ]
-    found = [each for each in read if each is not None]
-    widest = spreads(found)
-    return [row_of(place, each, widest[each.group], agents) for each in found if each.line in wanted]
+def build(survey: StepSurvey, tables: Tables, wanted: Callable[[], bool], pause: Callable[[], None]) -> None:
+    """Index all missing steps, newest first, for as long as `wanted` says so; `pause` is called before each step.
+
+    Raises `sqlite3.Error` or `OSError` if the index cannot be written.
+    """
+    while wanted():
+        survey.look()
+        if gone := list(survey.gone):
+            tables.forget(gone)
+            survey.forget(gone)
+        found: dict[Place, tuple[Stamp, list[Skimmed]]] = {}
+        end = time.monotonic() + BATCH
+        while time.monotonic() < end and wanted():
+            pause()
+            taken = survey.take()
+            if taken is None:
+                break
+            place, stamp = taken
+            raws = enumerate(lines_of(survey.run, *place))
+            found[place] = stamp, [each for line, raw in raws if (each := skimmed(raw, line)) is not None]
+        if found:
+            tables.put(found)
+            survey.learn({place: stamp for place, (stamp, _) in found.items()})
+        elif wanted():
+            tables.sort()
+            if not survey.lacking:
+                return
 
 
-# -------- Whether somebody waits for a page: what works in the background lets them go first
+@contextmanager
+def only_builder(file: Path | None, seconds: float = 0.0) -> Iterator[bool]:
+    """Hold the right to build an index and yield True; yield False if another process still has it after `seconds`.
+
+    None stands for tables in memory, which are this process's own.
+    """
+    if file is None:
+        yield True
+        return
+    lock = FileLock(f"{file}.lock")
+    try:
+        lock.acquire(timeout=seconds)
+    except (Timeout, OSError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def main(file: str, run: str, agents: Sequence[str]) -> int:
+    """Build one index in this process; return its exit code."""
+
+    def end_with_input() -> None:
+        """End at once when the viewer does; transactions that are not committed are rolled back."""
+        with suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os._exit(0)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    with suppress(OSError):
+        os.nice(NICE)
+    gc.disable()  # rows hold no cycles
+    try:
+        with only_builder(Path(file)) as alone:
+            if not alone:
+                return TAKEN
+            tables = Tables(file, agents)
+            build(StepSurvey(Path(run), tables.known()), tables, lambda: True, lambda: None)
+            tables.close()
+    except (OSError, sqlite3.Error) as error:
+        sys.stdout.write(str(error))
+        return DAMAGED if is_damage(error) else FAILED
+    return 0
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether an error means that the file is damaged; other errors may pass, as when the disk is full."""
+    passing = ("locked", "full", "readonly", "I/O", "unable to open", "interrupted")
+    return isinstance(error, sqlite3.DatabaseError) and not any(word in str(error) for word in passing)
+
+
+# -------- Whether a page is being answered: background work lets pages go first
 
 
 class Traffic:
-    """Counts the calls that are being answered; those that stay open to be told news do not count."""
+    """Counts the calls that are being answered, except those that stay open for news."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +211,7 @@ class Traffic:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Do not count a call while it waits for what works in the background."""
+        """Leave a call out of the count while it waits for background work."""
         with self._lock:
             self._calls -= 1
         try:
@@ -122,15 +222,15 @@ class Traffic:
 
 
 AT_ONCE = 1_000_000
-"""Bytes of episodes, as they are stored, that a page waits for; with more to index it goes on without them."""
+"""Most bytes of stored episodes whose indexing a page waits for."""
 STEPS_AT_ONCE = 100
-"""Steps that it waits for at most: compressed ones have few bytes."""
+"""Most steps whose indexing a page waits for; compressed steps have few bytes."""
 WAIT = 0.5
-"""Seconds that it waits for them at most."""
+"""Seconds that a page waits for them at most."""
 YIELD = 0.5
-"""Seconds for which a thread waits at most, before each step, until no page is being answered."""
+"""Seconds that the thread waits at most, before each step, until all pages are answered."""
 LEARN_AGAIN = 2.0
-"""Seconds for which what another process writes is taken as it was."""
+"""Seconds between two looks at what another process has written."""
 TRY_AGAIN = 10.0
 """Seconds after which a builder that ended too early is started again."""
 
@@ -164,10 +264,10 @@ class Index:
     def _open(self, agents: Sequence[str]) -> None:
         self.tables = _opened(self._file, agents)
         self.agents = self.tables.agents
-        self._survey = Survey(self.run, self.tables.known())
+        self._survey = StepSurvey(self.run, self.tables.known())
 
-    def refresh(self) -> Progress:
-        """Start to index what is new; return how far it is. Waits for a little, for a lot not at all."""
+    def refresh(self) -> IndexProgress:
+        """Start to index new steps and return the progress. Waits for a few steps; many are indexed in the background."""
         if self._damaged:
             self._renew(self.tables)
         self._survey.look()
@@ -176,18 +276,23 @@ class Index:
         with self._state:
             if not self._closed and not self._working() and self._to_do():
                 if few or self.tables.file is None:
-                    self._work_here()
+                    self._thread = threading.Thread(target=self._build, name="kapelle-index", daemon=True)
+                    self._thread.start()
                 elif time.monotonic() - self._started > TRY_AGAIN:
-                    self._work_beside()
-            thread = self._thread
-            self._learn()
+                    self._start_builder()
+            thread, now = self._thread, time.monotonic()
+            if thread is None and self._to_do() and now - self._learnt > LEARN_AGAIN:
+                # Another process, started by this viewer or by another one, writes: take over what it has written.
+                self._learnt = now
+                with suppress(sqlite3.OperationalError):
+                    self._survey.relearn(self.tables.known())
         if thread is not None and few:
             with self._traffic.waiting():
                 thread.join(WAIT)
         return self._survey.progress(self.tables.sorted, self._trouble)
 
-    def finish(self) -> Progress:
-        """Index everything now, in this thread; waits for whoever else does it."""
+    def finish(self) -> IndexProgress:
+        """Index everything now, in this thread; waits for another builder first."""
         with only_builder(self.tables.file, -1):
             self._survey.relearn(self.tables.known())
             self._survey.look(again=True)
@@ -199,7 +304,7 @@ class Index:
         return self._survey.there
 
     def ask(self, question: Callable[[Tables], Answer]) -> Answer:
-        """Return what the tables answer; where they turn out to be damaged, new ones are asked."""
+        """Return what the tables answer; damaged tables are replaced and the new ones asked."""
         tables = self.tables
         try:
             return question(tables)
@@ -235,7 +340,7 @@ class Index:
         return self._survey.lacking or not self.tables.sorted
 
     def _working(self) -> bool:
-        """Return whether somebody builds; the state is locked."""
+        """Return whether the thread or the process builds; the caller holds the state's lock."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
         if self._process is not None and self._process.poll() is not None:
@@ -246,14 +351,10 @@ class Index:
             self._learnt = float("-inf")
         return self._thread is not None or self._process is not None
 
-    def _work_here(self) -> None:
-        self._thread = threading.Thread(target=self._build, name="kapelle-index", daemon=True)
-        self._thread.start()
-
-    def _work_beside(self) -> None:
+    def _start_builder(self) -> None:
         self._started = time.monotonic()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", "kapelle.viewer.building", str(self._file), str(self.run), json.dumps(self.agents)],
+            [sys.executable, "-P", "-m", "kapelle.viewer.index", str(self._file), str(self.run), json.dumps(self.agents)],
             stdin=subprocess.PIPE,  # it ends with this, and this with the viewer
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -263,53 +364,46 @@ class Index:
             start_new_session=True,  # a Ctrl-C in the terminal is the viewer's to act on
         )  # fmt: skip
 
-    def _learn(self) -> None:
-        """Take over what another process, this viewer's or another's, has written; the state is locked."""
-        now = time.monotonic()
-        if self._thread is None and self._to_do() and now - self._learnt > LEARN_AGAIN:
-            self._learnt = now
-            with suppress(sqlite3.OperationalError):
-                self._survey.relearn(self.tables.known())
-
     def _build(self) -> None:
+        def let_pages_go_first() -> None:
+            end = time.monotonic() + YIELD
+            while self._traffic.busy and time.monotonic() < end:
+                time.sleep(0.005)
+
         try:
             with only_builder(self.tables.file) as alone:
                 if alone:
-                    build(self._survey, self.tables, lambda: not self._closed, self._give_way)
+                    build(self._survey, self.tables, lambda: not self._closed, let_pages_go_first)
                     self._trouble = ""
-        except (sqlite3.Error, OSError) as error:  # no room, say: tried again later
+        except (sqlite3.Error, OSError) as error:  # for example a full disk; a later call tries again
             self._trouble, self._damaged = str(error), is_damage(error)
-            self._survey.relearn({})  # what was taken is missing still
-
-    def _give_way(self) -> None:
-        end = time.monotonic() + YIELD
-        while self._traffic.busy and time.monotonic() < end:
-            time.sleep(0.005)
+            self._survey.relearn({})  # the steps that were taken are still missing
 
 
 def _opened(file: Path, agents: Sequence[str]) -> Tables:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return _readable(file, agents)
-    except (OSError, sqlite3.Error) as error:
-        if is_damage(error):
+    """Return the tables of a file; a damaged one is replaced once. In memory if the file cannot be used."""
+    for _ in range(2):
+        tables = None
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tables = Tables(str(file), agents)
+            tables.known()  # raises if the file is damaged
+        except (OSError, sqlite3.Error) as error:
+            if tables is not None:
+                tables.close()
+            if not is_damage(error):
+                break
             _remove(file)
-            with suppress(sqlite3.Error):
-                return _readable(file, agents)
-        return Tables(":memory:", agents)
-
-
-def _readable(file: Path, agents: Sequence[str]) -> Tables:
-    tables = Tables(str(file), agents)
-    try:
-        tables.known()
-    except sqlite3.Error:
-        tables.close()
-        raise
-    return tables
+        else:
+            return tables
+    return Tables(":memory:", agents)
 
 
 def _remove(file: Path) -> None:
     for end in ("", "-wal", "-shm"):
         with suppress(OSError):
             file.with_name(file.name + end).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

@@ -1,4 +1,4 @@
-"""The tables of an index of episodes: SQLite, filled newest steps first, and asked while they are filled."""
+"""The SQLite tables of an index of episodes; they are filled newest steps first, and answer queries meanwhile."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.viewer.lines import Place, Stamp, changes, stamps
-from kapelle.viewer.skimming import Pair, Skimmed, Tally, spreads, tallies
+from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, spreads, tallies
 
 FORM = 5
-"""Version of the tables; another one is made anew."""
+"""Version of the tables; an index of another version is made anew."""
 SEATS = 8
 """Agents whose rewards have columns of their own."""
 WINDOW = 20_000
-"""Episodes, the newest ones, that orders and conditions know until all rows are there and sorted."""
+"""How many of the newest episodes orders and conditions apply to, until all rows are there and sorted."""
 COUNTED = 1_000
-"""Rows with a condition that are counted; of more a page says that there are more."""
+"""Most rows that are counted under a condition; beyond them a page says that there are more."""
 HITS = 20_000
-"""Episodes with the words of a search that are gathered before they are sorted; where there are more, words are looked for in the order of the page."""
+"""Most hits of a search that are gathered and then sorted; with more hits, rows are tested in the order of the page."""
 SORTS = {
     "newest": "step DESC, line",
     "oldest": "step, line",
@@ -34,7 +34,7 @@ SORTS = {
     "greatest spread": "spread DESC, step DESC, line",
     "longest": "tokens DESC, step DESC",
 }
-"""Orders of the table of episodes, by the words on the page."""
+"""Orders of the table of episodes: words on the page → SQL."""
 OUTCOMES = {
     "right": "success >= 1",
     "wrong": "success < 1",
@@ -42,7 +42,7 @@ OUTCOMES = {
     "scored": "success IS NOT NULL",
 }
 _RARE = "(SELECT rowid AS hit FROM words WHERE words MATCH ? LIMIT {most}) CROSS JOIN episodes ON id = hit"
-"""Episodes from the hits on, those first that were indexed first; SQLite keeps the order of a cross join."""
+"""Starts from the hits, those first that were indexed first; SQLite keeps the order of a cross join."""
 _OFTEN = "EXISTS (SELECT 1 FROM words WHERE words MATCH ? AND words.rowid = episodes.id)"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (split TEXT, step INTEGER, size INTEGER, changed INTEGER, episodes INTEGER, PRIMARY KEY (split, step));
@@ -65,46 +65,40 @@ _ORDERS = (
     "by_task ON episodes (task, split, step)",
     "by_error ON episodes (split, step) WHERE error <> ''",
 )
-"""Made once all rows are there, which is many times faster than to keep them sorted while rows come. Each holds what tells right
-from wrong: those that do not fit are passed over without a look at their rows."""
+"""Made once all rows are there, which is many times faster than keeping them sorted while rows are added. Each contains
+`success`, so that a condition on it is decided in the index, without reading the row."""
 _SEAT_ORDERS = (
     "most_a{k} ON episodes (split, a{k} DESC, step DESC, success)",
     "least_a{k} ON episodes (split, a{k}, step DESC, success)",
 )
 _SORTED = "sorted"
-"""Name of the table that is there once all orders are."""
+"""Name of a table that exists once all orders do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A condition on episodes: SQL of this module's own making with its values, and words that all must be there."""
+    """A condition on episodes: SQL made by this module with its values, and words that must all occur."""
 
     where: str
     values: list[Any]
     words: str = ""
     plain: bool = False
-    """Whether it names a split and steps alone."""
+    """Whether it names only a split and steps."""
     rare: bool = False
     """Whether it names a task or errors, which have an index of their own."""
     split: str = "train"
 
 
-def _close_with(owner: object, base: sqlite3.Connection) -> None:
-    """Close a connection once nobody holds its owner: Python 3.13 and later complain of one that is only forgotten."""
-    weakref.finalize(owner, base.close).atexit = False  # at the exit a thread may be writing still
-
-
 class Tables:
-    """One file of tables, written under its lock and read beside."""
+    """One file of tables: one connection writes under a lock, another one reads meanwhile."""
 
     def __init__(self, where: str, agents: Sequence[str]) -> None:
-        """Open or make the file; `sqlite3.Error` where that cannot be done."""
+        """Open or make the file; raises `sqlite3.Error` if that is impossible."""
         self.agents = list(agents)[:SEATS]
         self.file = None if where == ":memory:" else Path(where)
         """None for tables in memory."""
         self.writing = threading.Lock()
-        self._base = sqlite3.connect(where, check_same_thread=False, timeout=60.0)
-        _close_with(self, self._base)
+        self._base = self._reader = self._connect(where, 60.0)
         for pragma in (
             "journal_mode = WAL",
             "synchronous = OFF",
@@ -115,22 +109,26 @@ class Tables:
         self._base.executescript(_TABLES)
         if self.file is not None and not os.access(self.file, os.W_OK):
             raise sqlite3.OperationalError(f"{self.file} cannot be written")
-        self._reader = (
-            self._base if self.file is None else sqlite3.connect(where, check_same_thread=False, timeout=5.0)
-        )
-        _close_with(self, self._reader)
+        if self.file is not None:
+            self._reader = self._connect(where, 5.0)
         self._reading = self.writing if self.file is None else threading.Lock()
         self._sorted = False
 
+    def _connect(self, where: str, timeout: float) -> sqlite3.Connection:
+        base = sqlite3.connect(where, check_same_thread=False, timeout=timeout)
+        # From Python 3.13 on, a connection that is only forgotten causes a warning; at exit a thread may still write.
+        weakref.finalize(self, base.close).atexit = False
+        return base
+
     def known(self) -> dict[Place, Stamp]:
-        """Return what is indexed, as it was then."""
+        """Return the indexed steps, with their stamps when they were indexed."""
         with self._reading:
             rows = self._reader.execute("SELECT split, step, size, changed FROM files").fetchall()
         return {(split, step): (size, changed) for split, step, size, changed in rows}
 
     @property
     def sorted(self) -> bool:
-        """Whether every order can be read from its beginning."""
+        """Whether all orders exist."""
         if not self._sorted:
             asked = "SELECT 1 FROM sqlite_master WHERE name = ?"
             with self._reading:
@@ -138,16 +136,21 @@ class Tables:
         return self._sorted
 
     def put(self, steps: Mapping[Place, tuple[Stamp, Sequence[Skimmed]]]) -> None:
-        """Write the rows and words of some steps, in place of those that were there."""
+        """Write the rows and words of some steps in place of their old ones."""
         marks = ", ".join("?" * (14 + SEATS))
         with self.writing:
             self._base.execute("BEGIN IMMEDIATE")  # another viewer may index the same run
             for place, (stamp, found) in steps.items():
-                if self._stamp(place) == stamp:
+                asked = "SELECT size, changed FROM files WHERE split = ? AND step = ?"
+                if self._base.execute(asked, place).fetchone() == stamp:
                     continue
                 self._forget(place)
                 widest = spreads(found)
-                first = self._unused()
+                # Numbers above those of all rows and words so far.
+                last = self._base.execute(
+                    "SELECT seq FROM sqlite_sequence WHERE name = 'episodes'"
+                ).fetchone()
+                first = (last[0] if last else 0) + 1
                 self._base.executemany(
                     f"INSERT INTO episodes VALUES ({marks})",
                     [
@@ -162,7 +165,17 @@ class Tables:
                 met = tallies((each.part, each.players) for each in found)
                 self._base.executemany(
                     "INSERT INTO meetings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [(*place, *map(_stored, astuple(pair)), *astuple(tally)) for pair, tally in met.items()],
+                    [
+                        (
+                            *place,
+                            *(
+                                storable(each[:80]) if isinstance(each, str) else each
+                                for each in astuple(pair)
+                            ),
+                            *astuple(tally),
+                        )
+                        for pair, tally in met.items()
+                    ],
                 )
                 self._base.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", (*place, *stamp, len(found)))
             self._base.commit()
@@ -175,13 +188,13 @@ class Tables:
             self._base.commit()
 
     def _forget(self, place: Place) -> None:
-        # Words of a contentless table stay behind; they point to rows that are not there, and no row gets their number.
+        # A contentless table keeps its words. They point to rows that are gone, whose numbers are never given again.
         self._base.execute("DELETE FROM episodes WHERE split = ? AND step = ?", place)
         self._base.execute("DELETE FROM meetings WHERE split = ? AND step = ?", place)
         self._base.execute("DELETE FROM files WHERE split = ? AND step = ?", place)
 
     def sort(self) -> None:
-        """Make what lets every order be read from its beginning; at once where it is there."""
+        """Make the indexes of all orders, unless they exist."""
         if self.sorted:
             return
         seats = [order.format(k=k) for k in range(len(self.agents)) for order in _SEAT_ORDERS]
@@ -192,17 +205,6 @@ class Tables:
         with self.writing:
             self._base.execute(f"CREATE TABLE IF NOT EXISTS {_SORTED} (yes)")
             self._base.commit()
-
-    def _unused(self) -> int:
-        """Return a number above those of all rows and words so far."""
-        found = self._base.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
-        return (found[0] if found else 0) + 1
-
-    def _stamp(self, place: Place) -> Stamp | None:
-        found = self._base.execute(
-            "SELECT size, changed FROM files WHERE split = ? AND step = ?", place
-        ).fetchone()
-        return None if found is None else (found[0], found[1])
 
     def find(self, query: Query, sort: str, agent: str, start: int, count: int) -> list[dict[str, Any]]:
         """Return rows of the table of episodes."""
@@ -218,13 +220,13 @@ class Tables:
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def count(self, query: Query, most: int = COUNTED) -> int | None:
-        """Return how many episodes fit, up to `most` where there is a condition; None where too many have the words."""
+        """Return how many episodes fit, counting to `most` under a condition; None if the words have too many hits."""
         query = self._in_reach(query)
         with self._reading:
             if query.plain:
                 asked = f"SELECT SUM(episodes) FROM files WHERE {query.where}"
                 return int(self._reader.execute(asked, query.values).fetchone()[0] or 0)
-            # In the order of an index that goes with success, all that fit could stand behind those that do not.
+            # In an index that is ordered by success, all rows that fit could come after those that do not.
             chosen, values, often = self._chosen(query, "" if query.rare else "INDEXED BY by_step")
             if often:
                 return None
@@ -232,25 +234,21 @@ class Tables:
             return int(self._reader.execute(asked, [*values, most]).fetchone()[0])
 
     def _in_reach(self, query: Query, sort: str = "newest") -> Query:
-        """Return a query as it can be answered at once: before orders are there, of the newest episodes that are indexed."""
+        """Return a query that is answered fast: until the orders exist, one of the newest indexed episodes."""
         if self.sorted or query.words or (query.plain and sort in ("newest", "oldest")):
             return query
-        with self._reading:
-            return self._newest(query)
-
-    def _newest(self, query: Query) -> Query:
-        """Return a query for the newest episodes that are indexed."""
         newest = "SELECT step, episodes FROM files WHERE split = ? ORDER BY step DESC"
         total, first = 0, 0
-        for step, episodes in self._reader.execute(newest, (query.split,)):
-            total += episodes
-            if total > WINDOW and first:
-                break
-            first = step
+        with self._reading:
+            for step, episodes in self._reader.execute(newest, (query.split,)):
+                total += episodes
+                if total > WINDOW and first:
+                    break
+                first = step
         return replace(query, where=f"{query.where} AND step >= ?", values=[*query.values, first])
 
     def _chosen(self, query: Query, by: str = "") -> tuple[str, list[Any], bool]:
-        """Return what follows FROM, with its values, and whether the words are in so many that they are not gathered."""
+        """Return the SQL after FROM with its values, and whether the words have too many hits to be gathered."""
         if not query.words:
             return f"episodes {by} WHERE {query.where}", query.values, False
         hits = "SELECT COUNT(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
@@ -259,14 +257,14 @@ class Tables:
             return f"episodes WHERE {query.where} AND {_OFTEN}", [*query.values, query.words], True
         return f"{_RARE.format(most=HITS)} WHERE {query.where}", [query.words, *query.values], often
 
-    def met(self) -> list[tuple[int, Pair, Tally]]:
-        """Return who met whom in training and evaluation: the step, the two players, and what came of it."""
+    def met(self) -> list[tuple[int, SkimmedPair, Tally]]:
+        """Return who met whom in training and evaluation: the step, the two players, and their results."""
         with self._reading:
             rows = self._reader.execute("SELECT * FROM meetings ORDER BY step").fetchall()
-        return [(row[1], Pair(*row[2:7]), Tally(*row[7:])) for row in rows]
+        return [(row[1], SkimmedPair(*row[2:7]), Tally(*row[7:])) for row in rows]
 
     def close(self) -> None:
-        """Close the file, once nobody reads or writes."""
+        """Close the file once current reads and writes are done."""
         with self.writing:
             self._base.close()
         with self._reading:
@@ -274,7 +272,7 @@ class Tables:
 
 
 def row_of(place: Place, each: Skimmed, spread: float, agents: Sequence[str]) -> dict[str, Any]:
-    """Return what the table of episodes says of one, by its columns."""
+    """Return an episode's row in the table, by column."""
     split, step = place
     seats = {f"a{k}": each.rewards.get(agents[k]) if k < len(agents) else None for k in range(SEATS)}
     return {
@@ -286,7 +284,7 @@ def row_of(place: Place, each: Skimmed, spread: float, agents: Sequence[str]) ->
 
 
 def asked(query: Mapping[str, str], agents: Sequence[str] = ()) -> Query:
-    """Return what a page's query asks for."""
+    """Return the condition that a page's query describes."""
     parts = ["split = ?"]
     values: list[Any] = [query.get("split") if query.get("split") in ("train", "test") else "train"]
     for name, sign in (("from", ">="), ("to", "<=")):
@@ -307,17 +305,13 @@ def asked(query: Mapping[str, str], agents: Sequence[str] = ()) -> Query:
 
 
 def elsewhere(task: str, split: str, step: int, line: int) -> Query:
-    """Ask for the other episodes of a task."""
+    """Return a condition for the other episodes of a task."""
     where = "task = ? AND NOT (split = ? AND step = ? AND line = ?)"
     return Query(where, [storable(task), split, step, line], rare=True, split=split)
 
 
-def _stored(value: str | int) -> str | int:
-    return storable(value[:80]) if isinstance(value, str) else value
-
-
 def storable(text: str) -> str:
-    """Return a text as SQLite takes it."""
+    """Return a text that SQLite can store."""
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode()
     return text.replace("\0", " ")
@@ -326,21 +320,21 @@ def storable(text: str) -> str:
 # -------- Which steps of a run are recorded, and which of them an index has
 
 LOOK_AGAIN = 1.0
-"""Seconds for which the list of a run's steps is taken as it was."""
+"""Seconds between two looks at a run's folders."""
 LOOK_ANYWAY = 15.0
-"""Seconds after which each file is looked at, even where no folder changed."""
+"""Seconds after which all files are looked at, even if the folders are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How many steps an index has, of those that there are."""
+class IndexProgress:
+    """How many of a run's steps an index has."""
 
     rows: int
     there: int
     sorted: bool = True
-    """Whether orders and conditions know all of them."""
+    """Whether orders and conditions apply to all of them."""
     trouble: str = ""
-    """Why it is not going on, in words; empty where it is."""
+    """Why indexing has stopped, in words; empty if it has not."""
 
     @property
     def whole(self) -> bool:
@@ -353,8 +347,8 @@ class Progress:
         return self.whole and self.sorted
 
 
-class Survey:
-    """The steps of one run beside those of its index; calls may come from several threads."""
+class StepSurvey:
+    """Compares the steps of a run with those of its index; it may be called from several threads."""
 
     def __init__(self, run: Path, known: Mapping[Place, Stamp]) -> None:
         self.run = run
@@ -369,7 +363,7 @@ class Survey:
         self._folders: object = None
 
     def look(self, *, again: bool = False) -> None:
-        """List the run's steps, unless that was done just now."""
+        """List the run's steps, unless they were listed a moment ago."""
         now = time.monotonic()
         if not again and now - self._looked < LOOK_AGAIN:
             return
@@ -403,7 +397,7 @@ class Survey:
             self._gone = [place for place in self._gone if place in self._known]
 
     def take(self) -> tuple[Place, Stamp] | None:
-        """Return the newest step that the index lacks, once; None where it lacks none."""
+        """Return the newest step that the index lacks and nobody has taken yet; None without one."""
         with self._state:
             if not self._missing:
                 return None
@@ -413,12 +407,12 @@ class Survey:
 
     @property
     def gone(self) -> Sequence[Place]:
-        """Steps that the index has and the run has no more."""
+        """Steps of the index that the run no longer has."""
         return self._gone
 
     @property
     def lacking(self) -> bool:
-        """Whether the index is not as the run is."""
+        """Whether the index differs from the run."""
         return bool(self._gone or self._missing)
 
     @property
@@ -432,10 +426,10 @@ class Survey:
         """The steps that are recorded, as they were when last looked at."""
         return self._there
 
-    def progress(self, ordered: bool, trouble: str = "") -> Progress:
+    def progress(self, ordered: bool, trouble: str = "") -> IndexProgress:
         """Return how far the index is."""
         with self._state:
-            return Progress(self._rows, len(self._there), ordered, trouble)
+            return IndexProgress(self._rows, len(self._there), ordered, trouble)
 
     def _compare(self) -> None:
         self._gone = [place for place in self._known if place not in self._there]

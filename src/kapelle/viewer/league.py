@@ -1,8 +1,8 @@
-"""The league of a run: who played whom, who won, and what ratings follow from it.
+"""The league of a run: who played whom, who won, and the ratings that follow.
 
-What a run records are episodes, so this is what they say: in self-play, versions of the same training step meet each other and
-nobody else, and no number of such games says whether play got better. Opponents that do not learn link versions; where a
-run has none, its page says so.
+It follows from the recorded episodes alone. In self-play, each version meets only versions of the same training step, and such
+games cannot show whether play got better. Opponents that do not learn link the versions; the page of a run without such
+opponents says so.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from kapelle.metrics.statistics import wilson_interval
-from kapelle.viewer.curves import Source, page
-from kapelle.viewer.library import AXES, Run, Table
+from kapelle.viewer.curves import CurveSource, page
+from kapelle.viewer.library import AXES, MetricTable, ViewedRun
 from kapelle.viewer.lines import number
-from kapelle.viewer.skimming import FIXED, Pair, Tally
+from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
 
 # -------- Ratings from games between pairs: Bradley and Terry's model (1952), with intervals by resampling
 #
-# A draw is half a win. Only players that are linked by games, directly or through others, can be compared; ratings are on
-# Elo's scale (400 points are odds of ten to one) with a mean of 0 within each such set.
+# A draw is half a win. Players can be compared if games link them, directly or through others. Ratings are on Elo's scale
+# (400 points are odds of ten to one), with a mean of 0 within each linked set.
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
-"""Wins of the first, draws and wins of the second player, by two players' numbers, the smaller one first."""
+"""Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
 PRIOR = 0.5
-"""Wins and losses against an average player that everybody is given: who only won gets a finite rating."""
+"""Wins and losses against an average player that are added for everybody, so that a player who only won has a finite rating."""
 RESAMPLES = 100
 _ROUNDS, _CLOSE = 300, 1e-4
 
 
 def linked(count: int, results: Results) -> list[list[int]]:
-    """Return the sets of players that games link, the largest first; players without games are left out."""
+    """Return the sets of players that games link, the largest first; players without games are omitted."""
     near: dict[int, set[int]] = {}
     for one, other in results:
         near.setdefault(one, set()).add(other)
@@ -56,10 +56,15 @@ def ratings(members: Sequence[int], results: Results, seed: int = 0) -> dict[int
     own = {pair: result for pair, result in results.items() if pair[0] in members}
     middle = _fit(members, own, dict.fromkeys(members, 1.0))
     draw = random.Random(seed)
-    drawn = [
-        _elo(_fit(members, {pair: _resampled(result, draw) for pair, result in own.items()}, middle))
-        for _ in range(RESAMPLES)
-    ]
+    drawn = []
+    for _ in range(RESAMPLES):  # as many games of each pair, drawn from those that were played
+        resampled = {}
+        for pair, (wins, draws, losses) in own.items():
+            count, decided = wins + draws + losses, wins + losses
+            even = _binomial(count, draws / count, draw) if count else 0
+            won = _binomial(count - even, wins / decided, draw) if decided else 0
+            resampled[pair] = won, even, (count - even - won if decided else 0)
+        drawn.append(_elo(_fit(members, resampled, middle)))
     rated = _elo(middle)
     cut = round(0.025 * RESAMPLES)
     ends = {each: sorted(other[each] for other in drawn) for each in members}
@@ -96,29 +101,20 @@ def _elo(strengths: Mapping[int, float]) -> dict[int, float]:
     return {each: value - mean for each, value in logs.items()}
 
 
-def _resampled(result: tuple[int, int, int], draw: random.Random) -> tuple[int, int, int]:
-    """Return as many games, drawn from these."""
-    wins, draws, losses = result
-    count = wins + draws + losses
-    drawn = _binomial(count, draws / count, draw) if count else 0
-    decided = wins + losses
-    won = _binomial(count - drawn, wins / decided, draw) if decided else 0
-    return won, drawn, (count - drawn - won if decided else 0)
-
-
 def _binomial(count: int, share: float, draw: random.Random) -> int:
-    if count <= 50:
+    if count <= 50:  # for more, the normal approximation is fast and close
         return sum(draw.random() < share for _ in range(count))
     near = draw.gauss(count * share, math.sqrt(count * share * (1 - share)))
     return min(count, max(0, round(near)))
 
 
-Met = Sequence[tuple[int, Pair, Tally]]
+Met = Sequence[tuple[int, SkimmedPair, Tally]]
 ENTRANTS = 14
-"""Players of one heat map, about: each learner stands there once for every range of its versions."""
+"""About the most players of one heat map, in which a learner has one row for each range of its versions."""
 RANGES = 6
+"""Most ranges of one learner's versions."""
 POINTS = 40
-"""Points of a curve of won games."""
+"""Most points of a curve of won games."""
 EXACT = ("nash_conv", "exploitability")
 
 
@@ -138,9 +134,9 @@ class Entrant:
         return f"{self.name} v{self.first}" + (f"–{self.last}" if self.last > self.first else "")
 
 
-def opposed(met: Met) -> dict[str, list[tuple[int, Pair, Tally]]]:
+def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
     """Return, by part, the meetings in which one wins what others lose."""
-    parts: dict[str, list[tuple[int, Pair, Tally]]] = {}
+    parts: dict[str, list[tuple[int, SkimmedPair, Tally]]] = {}
     for row in met:
         parts.setdefault(row[1].part, []).append(row)
     return {
@@ -151,8 +147,30 @@ def opposed(met: Met) -> dict[str, list[tuple[int, Pair, Tally]]]:
 
 
 def standing(rows: Met) -> dict[str, Any]:
-    """Return what the page shows of one part: entrants, the heat map's cells, and ladders of those that are linked."""
-    entrants, place = _entrants(rows)
+    """Return what the page shows of one part: entrants, the heat map's cells, and a ladder for each linked set."""
+    versions: dict[str, set[int]] = {}
+    for _, pair, _ in rows:
+        versions.setdefault(pair.one, set()).add(pair.one_version)
+        versions.setdefault(pair.other, set()).add(pair.other_version)
+    learners = [name for name, own in versions.items() if own != {FIXED}]
+    ranges = max(1, min(RANGES, ENTRANTS // max(1, len(learners))))
+    known = {version for name in learners for version in versions[name] if version != FIXED}
+    start, end = min(known, default=0), max(known, default=0)
+    width = -(-(end - start + 1) // ranges)
+    entrants: list[Entrant] = []
+    at: dict[tuple[str, int], int] = {}
+    for name in sorted(versions, key=lambda each: (each not in learners, each)):
+        for version in sorted(versions[name]):
+            first = FIXED if version == FIXED else start + (version - start) // width * width
+            if (name, first) not in at:
+                at[name, first] = len(entrants)
+                entrants.append(
+                    Entrant(name) if version == FIXED else Entrant(name, first, min(end, first + width - 1))
+                )
+
+    def place(name: str, version: int) -> int:
+        return at[name, FIXED if version == FIXED else start + (version - start) // width * width]
+
     results: dict[tuple[int, int], list[int]] = {}
     for _, pair, tally in rows:
         one, other = place(pair.one, pair.one_version), place(pair.other, pair.other_version)
@@ -163,43 +181,28 @@ def standing(rows: Met) -> dict[str, Any]:
     between = {pair: (w, d, l) for pair, (w, d, l) in results.items() if pair[0] != pair[1]}  # noqa: E741
     sets = linked(len(entrants), between)
     places = range(len(entrants) if sets and len(sets[0]) > 2 else 0)
+    ladders = []
+    for members in (own for own in sets if len(own) > 2):
+        rated = ratings(members, between)
+        least, most = min(each[1] for each in rated.values()), max(each[2] for each in rated.values())
+        scale = 100 / ((most - least) or 1.0)
+        games = {k: sum(sum(result) for pair, result in between.items() if k in pair) for k in members}
+        ladders.append([
+            {
+                "name": entrants[k].label, "rating": middle, "low": low, "high": high, "games": games[k],
+                "bar": [round(scale * (value - least), 1) for value in (low, middle, high)],
+            }
+            for k, (middle, low, high) in sorted(rated.items(), key=lambda item: -item[1][0])
+        ])  # fmt: skip
     return {
         "entrants": [each.label for each in entrants],
         "cells": [[_cell(entrants, results, k, n) for n in places] for k in places],
         "pairs": [] if places else [_cell(entrants, results, *pair) for pair in sorted(results)],
         "games": sum(sum(counts) for counts in results.values()),
-        "ladders": [_ladder(entrants, members, between) for members in sets if len(members) > 2],
+        "ladders": ladders,
         "apart": len(sets) > 1 or (bool(sets) and len(sets[0]) == 2),
         "self": sorted({entrants[k].name for k, n in results if k == n}),
     }
-
-
-def _entrants(rows: Met) -> tuple[list[Entrant], Any]:
-    versions: dict[str, set[int]] = {}
-    for _, pair, _ in rows:
-        versions.setdefault(pair.one, set()).add(pair.one_version)
-        versions.setdefault(pair.other, set()).add(pair.other_version)
-    learners = [name for name, own in versions.items() if own != {FIXED}]
-    ranges = max(1, min(RANGES, ENTRANTS // max(1, len(learners))))
-    known = {version for name in learners for version in versions[name] if version != FIXED}
-    low, high = min(known, default=0), max(known, default=0)
-    width = -(-(high - low + 1) // ranges)
-    entrants: list[Entrant] = []
-    at: dict[tuple[str, int], int] = {}
-    for name in sorted(versions, key=lambda each: (each not in learners, each)):
-        for version in sorted(versions[name]):
-            number_ = FIXED if version == FIXED else (version - low) // width
-            if (name, number_) not in at:
-                at[name, number_] = len(entrants)
-                first = low + number_ * width
-                entrants.append(
-                    Entrant(name) if version == FIXED else Entrant(name, first, min(high, first + width - 1))
-                )
-
-    def place(name: str, version: int) -> int:
-        return at[name, FIXED if version == FIXED else (version - low) // width]
-
-    return entrants, place
 
 
 def _cell(
@@ -221,32 +224,14 @@ def _cell(
 
 
 def share_of(wins: int, draws: int, losses: int) -> tuple[float, float, float]:
-    """Return the share of points, a draw being half of one, with an interval that is too wide where many are drawn."""
+    """Return the share of points, half of one for a draw, with a 95 % interval that is too wide if many games are drawn."""
     count = wins + draws + losses
     low, high = wilson_interval(round(wins + draws / 2), count)
     return (wins + draws / 2) / max(1, count), low, high
 
 
-def _ladder(
-    entrants: Sequence[Entrant],
-    members: Sequence[int],
-    between: Mapping[tuple[int, int], tuple[int, int, int]],
-) -> list[dict[str, Any]]:
-    rated = ratings(members, between)
-    low, high = min(each[1] for each in rated.values()), max(each[2] for each in rated.values())
-    scale = 100 / ((high - low) or 1.0)
-    games = {k: sum(sum(result) for pair, result in between.items() if k in pair) for k in members}
-    return [
-        {
-            "name": entrants[k].label, "rating": middle, "low": least, "high": most, "games": games[k],
-            "bar": [round(scale * (value - low), 1) for value in (least, middle, most)],
-        }
-        for k, (middle, least, most) in sorted(rated.items(), key=lambda item: -item[1][0])
-    ]  # fmt: skip
-
-
-def drawn(run: Run, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the curves of the page, as JSON: points won by step, and how much could be gained against the policies."""
+def drawn(run: ViewedRun, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the curves of the page, as JSON: points won by step, and how exploitable the policies are."""
     sources = [*_won(run, met), *_exact(run, exact)]
     made = page(sources, agents=(), sections={"Who wins": ("points",), "How far from an equilibrium": EXACT})
     for section in made["sections"]:
@@ -262,7 +247,7 @@ def drawn(run: Run, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[str, A
     return {**made, "alone": True}
 
 
-def _won(run: Run, met: Met) -> list[Source]:
+def _won(run: ViewedRun, met: Met) -> list[CurveSource]:
     """Return one source for each part: points of each pair of names over ranges of steps."""
     sources = []
     for part, rows in opposed(met).items():
@@ -291,18 +276,18 @@ def _won(run: Run, met: Met) -> list[Source]:
             {name: [each[k] for each in own] for name, own in shares.items()} for k in range(3)
         )
         sources.append(
-            Source(
+            CurveSource(
                 run.key, part or run.path.name, _axes(run.metrics, ends), middle, low, high, rows=len(ends)
             )
         )
     return sources
 
 
-def _exact(run: Run, exact: Iterable[Mapping[str, Any]]) -> list[Source]:
-    """Return sources of exploitability: what metrics hold, and what `kapelle play --exact` left."""
+def _exact(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> list[CurveSource]:
+    """Return sources of exploitability: from metrics, and from the results of `kapelle play --exact`."""
     table = run.metrics
     columns = {name: column for name, column in table.columns.items() if name.partition("/")[0] in EXACT}
-    sources = [Source(run.key, run.path.name, table.axes, columns)] if columns else []
+    sources = [CurveSource(run.key, run.path.name, table.axes, columns)] if columns else []
     parts: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for row in exact:
         step = number(row.get("step"))
@@ -314,19 +299,14 @@ def _exact(run: Run, exact: Iterable[Mapping[str, Any]]) -> list[Source]:
             f"{name}/{part}" if part else name: [number(row.get(name)) for _, row in own] for name in EXACT
         }
         sources.append(
-            Source(run.key, part or run.path.name, _axes(table, [step for step, _ in own]), values)
+            CurveSource(run.key, part or run.path.name, _axes(table, [step for step, _ in own]), values)
         )
     return sources
 
 
-def _axes(table: Table, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Return where these steps lie on every axis."""
+def _axes(table: MetricTable, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Return the places of these steps on every axis; 0 for a step that the table lacks."""
     places = {step: k for k, step in enumerate(table.axes["step"])}
-    return {
-        axis: [float(step) if axis == "step" else _at(table, axis, places.get(step)) for step in steps]
-        for axis in AXES
-    }
-
-
-def _at(table: Table, axis: str, place: int | None) -> float:
-    return 0.0 if place is None else table.axes[axis][place]
+    found = [places.get(step) for step in steps]
+    others = {axis: [0.0 if k is None else table.axes[axis][k] for k in found] for axis in AXES}
+    return others | {"step": [float(step) for step in steps]}

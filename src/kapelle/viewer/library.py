@@ -1,11 +1,11 @@
-"""The runs that a viewer shows: found under the folders that it was given, each read as it grows, with its numbers by name and step."""
+"""The runs that a viewer shows: found under its folders and read as they grow, with their numbers by name and step."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
@@ -15,7 +15,7 @@ from typing import Any
 from kapelle.errors import KapelleError, RunDirectoryError
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
-from kapelle.viewer.lines import Tail, number
+from kapelle.viewer.lines import Tail, mean, number
 
 # -------- The numbers of a run by name, step after step, as they are appended
 
@@ -24,11 +24,11 @@ AXES = ("step", "time", "tokens")
 
 
 _NOWHERE: deque[float | None] = deque(maxlen=0)
-"""Where what has no column goes."""
+"""Takes the values of names that have no column."""
 
 
 @dataclass(slots=True)
-class Table:
+class MetricTable:
     """A run's `metrics.jsonl` in columns; a name that a step lacks is None there."""
 
     tail: Tail
@@ -40,9 +40,10 @@ class Table:
     disordered: int = 0
     """Rows whose step is not after that of the row before."""
     endless: int = 0
-    """Numbers that are not finite."""
+    """Infinite numbers and NaN."""
+    # Rows mostly have the same names as the row before them. These hold how that row was distributed, so that the next one
+    # is appended without a look at each name.
     _names: tuple[str, ...] = ()
-    """Names of the last row, where each has a column."""
     _filled: list[MutableSequence[float | None]] = field(default_factory=list)
     _lacking: list[list[float | None]] = field(default_factory=list)
     _tokens: list[list[float | None]] = field(default_factory=list)
@@ -73,18 +74,33 @@ class Table:
             for column, value in zip(self._filled, row.values(), strict=True):
                 column.append(value if type(value) is float and isfinite(value) else self._number(value))
         else:
-            for name, value in _plain(row):
+            values: list[tuple[str, Any]] = []
+            for name, value in row.items():
+                if not isinstance(value, list):
+                    values.append((name, value))
+                    continue
+                for k, device in enumerate(
+                    value[:16]
+                ):  # of several devices, each one's under a name of its own
+                    if isinstance(device, Mapping):
+                        values += [(f"{name} {key}/{k}", each) for key, each in device.items()]
+            for name, value in values:
                 kept = self._number(value)
                 if name != "step" and kept is not None:
                     self.columns.setdefault(name, [None] * count).append(kept)
             lacking = [column for column in self.columns.values() if len(column) <= count]
-            self._remember(row)
+            known = all(name == "step" or name in self.columns for name in row)
+            self._names = tuple(row) if known else ()
+            self._filled = [self.columns.get(name, _NOWHERE) for name in self._names]
+            self._lacking = [column for name, column in self.columns.items() if name not in row]
+            self._tokens = [column for name, column in self.columns.items() if name.startswith("tokens/")]
         for column in lacking:
             column.append(None)
         self.disordered += bool(count) and step <= self.axes["step"][-1]
         self.axes["step"].append(step)
         tokens = sum(column[count] or 0.0 for column in self._tokens)
-        for axis, more in (("time", _seconds(row)), ("tokens", tokens)):
+        seconds = number(row.get("time/step")) or number(row.get("seconds")) or 0.0
+        for axis, more in (("time", seconds), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
             self.axes[axis].append(so_far + more)
 
@@ -93,114 +109,60 @@ class Table:
         self.endless += found is None and isinstance(value, float)
         return found
 
-    def _remember(self, row: Mapping[str, Any]) -> None:
-        """Keep which columns a row fills: the next rows mostly have the same names."""
-        known = all(name == "step" or name in self.columns for name in row)
-        self._names = tuple(row) if known else ()
-        self._filled = [self.columns.get(name, _NOWHERE) for name in self._names]
-        self._lacking = [column for name, column in self.columns.items() if name not in row]
-        self._tokens = [column for name, column in self.columns.items() if name.startswith("tokens/")]
-
     def last(self) -> dict[str, float]:
         """Return the numbers of the last step."""
         return {
             name: column[-1] for name, column in self.columns.items() if column and column[-1] is not None
         }
 
-    def rows_from(self, start: int) -> list[dict[str, Any]]:
-        """Return the rows from this place on, each with its place on every axis."""
-        return [
-            {
-                "at": {axis: places[k] for axis, places in self.axes.items()},
-                "values": {name: column[k] for name, column in self.columns.items() if column[k] is not None},
-            }
-            for k in range(start, len(self))
-        ]
+    def thinned(
+        self, width: int, columns: Mapping[str, Sequence[float | None]] | None = None
+    ) -> tuple[dict[str, list[float]], dict[str, list[float | None]]]:
+        """Return axes and columns with one value for each stretch of `width` steps: its last place and its mean.
 
-
-def metrics_of(run: Path) -> Table:
-    """Return the table of a run's metrics, nothing read yet."""
-    return Table(Tail(run / "metrics.jsonl"))
-
-
-def system_of(run: Path) -> Table:
-    """Return the table of what the machine was doing; its time is that between rows."""
-    return Table(Tail(run / "system.jsonl"))
-
-
-def _seconds(row: Mapping[str, Any]) -> float:
-    return number(row.get("time/step")) or number(row.get("seconds")) or 0.0
-
-
-def _plain(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a row; those of several devices under a name for each."""
-    for name, value in row.items():
-        if isinstance(value, list):
-            for k, inner in enumerate(value[:16]):
-                if isinstance(inner, Mapping):
-                    yield from ((f"{name} {key}/{k}", each) for key, each in inner.items())
-        else:
-            yield name, value
-
-
-def stretches(steps: Sequence[float], width: int) -> list[tuple[int, int]]:
-    """Return the rows of each stretch of `width` steps, as first and past the last: those of step 1 to `width`, and so on.
-
-    So two runs are cut at the same steps, however long they are.
-    """
-    if width == 1:
-        return [(k, k + 1) for k in range(len(steps))]
-    numbers = [(step - 1) // width for step in steps]
-    edges = [k for k in range(1, len(steps)) if numbers[k] != numbers[k - 1]]
-    return list(pairwise([0, *edges, len(steps)])) if steps else []
-
-
-def ends(places: Sequence[float], parts: Sequence[tuple[int, int]]) -> list[float]:
-    """Return the place of each stretch: that of its last row."""
-    return [places[end - 1] for _, end in parts]
-
-
-def means(column: Sequence[float | None], parts: Sequence[tuple[int, int]]) -> list[float | None]:
-    """Return the mean of each stretch; None where nothing is."""
-    if len(parts) == len(column):
-        return list(column)
-    return [mean(column[start:end]) for start, end in parts]
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of what is there; None where nothing is."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+        The first stretch has the steps 1 to `width`, and so on, so that runs of any length are cut at the same steps.
+        `columns` stand in for the table's own.
+        """
+        columns, steps = self.columns if columns is None else columns, self.axes["step"]
+        numbers = [(step - 1) // width for step in steps]
+        edges = [k for k in range(1, len(steps)) if width == 1 or numbers[k] != numbers[k - 1]]
+        parts = list(pairwise([0, *edges, len(steps)])) if steps else []
+        axes = {axis: [places[end - 1] for _, end in parts] for axis, places in self.axes.items()}
+        if len(parts) == len(steps):
+            return axes, {name: list(column) for name, column in columns.items()}
+        return axes, {
+            name: [mean(column[start:end]) for start, end in parts] for name, column in columns.items()
+        }
 
 
 LOOK_AGAIN = 5.0
-"""Seconds after which folders are searched for new runs; more where the search takes long."""
+"""Seconds after which folders are searched for new runs again; longer if a search takes long."""
 STATES = {"running": "running", "finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """What a run's state is called on pages."""
 
 
 @dataclass(slots=True)
-class Run:
+class ViewedRun:
     """One run directory and what was read of it; use it under its lock."""
 
     key: str
     """Its name in addresses."""
     path: Path
-    metrics: Table
+    metrics: MetricTable
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    system: Table = field(init=False)
-    """What the machine was doing."""
+    system: MetricTable = field(init=False)
+    """What the machine was doing; its time is that between rows."""
     edition: int = 0
-    """Grows with whatever is read of its metrics and evaluations."""
+    """Grows when something is read of its metrics and evaluations."""
     drawn: Mapping[object, object] = field(default_factory=dict)
-    """What was last worked out of them, by what it was worked out of."""
+    """A cache of the last curves: their inputs → the curves."""
     _evaluated: Tail = field(init=False)
     _settings: tuple[float, dict[str, Any]] = (0.0, {})
 
     def __post_init__(self) -> None:
         self._evaluated = Tail(self.path / "evaluations.jsonl")
-        self.system = system_of(self.path)
+        self.system = MetricTable(Tail(self.path / "system.jsonl"))
 
     def refresh(self) -> None:
         """Read what was appended to the run's tables."""
@@ -214,7 +176,7 @@ class Run:
             self.edition += 1
 
     def measured(self) -> dict[str, Any] | None:
-        """Return the newest evaluation that has a success; None where there is none."""
+        """Return the newest evaluation that has a success; None without one."""
         return next(
             (row for row in reversed(self.evaluations) if number(row.get("success")) is not None), None
         )
@@ -225,7 +187,7 @@ class Run:
         return self.metrics.tail.damaged + self._evaluated.damaged
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the run's settings; nothing where they cannot be read."""
+        """Return the run's settings; empty if they cannot be read."""
         try:
             changed = (self.path / "config.yaml").stat().st_mtime
             if changed != self._settings[0]:
@@ -235,7 +197,7 @@ class Run:
         return self._settings[1]
 
     def origin(self) -> Mapping[str, Any]:
-        """Return where each setting came from; nothing where that is not known."""
+        """Return where each setting came from; empty if that is unknown."""
         try:
             return read_provenance(self.path)
         except KapelleError:
@@ -275,49 +237,42 @@ class Library:
                     f"There is no folder {root}.{tag_hint(root) or ' Name a run directory, or a folder that holds some.'}"
                 )
         self.roots = tuple(root.resolve() for root in roots)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ViewedRun] = {}
         self._looked, self._pause = 0.0, LOOK_AGAIN
         self._lock = threading.Lock()
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ViewedRun]:
         """Return all runs, those that were changed last first."""
         with self._lock:
             if not self._runs or time.monotonic() - self._looked > self._pause:
                 self._look()
             return list(self._runs.values())
 
-    def run(self, key: str) -> Run | None:
-        """Return the run of a key; None where there is none."""
+    def run(self, key: str) -> ViewedRun | None:
+        """Return the run of a key; None for an unknown key."""
         self.runs()
         return self._runs.get(key)
 
     def _look(self) -> None:
         began = time.monotonic()
-        found: dict[str, Run] = {}
+        found: dict[str, ViewedRun] = {}
         for root in self.roots:
             for path in find_runs(root):
-                key = _free(_key(root, path), found)
+                # A run's name in addresses: its path from the folder, or its own name where it is the folder itself.
+                parts = path.relative_to(root).parts if path != root else (path.name or "run",)
+                key = "~".join(part.encode("utf-8", "replace").decode().replace("~", "~~") for part in parts)
+                if key in found:
+                    key = next(name for k in range(2, len(found) + 3) if (name := f"{key}~{k}") not in found)
                 known = self._runs.get(key)
-                found[key] = known if known and known.path == path else Run(key, path, metrics_of(path))
-        self._runs = dict(sorted(found.items(), key=lambda item: _changed(item[1].path), reverse=True))
+                if known is None or known.path != path:
+                    known = ViewedRun(key, path, MetricTable(Tail(path / "metrics.jsonl")))
+                found[key] = known
+        changed: dict[str, float] = {}
+        for key, run in found.items():
+            try:
+                changed[key] = (run.path / "status.json").stat().st_mtime
+            except OSError:
+                changed[key] = 0.0
+        self._runs = {key: found[key] for key in sorted(found, key=changed.__getitem__, reverse=True)}
         self._looked = time.monotonic()
         self._pause = max(LOOK_AGAIN, 20 * (self._looked - began))
-
-
-def _key(root: Path, path: Path) -> str:
-    """Return a run's name in addresses: its way from the folder, or its own name where it is the folder."""
-    way = path.relative_to(root).parts if path != root else (path.name or "run",)
-    return "~".join(part.encode("utf-8", "replace").decode().replace("~", "~~") for part in way)
-
-
-def _free(key: str, taken: Mapping[str, Run]) -> str:
-    if key not in taken:
-        return key
-    return next(name for k in range(2, len(taken) + 3) if (name := f"{key}~{k}") not in taken)
-
-
-def _changed(run: Path) -> float:
-    try:
-        return (run / "status.json").stat().st_mtime
-    except OSError:
-        return 0.0

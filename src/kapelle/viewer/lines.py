@@ -1,4 +1,4 @@
-"""JSON lines as they grow: only what was appended is read, and nothing that a file holds breaks a reader."""
+"""JSON lines as they grow: only what was appended is read, and whatever a file holds, reading it raises no error."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError
-from kapelle.runs import recorded, step_rows
-from kapelle.runs.step_rows import PACKED, stored_step, stored_steps
+from kapelle.runs import step_rows
+from kapelle.runs.step_rows import PACKED, stored_step
 from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
 """Bytes of the longest line that is read; a longer one counts as damaged."""
 _KNOWN = 64
-"""Bytes before the position that are compared, to notice a file that was cut and has grown again."""
+"""Bytes before the position that are compared, to notice a file that was truncated and has grown again."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the mapping that a line holds; None for a line that holds none, whatever else it holds."""
+    """Return the mapping that a line holds; None for any other line."""
     if len(line) > LONGEST:
         return None
     try:
@@ -43,6 +43,32 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def text(value: object) -> str:
+    """Return a value as text; None is empty."""
+    return "" if value is None else value if isinstance(value, str) else str(value)
+
+
+def listing(value: object) -> Sequence[Any]:
+    """Return a list as it is; anything else as an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping as it is; anything else as an empty mapping."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number that a double can represent; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the numbers that are there; None without any."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
 
 
 def readable(file: Path) -> bool:
@@ -68,7 +94,7 @@ class Tail:
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the rows that were appended since the last call, and whether the file began anew before them.
 
-        What follows the last newline is being written, and stays for the next call. A file that is not there has no rows.
+        The part after the last newline is still being written and is left for the next call. A missing file has no rows.
         """
         try:
             about = self.path.stat()
@@ -79,19 +105,17 @@ class Tail:
         if size == self.position:
             return [], False
         try:
-            return self._appended(size)
+            with self.path.open("rb") as file:
+                start = max(0, self.position - len(self._before))
+                file.seek(start)
+                # A file that was truncated and has grown beyond the position holds other bytes before it.
+                anew = size < self.position or file.read(self.position - start) != self._before
+                if anew:
+                    self.position, self.damaged, self._before = 0, 0, b""
+                file.seek(self.position)
+                new = file.read(size - self.position)
         except OSError:
             return [], False
-
-    def _appended(self, size: int) -> tuple[list[dict[str, Any]], bool]:
-        with self.path.open("rb") as file:
-            start = max(0, self.position - len(self._before))
-            file.seek(start)
-            anew = size < self.position or file.read(self.position - start) != self._before
-            if anew:
-                self.position, self.damaged, self._before = 0, 0, b""
-            file.seek(self.position)
-            new = file.read(size - self.position)
         end = new.rfind(b"\n") + 1
         if not end:
             return [], anew
@@ -111,10 +135,10 @@ Stamp = tuple[int, int]
 """Two numbers that change when a step's episodes do."""
 SPLITS = ("train", "test")
 MOST = 1 << 30
-"""Bytes of memory for the lines of a step, more of which are left out: few compressed bytes may stand for very many."""
+"""Bytes of memory for the lines of a step; further lines are left out, because a small compressed file may unpack to very much."""
 
 _GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
-"""How the writer begins a line: what tells a group's lines from others without parsing them."""
+"""How the writer begins a line; it shows the group without parsing the line."""
 
 
 def stamps(run: Path) -> Mapping[Place, Stamp]:
@@ -127,17 +151,12 @@ def stamps(run: Path) -> Mapping[Place, Stamp]:
 
 
 def damaged_files(run: Path) -> list[str]:
-    """Return the names of compressed files of episodes that have lost rows to damage."""
+    """Return the names of compressed files of episodes in which rows are damaged."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
 
 
-def losses(run: Path) -> list[str]:
-    """Return, in words, which recorded steps are missing or no longer what they were."""
-    return recorded.all_losses(run)
-
-
 def changes(run: Path) -> object:
-    """Return what differs once steps have come or gone, without a look at each."""
+    """Return a value that differs once steps were added or removed; cheaper than `stamps`, which looks at each step."""
     found: list[object] = []
     for split in SPLITS:
         folder = run / "episodes" / split
@@ -150,23 +169,19 @@ def changes(run: Path) -> object:
 
 
 def lines_of(run: Path, split: str, step: int) -> list[bytes]:
-    """Return the complete lines of a step's episodes, none where nothing can be read."""
+    """Return the complete lines of a step's episodes, as far as they can be read."""
     return _lines(run / "episodes" / (split if split in SPLITS else "train"), step)
 
 
 def trace_lines(run: Path, step: int) -> list[bytes]:
-    """Return the complete lines of a step's traces, none where nothing can be read."""
+    """Return the complete lines of a step's traces, as far as they can be read."""
     return _lines(run / "traces", step)
-
-
-def newest_traces(run: Path, count: int) -> list[int]:
-    """Return the newest steps that have traces, in ascending order."""
-    return list(stored_steps(run / "traces"))[-count:]
 
 
 def _lines(folder: Path, step: int) -> list[bytes]:
     found: list[bytes] = []
-    with suppress(KapelleError, OSError):  # damage ends what can be read; a step of 400 digits names no file
+    # Reading ends at the first damage; a step of 400 digits is too long for a file's name.
+    with suppress(KapelleError, OSError):
         stored = stored_step(folder, step)
         left = MOST
         for line in step_rows.lines_of(stored) if stored else ():
@@ -178,6 +193,6 @@ def _lines(folder: Path, step: int) -> list[bytes]:
 
 
 def group_of(raw: bytes) -> int | None:
-    """Return the number of a line's group without reading the line; None where the line begins otherwise."""
+    """Return the number of a line's group without parsing the line; None for a line that begins differently."""
     found = _GROUP.match(raw, 0, 80)
     return None if found is None else int(found[1])

@@ -1,21 +1,27 @@
-"""Pages made of templates: everything that goes in is text, escaped where it is put."""
+"""Pages made from templates, in which every value is escaped text, and what all answers of the viewer share."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from kapelle import __version__
+from kapelle.viewer.library import Library, ViewedRun
 
-# -------- Text that somebody else wrote, made fit to be shown: what would act or hide in it becomes visible
+# -------- Foreign text, made safe to show: characters that would act or hide become visible
 
 LONGEST = 20_000
-"""Characters of one text on a page; the rest is a click away."""
+"""Characters of one text on a page; a link shows the rest."""
 _RISKY = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -23,24 +29,20 @@ _RISKY = re.compile(
 
 
 def shown(text: object) -> str:
-    """Return a text in which every control, override and half character stands as a visible sign.
+    """Return a text in which control characters, overrides and lone surrogates are visible signs.
 
-    Escape codes of terminals become `␛[31m`, a right-to-left override `⟨U+202E⟩`. It is not escaped for HTML.
+    Escape codes of terminals become `␛[31m`, a right-to-left override `⟨U+202E⟩`. Escaping for HTML is left to the template.
     """
-    return _RISKY.sub(_sign, str(text).replace("\r\n", "\n"))
 
+    def sign(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    return f"⟨U+{code:04X}⟩"
+    return _RISKY.sub(sign, str(text).replace("\r\n", "\n"))
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the beginning of a text, with a word about how much was left out."""
+    """Return the beginning of a text, and how much of it was left out."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
@@ -52,7 +54,7 @@ def one_line(text: object, most: int = 160) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return what renders the templates."""
+    """Return the renderer of the templates."""
     made = Environment(
         loader=PackageLoader("kapelle.viewer"),
         autoescape=True,
@@ -73,12 +75,12 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> bytes:
-    """Return a page as UTF-8; half characters of names become question marks."""
+    """Return a page as UTF-8; lone surrogates in names become question marks."""
     return environment().get_template(template).render(**values).encode("utf-8", "replace")
 
 
 def figure(value: object) -> str:
-    """Return a number in four digits at most, a dash for none."""
+    """Return a number with four digits at most; a dash for None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else one_line(value, 40)
     if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - what a damaged file may hold
@@ -89,7 +91,7 @@ def figure(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Return a share in per cent, a dash for none."""
+    """Return a share in per cent; a dash without one."""
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "–"
 
 
@@ -110,3 +112,65 @@ def spark(values: Sequence[float]) -> str:
         f"{1 + k * width / (len(few) - 1):.1f},{2 + height - (v - low) / spread * height:.1f}"
         for k, v in enumerate(few)
     )
+
+
+# -------- What answers share: the runs that a call names, pages and JSON
+
+MOST_RUNS = 24
+"""Most runs in one plot."""
+
+
+def chosen(library: Library, request: Request) -> list[ViewedRun]:
+    """Return the runs that a query names; 404 for an unknown one."""
+    keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
+    return [run_of(library, key) for key in keys]
+
+
+def run_of(library: Library, key: str) -> ViewedRun:
+    """Return the run of a key; 404 for an unknown key."""
+    run = library.run(key)
+    if run is None:
+        raise HTTPException(404, "There is no such run here.")
+    return run
+
+
+def labels(runs: Sequence[ViewedRun]) -> list[str]:
+    """Return a short name for each run: its folder's, or its whole key if two runs share that."""
+    names = [run.path.name for run in runs]
+    return [
+        run.key.replace("~", "/") if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def json_answer(value: Any) -> Response:
+    """Return an answer with a value as JSON."""
+    return Response(dumped(value), media_type="application/json")
+
+
+def dumped(value: Any) -> str:
+    """Return standard JSON. Infinite numbers and NaN become null: sums of what a damaged file holds may be such."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def html(template: str, **values: Any) -> Response:
+    """Return a page."""
+    return Response(render(template, **values), media_type="text/html")
+
+
+async def error_page(_request: Request, error: Exception) -> Response:
+    """Return the page that says what is wrong."""
+    assert isinstance(error, HTTPException)
+    page = render("wrong.html", status=error.status_code, message=error.detail)
+    return Response(page, error.status_code, media_type="text/html")

@@ -1,4 +1,4 @@
-"""What a page says of one run: its figures in a list, its team and who reads whom, its settings."""
+"""What the pages show of a run: its row in the list, warnings, team and who reads whom, settings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kapelle.runs.findings import read_evaluated
+from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat
-from kapelle.viewer.episode import Episode, step_episodes, witnesses
-from kapelle.viewer.library import Run
-from kapelle.viewer.lines import damaged_files, losses, number, readable
+from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
+from kapelle.viewer.library import ViewedRun
+from kapelle.viewer.lines import damaged_files, mean, number, readable
 
 
 def at(settings: Mapping[str, Any], *way: str) -> Any:
-    """Return the value at the end of this way through nested settings; None where it does not lead on."""
+    """Return the value at a path through nested settings; None if the path ends before."""
     found: Any = settings
     for name in way:
         if not isinstance(found, Mapping):
@@ -23,20 +24,22 @@ def at(settings: Mapping[str, Any], *way: str) -> Any:
     return found
 
 
-def agents_of(run: Run) -> list[str]:
+def agents_of(run: ViewedRun) -> list[str]:
     """Return the names of a run's agents, in the order of its settings."""
     found = at(run.settings(), "team", "agents")
     rows = found if isinstance(found, list) else []
     return [str(row["name"]) for row in rows if isinstance(row, Mapping) and "name" in row]
 
 
-def listed(run: Run) -> dict[str, Any]:
+def listed(run: ViewedRun) -> dict[str, Any]:
     """Return what the list of runs shows of one."""
     with run.lock:
         run.refresh()
         settings, status, last = run.settings(), run.status(), run.metrics.last()
-        measured = run.measured()
-        curve = [value for value in _telling(run) if value is not None]
+        measured, columns = run.measured(), run.metrics.columns
+        # The small curve in the list shows success, or what the first agent is paid.
+        paid = [column for name, column in columns.items() if name.startswith(("return/", "reward/"))]
+        curve = columns.get("success") or (paid[0] if paid else [])
         steps = at(settings, "training", "steps")
         return {
             "key": run.key,
@@ -50,22 +53,22 @@ def listed(run: Run) -> dict[str, Any]:
             "steps": steps if isinstance(steps, int) else 0,
             "agents": agents_of(run),
             "success": last.get("success"),
-            "reward": _reward(last),
+            "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured)},
-            "spark": curve,
+            "spark": [value for value in curve if value is not None],
             "damaged": run.damaged,
             "league": plays_against(settings, last),
         }  # fmt: skip
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> bool:
-    """Return whether settings, or the numbers of the last step, say that agents play against others."""
+    """Return whether settings, or the numbers of the last step, show that agents play against others."""
     parts = at(settings, "environment", "parts")
     rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
     environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
     if any(each.get("opponents") or each.get("reward") == "zero_sum" for each in environments):
         return True
-    if rows:  # its numbers are those of all parts
+    if rows:  # the numbers of a mixture are those of all its parts together
         return any(each.get("name") == "openspiel" for each in environments)
     kinds = [
         [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
@@ -74,25 +77,13 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> boo
     return len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid))
 
 
-def _telling(run: Run) -> Sequence[float | None]:
-    """Return the curve that says most: success, or what the agents are paid."""
-    columns = run.metrics.columns
-    names = [name for name in columns if name.startswith(("return/", "reward/"))]
-    return columns.get("success") or (columns[names[0]] if names else [])
-
-
-def _reward(last: Mapping[str, float]) -> float | None:
-    paid = [value for name, value in last.items() if name.startswith("reward/")]
-    return sum(paid) / len(paid) if paid else None
-
-
 def _ends(row: Mapping[str, Any]) -> list[float] | None:
     found = row.get("interval")
     ends = [number(end) for end in found] if isinstance(found, list) else []
     return [end for end in ends if end is not None] if len(ends) == 2 and None not in ends else None
 
 
-def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def differing(runs: Sequence[ViewedRun]) -> list[dict[str, Any]]:
     """Return the settings in which runs differ, each with every run's value."""
     values = [flat(run.settings()) for run in runs]
     names = dict.fromkeys(name for own in values for name in own)
@@ -100,16 +91,16 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [row for row in rows if len({str(value) for value in row["values"]}) > 1]
 
 
-def alike(run: Run) -> str:
-    """Return a name that runs share which differ by their seed alone."""
+def alike(run: ViewedRun) -> str:
+    """Return a key that runs share if they differ only in their seed."""
     settings = flat(run.settings())
     return repr(
         sorted((key, str(value)) for key, value in settings.items() if key not in ("seed", "description"))
     )
 
 
-def warnings(run: Run) -> list[str]:
-    """Return what went wrong in steps of a run, in words."""
+def warnings(run: ViewedRun) -> list[str]:
+    """Return what went wrong in a run's steps, and what its files hold that no page can show, in words."""
     with run.lock:
         run.refresh()
         steps, lines = run.metrics.axes["step"], []
@@ -124,31 +115,27 @@ def warnings(run: Run) -> list[str]:
             bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
             if bad:
                 lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")
-        return [*lines, *_unreadable(run)]
+
+        def counted(count: int, word: str) -> str:
+            return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+        wrong, table, faults = run.status()["wrong"], run.metrics, damaged_files(run.path)
+        file = run.path / "metrics.jsonl"
+        unread = (file.is_symlink() or file.exists()) and not readable(file)
+        found = [
+            (wrong, wrong),
+            (not run.settings(), "config.yaml cannot be read: what this run was told to do is not known"),
+            (unread, "metrics.jsonl cannot be read: no curve is drawn"),
+            (table.disordered, f"{counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; of several rows of a step the last one is drawn"),
+            (table.endless, f"{counted(table.endless, 'number')} in metrics.jsonl not finite; curves have gaps there"),
+            (run.damaged, f"{counted(run.damaged, 'line')} of its tables damaged and left out"),
+            (faults, f"{counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
+        ]  # fmt: skip
+        return [*lines, *(str(line) for holds, line in found if holds), *all_losses(run.path)]
 
 
-def _unreadable(run: Run) -> list[str]:
-    """Return what a run's files hold that no page shows, in words; the run is locked."""
-    wrong, table, faults = run.status()["wrong"], run.metrics, damaged_files(run.path)
-    gone = (run.path / "metrics.jsonl").is_symlink() or (run.path / "metrics.jsonl").exists()
-    lines = [
-        (wrong, wrong),
-        (not run.settings(), "config.yaml cannot be read: what this run was told to do is not known"),
-        (gone and not readable(run.path / "metrics.jsonl"), "metrics.jsonl cannot be read: no curve is drawn"),
-        (table.disordered, f"{_counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; of several rows of a step the last one is drawn"),
-        (table.endless, f"{_counted(table.endless, 'number')} in metrics.jsonl not finite; curves have gaps there"),
-        (run.damaged, f"{_counted(run.damaged, 'line')} of its tables damaged and left out"),
-        (faults, f"{_counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
-    ]  # fmt: skip
-    return [*(str(line) for holds, line in lines if holds), *losses(run.path)]
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def settings_rows(run: Run) -> list[dict[str, Any]]:
-    """Return every resolved setting with where it came from, those that are not defaults marked."""
+def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
+    """Return every resolved setting with its origin; those that differ from the defaults are marked."""
     origin = run.origin()
     return [
         {
@@ -161,7 +148,7 @@ def settings_rows(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def compared(run: Run) -> dict[str, Any] | None:
+def compared(run: ViewedRun) -> dict[str, Any] | None:
     """Return the newest `kapelle eval` of a run: the team, each agent alone, and votes, with the same number of tokens."""
     for row in reversed(read_evaluated(run.path)):
         team, others = row.get("team"), row.get("baselines")
@@ -195,8 +182,8 @@ def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stages(run: Run, others: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the stages that a run is one of, in order; nothing for a run of its own."""
+def stages(run: ViewedRun, others: Sequence[ViewedRun]) -> list[dict[str, Any]]:
+    """Return the stages of the recipe that a run belongs to, in order; empty for a single run."""
     whole = run.path.parent
     if not (whole / "stages.yaml").is_file():
         return []
@@ -210,11 +197,11 @@ def stages(run: Run, others: Sequence[Run]) -> list[dict[str, Any]]:
 # -------- Who plays with which weights, and who reads whom: from a run's newest episodes
 
 EPISODES = 24
-"""Episodes that the graph is gathered from."""
+"""Most episodes that the graph is made from."""
 
 
-def newest_episodes(run: Run) -> list[Episode]:
-    """Return some episodes of the newest step that has any."""
+def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
+    """Return episodes of the newest step that has some."""
     steps = [int(step) for step in reversed(run.metrics.axes["step"][-3:])]
     for step in steps:
         found = step_episodes(run.path, "train", step)
@@ -223,7 +210,7 @@ def newest_episodes(run: Run) -> list[Episode]:
     return []
 
 
-def team_rows(run: Run, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
     """Return, for each agent, its seat in the settings and the weights that its newest turn was sampled with."""
     agents = at(run.settings(), "team", "agents")
     own = (
@@ -248,8 +235,8 @@ def team_rows(run: Run, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     ]
 
 
-def graph(names: Sequence[str], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return nodes and arrows of who reads whom, with their places on a circle; the width tells how often."""
+def graph(names: Sequence[str], episodes: Sequence[ShownEpisode]) -> dict[str, Any]:
+    """Return nodes on a circle and arrows to those who read them; an arrow's width shows how often."""
     often: dict[tuple[str, str], int] = {}
     for episode in episodes:
         for turn in episode.turns:

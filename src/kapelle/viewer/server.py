@@ -1,11 +1,12 @@
-"""The viewer's addresses, the one check before them, and what answers; every one of them only reads."""
+"""The viewer's addresses, the check before them, and their answers; all of them only read."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -16,17 +17,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kapelle.runs.findings import read_exact
 from kapelle.services.binding import Binding
-from kapelle.services.http.application import SAFE, Asgi, Receive, Scope, Send, check_call, headers_of, raw
-from kapelle.services.http.refusals import Refusal
+from kapelle.services.http import SAFE, Guard
+from kapelle.services.refusals import Refusal
 from kapelle.viewer import curves
-from kapelle.viewer.answering import chosen, dumped, html, json_text, labels, numbers, one, said
-from kapelle.viewer.curves import system_page
 from kapelle.viewer.episode import (
     COLUMNS,
-    Episode,
+    ShownEpisode,
     conversation,
     folded,
     read_episode,
@@ -38,9 +38,9 @@ from kapelle.viewer.episode import (
 from kapelle.viewer.index import Index, Traffic, rows_in_order
 from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import drawn, opposed, standing
-from kapelle.viewer.library import Library, Run
+from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
-from kapelle.viewer.pages import shown
+from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, labels, run_of, shown
 from kapelle.viewer.presenting import (
     agents_of,
     alike,
@@ -56,15 +56,15 @@ from kapelle.viewer.presenting import (
     warnings,
 )
 
-# -------- The one check before every page: who calls, by which name, with which method; and what a browser may do with it
+# -------- The check before every page: who calls, under which host name, with which method; and what a browser may do with the answer
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-"""What a page may load and call: its own server, and nothing that stands in the page itself."""
+"""A page may load from and call its own server alone; scripts and styles inside the page are refused."""
 NEWS = "/events"
-"""The address that stays open to tell what is new."""
+"""The address whose answers stay open to report news."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -75,70 +75,20 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Lets a call pass to the pages if it may, and sends every answer with the policy."""
-
-    def __init__(self, pages: Asgi, binding: Binding, traffic: Traffic) -> None:
-        self._pages = pages
-        self._traffic = traffic
-        self._binding = binding
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        headers = headers_of(scope)
-        try:
-            check_call(self._binding, scope["method"], headers)
-            _check_reading(scope["method"], headers)
-        except Refusal as refusal:
-            await _refuse(refusal, send)
-            return
-        if scope["path"] == NEWS:  # stays open
-            await self._pages(scope, receive, _with_policy(send))
-            return
-        with self._traffic.answering():
-            await self._pages(scope, receive, _with_policy(send))
-
-
-def _check_reading(method: str, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless a call only reads, and is no part of another site's page."""
+def check_reading(method: str, headers: Mapping[str, str]) -> None:
+    """Raise Refusal unless a call only reads, and comes from no other site's page."""
     if method not in SAFE:
         raise Refusal(405, "Pages here are only read: GET and HEAD.", None, None, {"allow": "GET, HEAD"})
+    # Other sites may link here; their pages and scripts may not load a page of ours.
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         raise Refusal(403, "Pages of other sites may not load this one.")
 
 
-def _with_policy(send: Send) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            given = {name.lower() for name, _ in message.get("headers", ())}
-            own = [pair for pair in raw(HEADERS) if pair[0] not in given]
-            message = {**message, "headers": [*message.get("headers", ()), *own]}
-        await send(message)
-
-    return sending
-
-
-async def _refuse(refusal: Refusal, send: Send) -> None:
-    body = f"{refusal.message}\n".encode()
-    headers = {
-        **HEADERS,
-        "content-type": "text/plain; charset=utf-8",
-        "content-length": str(len(body)),
-        **refusal.headers,
-    }
-    await send({"type": "http.response.start", "status": refusal.status, "headers": raw(headers)})
-    await send({"type": "http.response.body", "body": body})
-
-
-# -------- Addresses of what a run is: its team, its settings, its machine
+# -------- Addresses of a run's overview, team, settings and machine
 
 
 def _team(library: Library, request: Request) -> Response:
-    """Return the page of a run's team."""
-    run = one(library, request.path_params["key"])
+    run = run_of(library, request.path_params["key"])
     summary = listed(run)
     episodes = newest_episodes(run)
     rows = team_rows(run, episodes)
@@ -155,8 +105,8 @@ def _team(library: Library, request: Request) -> Response:
 
 
 def _settings(library: Library, request: Request) -> Response:
-    """Return the page of a run's settings: those that are not defaults, or all."""
-    run = one(library, request.path_params["key"])
+    """Return the page of a run's settings: those that differ from the defaults, or all."""
+    run = run_of(library, request.path_params["key"])
     query, every = request.query_params.get("q", ""), request.query_params.get("all") == "1"
     rows = [
         row
@@ -166,21 +116,10 @@ def _settings(library: Library, request: Request) -> Response:
     return html("settings.html", run=listed(run), rows=rows, query=query, all=every)
 
 
-def _system(library: Library, request: Request) -> Response:
-    """Return the page of a run's machine."""
-    return html("system.html", run=listed(one(library, request.path_params["key"])))
-
-
-def _system_curves(library: Library, request: Request) -> Response:
-    """Return what that page draws."""
-    run = one(library, request.path_params["key"])
-    return numbers(system_page(run, run.path.name))
-
-
-# -------- The address of curves, which remembers its newest answers: of ten thousand steps one takes a tenth of a second to make
+# -------- The address of curves; it keeps its newest answers, because one of ten thousand steps takes a tenth of a second to make
 
 KEPT = 4
-"""Answers that are remembered; one has a megabyte for each long run."""
+"""Answers that are kept; each has a megabyte for each long run."""
 
 
 class DrawnRuns:
@@ -188,38 +127,44 @@ class DrawnRuns:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._answers: deque[tuple[list[curves.Source], list[list[str]], str]] = deque(maxlen=KEPT)
+        self._answers: deque[tuple[list[curves.CurveSource], list[list[str]], str]] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
 
     def answer(self, request: Request) -> Response:
         """Return what a page of curves draws, as JSON."""
         runs = chosen(self._library, request)
         together = request.query_params.get("group") == "1"
-        # Runs of a group are cut at the same steps.
-        width = curves.width_of(max(map(curves.rows_of, runs), default=0)) if together else None
+        width = None
+        if together:  # the runs of a group are cut at the same steps
+            rows = []
+            for run in runs:
+                with run.lock:
+                    run.refresh()
+                    rows.append(len(run.metrics))
+            width = curves.width_of(max(rows, default=0))
         sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
         groups = group_names(runs) if together else []
         agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
-        said = self._remembered(sources, [groups, agents])
-        if said is None:
-            drawn = curves.grouped(list(zip(groups, sources, strict=True))) if together else sources
-            said = dumped(curves.page(drawn, agents))
-            with self._lock:
-                self._answers.append((sources, [groups, agents], said))
-        return json_text(said)
-
-    def _remembered(self, sources: Sequence[curves.Source], names: Sequence[Sequence[str]]) -> str | None:
-        """Return the answer that was made of these very sources; None where there is none."""
+        names = [groups, agents]
         with self._lock:
-            for known, called, said in self._answers:
-                same = len(known) == len(sources) and all(a is b for a, b in zip(known, sources, strict=True))
-                if same and called == names:
-                    return said
-        return None
+            # `source_of` returns the same object until a run has grown.
+            same = [
+                text
+                for known, called, text in self._answers
+                if called == names and list(map(id, known)) == list(map(id, sources))
+            ]
+        if same:
+            text = same[0]
+        else:
+            drawn = curves.grouped(list(zip(groups, sources, strict=True))) if together else sources
+            text = dumped(curves.page(drawn, agents))
+            with self._lock:
+                self._answers.append((sources, names, text))
+        return Response(text, media_type="application/json")
 
 
-def group_names(runs: Sequence[Run]) -> list[str]:
-    """Return what each run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
+def group_names(runs: Sequence[ViewedRun]) -> list[str]:
+    """Return the name of each run's group; groups of the same recipe and algorithm carry their first run's folder too."""
     kinds = [alike(run) for run in runs]
     first = dict(reversed(list(zip(kinds, runs, strict=True))))
     names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
@@ -235,20 +180,20 @@ def group_names(runs: Sequence[Run]) -> list[str]:
 PAUSE = 0.25
 """Seconds between two looks at the sizes of files."""
 MOST_WATCHED = 200
-"""Runs of a list that are watched, those that changed last."""
+"""Most runs of a list that are watched, those that changed last."""
 MOST_FOLLOWERS = 64
-"""Pages that are told news at once; further ones are refused and show what was there."""
+"""Most pages that follow the news at once; further ones are refused and stay as they were loaded."""
 BREATH = 15.0
-"""Seconds after which a connection without news is shown to be alive."""
+"""Seconds after which a comment keeps a connection without news alive."""
 
 
 class Followers:
-    """Pages that are told news."""
+    """Counts the pages that follow the news."""
 
     count = 0
 
     async def counted(self, news: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield what is new, and count it as long as somebody listens."""
+        """Yield the news, and count the page as long as it listens."""
         self.count += 1
         try:
             async for event in news:
@@ -257,10 +202,12 @@ class Followers:
             self.count -= 1
 
 
-async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]) -> AsyncIterator[bytes]:
+async def follow(
+    library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
+) -> AsyncIterator[bytes]:
     """Yield an event for each step that is appended to these runs; without runs, one for each change of any run.
 
-    `from` in the query is how many rows the page has of each run, joined by commas; rows after them are sent first.
+    `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
     """
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -272,7 +219,7 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
     yield b"retry: 1000\n\n"
     while True:
         events = []
-        if not runs:  # those that came, and those that are gone
+        if not runs:  # runs that were added or removed
             watched = (await asyncio.to_thread(library.runs))[:MOST_WATCHED]
             keys = {run.key for run in watched}
             events += [_event("anew", {"run": key}) for key in sorted(keys ^ known.keys())]
@@ -293,7 +240,7 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
 
 @dataclass(slots=True)
 class Known:
-    """What a page has been told of a run."""
+    """What a page knows of a run so far."""
 
     rows: int
     generation: int
@@ -302,22 +249,29 @@ class Known:
     state: tuple[str, str]
 
 
-def _known(run: Run) -> Known:
+def _known(run: ViewedRun) -> Known:
     with run.lock:
         run.refresh()
-        return Known(len(run.metrics), run.metrics.generation, run.measured(), _state(run))
+        status = run.status()
+        state = str(status["state"]), str(status["phase"])
+        return Known(len(run.metrics), run.metrics.generation, run.measured(), state)
 
 
-def _state(run: Run) -> tuple[str, str]:
-    status = run.status()
-    return str(status["state"]), str(status["phase"])
-
-
-def _news(run: Run, known: Known) -> list[bytes]:
-    """Return what is new of a run, and note that it has been told."""
+def _news(run: ViewedRun, known: Known) -> list[bytes]:
+    """Return the events of what is new in a run, and note in `known` that they are sent."""
+    rows = []
     with run.lock:
-        now = _known(run)
-        rows = run.metrics.rows_from(known.rows) if now.generation == known.generation else []
+        now, table = _known(run), run.metrics
+        if now.generation == known.generation:
+            rows = [
+                {
+                    "at": {axis: places[k] for axis, places in table.axes.items()},
+                    "values": {
+                        name: column[k] for name, column in table.columns.items() if column[k] is not None
+                    },
+                }
+                for k in range(known.rows, len(table))
+            ]
     events = []
     if now.generation != known.generation:
         events.append(_event("anew", {"run": run.key}))
@@ -347,11 +301,11 @@ ROWS = 50
 """Episodes of one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
 BESIDE = 8
-"""Episodes that are shown side by side at most."""
+"""Most episodes side by side."""
 
 
 class Browsing:
-    """Answers for the episodes of all runs; keeps an index for each run that was looked into."""
+    """Answers for the episodes of all runs; keeps an index for each run that was opened."""
 
     def __init__(self, library: Library, traffic: Traffic) -> None:
         self._library = library
@@ -359,7 +313,7 @@ class Browsing:
         self._indexes: dict[str, Index] = {}
         self._lock = threading.Lock()
 
-    def index(self, run: Run) -> Index:
+    def index(self, run: ViewedRun) -> Index:
         """Return a run's index, opened when it is first asked for."""
         with self._lock:
             if run.key not in self._indexes:
@@ -368,7 +322,7 @@ class Browsing:
 
     def table(self, request: Request) -> Response:
         """Return a page of the table of episodes."""
-        run = one(self._library, request.path_params["key"])
+        run = run_of(self._library, request.path_params["key"])
         query = dict(request.query_params)
         index = self.index(run)
         done = index.refresh()
@@ -410,7 +364,7 @@ class Browsing:
 
     def league(self, request: Request) -> Response:
         """Return the page of who played whom."""
-        run = one(self._library, request.path_params["key"])
+        run = run_of(self._library, request.path_params["key"])
         index = self.index(run)
         done = index.refresh()
         parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
@@ -418,13 +372,13 @@ class Browsing:
         return html("league.html", run=summary, parts=parts, done=done, exact=read_exact(run.path))
 
     def league_curves(self, request: Request) -> Response:
-        """Return what that page draws."""
-        run = one(self._library, request.path_params["key"])
+        """Return the curves of that page."""
+        run = run_of(self._library, request.path_params["key"])
         index = self.index(run)
         index.refresh()
         with run.lock:
             run.refresh()
-            return numbers(drawn(run, index.ask(Tables.met), read_exact(run.path)))
+            return json_answer(drawn(run, index.ask(Tables.met), read_exact(run.path)))
 
     def episode(self, request: Request) -> Response:
         """Return the page of one episode."""
@@ -456,8 +410,8 @@ class Browsing:
         )
 
     def together(self, request: Request) -> Response:
-        """Return several episodes side by side: those of a group, or those that the query names as `split.step.line`."""
-        run = one(self._library, request.path_params["key"])
+        """Return episodes side by side, which the query names as `split.step.line`."""
+        run = run_of(self._library, request.path_params["key"])
         places = []
         for word in request.query_params.getlist("e")[:BESIDE]:
             split, _, rest = word.partition(".")
@@ -476,7 +430,7 @@ class Browsing:
         )
 
     def whole(self, request: Request) -> Response:
-        """Return all of one turn's text, as plain text."""
+        """Return the whole text of one turn, as plain text."""
         run, split, step, line = self._place(request)
         found = self._read(run, split, step, line)
         turn = request.path_params["turn"]
@@ -485,7 +439,9 @@ class Browsing:
             raise HTTPException(404, "There is no such turn in this episode.")
         return PlainTextResponse(shown(text))
 
-    def _drawn(self, run: Run, split: str, step: int, episode: Episode, reader: str) -> dict[str, Any]:
+    def _drawn(
+        self, run: ViewedRun, split: str, step: int, episode: ShownEpisode, reader: str
+    ) -> dict[str, Any]:
         trace = trace_of(run.path, split, step, episode.line)
         vocabulary = vocabulary_of(run.path, episode, trace)
         return {
@@ -498,13 +454,13 @@ class Browsing:
             "traced": bool(trace),
         }
 
-    def _place(self, request: Request) -> tuple[Run, str, int, int]:
+    def _place(self, request: Request) -> tuple[ViewedRun, str, int, int]:
         given = request.path_params
         if given["split"] not in ("train", "test"):
             raise HTTPException(404, "Episodes are of `train` or `test`.")
-        return one(self._library, given["key"]), given["split"], given["step"], given["line"]
+        return run_of(self._library, given["key"]), given["split"], given["step"], given["line"]
 
-    def _read(self, run: Run, split: str, step: int, line: int) -> Episode:
+    def _read(self, run: ViewedRun, split: str, step: int, line: int) -> ShownEpisode:
         found = read_episode(run.path, split, step, line)
         if found is None:
             raise HTTPException(404, MISSING)
@@ -514,46 +470,49 @@ class Browsing:
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
-"""Runs of the list; where there are more it can be asked for names."""
+"""Most runs of the list; a longer list can be searched by name."""
 FOLLOWERS = Followers()
 
 
 def viewer(library: Library, binding: Binding) -> Guard:
     """Return the application that shows these runs."""
     traffic = Traffic()
-    pages = Starlette(routes=routes(library, traffic), exception_handlers={HTTPException: said})
-    return Guard(pages, binding, traffic)
+    drawing, episodes = DrawnRuns(library), Browsing(library, traffic)
+    at = "/run/{key}/episode/{split}/{step:int}/{line:int}"
+    addresses: dict[str, Callable[[Request], Any]] = {
+        "/": lambda request: _runs(library, request),
+        "/compare": lambda request: _compare(library, request),
+        "/run/{key}": lambda request: _run(library, request),
+        "/run/{key}/team": lambda request: _team(library, request),
+        "/run/{key}/settings": lambda request: _settings(library, request),
+        "/run/{key}/system": lambda request: html(
+            "system.html", run=listed(run_of(library, request.path_params["key"]))
+        ),
+        "/run/{key}/system.json": lambda request: json_answer(
+            curves.system_page(run := run_of(library, request.path_params["key"]), run.path.name)
+        ),
+        "/run/{key}/episodes": episodes.table,
+        at: episodes.episode,
+        f"{at}/{{turn:int}}": episodes.whole,
+        "/run/{key}/league": episodes.league,
+        "/run/{key}/league.json": episodes.league_curves,
+        "/run/{key}/together": episodes.together,
+        "/curves.json": drawing.answer,
+        NEWS: lambda request: _events(library, request),
+        "/static/{name}": _static,
+    }
+    routes = [Route(path, answer, methods=["GET"]) for path, answer in addresses.items()]
+    pages = Starlette(routes=routes, exception_handlers={HTTPException: error_page})
 
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        # Calls for news stay open: counted as traffic, they would hold up all background work.
+        with nullcontext() if scope["path"] == NEWS else traffic.answering():
+            await pages(scope, receive, send)
 
-def routes(library: Library, traffic: Traffic) -> list[Route]:
-    """Return every address of the viewer."""
+    def refused(refusal: Refusal) -> Response:
+        return PlainTextResponse(f"{refusal.message}\n", refusal.status, refusal.headers)
 
-    def own(path: str, show: Callable[[Library, Request], Response]) -> Route:
-        def answer(request: Request) -> Response:
-            return show(library, request)
-
-        return Route(path, answer, methods=["GET"])
-
-    drawing = DrawnRuns(library)
-    episodes, at = Browsing(library, traffic), "/run/{key}/episode/{split}/{step:int}/{line:int}"
-    return [
-        own("/", _runs),
-        own("/compare", _compare),
-        own("/run/{key}", _run),
-        own("/run/{key}/team", _team),
-        own("/run/{key}/settings", _settings),
-        own("/run/{key}/system", _system),
-        own("/run/{key}/system.json", _system_curves),
-        Route("/run/{key}/episodes", episodes.table, methods=["GET"]),
-        Route(at, episodes.episode, methods=["GET"]),
-        Route(f"{at}/{{turn:int}}", episodes.whole, methods=["GET"]),
-        Route("/run/{key}/league", episodes.league, methods=["GET"]),
-        Route("/run/{key}/league.json", episodes.league_curves, methods=["GET"]),
-        Route("/run/{key}/together", episodes.together, methods=["GET"]),
-        Route("/curves.json", drawing.answer, methods=["GET"]),
-        own(NEWS, _events),
-        Route("/static/{name}", _static, methods=["GET"]),
-    ]
+    return Guard(counted, binding, HEADERS, check_reading, refused)
 
 
 def _runs(library: Library, request: Request) -> Response:
@@ -566,7 +525,7 @@ def _runs(library: Library, request: Request) -> Response:
 
 
 def _run(library: Library, request: Request) -> Response:
-    run = one(library, request.path_params["key"])
+    run = run_of(library, request.path_params["key"])
     return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
 
 
@@ -582,7 +541,7 @@ def _compare(library: Library, request: Request) -> Response:
 def _events(library: Library, request: Request) -> Response:
     runs = chosen(library, request)
     if FOLLOWERS.count >= MOST_FOLLOWERS:
-        raise HTTPException(503, "Too many pages are being told news. Close some.")
+        raise HTTPException(503, "Too many pages follow these runs. Close some.")
     news = FOLLOWERS.counted(follow(library, runs, request.query_params))
     return StreamingResponse(news, media_type="text/event-stream")
 

@@ -1,7 +1,7 @@
-"""Of an episode's line, only what the table of episodes and the league say: ids and log-probs are counted, not read.
+"""Reads from an episode's line only what the table of episodes and the league show; token ids and log-probs are counted.
 
-They are most of a line. Between the brackets of those lists the writer puts numbers alone; a line that holds anything else
-is read as a whole.
+They are most of a line, and counting commas is many times faster than parsing numbers. A line with anything but numbers in
+those lists is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from kapelle.viewer.episode import listing, mapping, text, whole
-from kapelle.viewer.lines import number, parsed
+from kapelle.viewer.lines import listing, mapping, number, parsed, text, whole
 
-# -------- Who played whom in episodes in which what one wins the others lose, and who won
+# -------- Who played whom, and who won, in episodes in which one wins what the others lose
 
 FIXED = -1
 """The version of a player that does not learn."""
 _NOTHING = 1e-6
+"""Smaller differences of payments count as a draw."""
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
-    """Who sat at a seat of one episode, and what the seat was paid."""
+class SkimmedPlayer:
+    """The player of one seat in an episode, and what the seat was paid."""
 
     name: str
-    """Its policy; of an environment's own player `opponent` and its name."""
+    """Its policy; `opponent` and its name for an environment's own player."""
     version: int
     """Of its policy at its first turn, or `FIXED`."""
     paid: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SkimmedPair:
     """Two players in the order of their seats."""
 
     part: str
-    """The environment of a mixture; empty outside of one."""
+    """The environment's name in a mixture; empty otherwise."""
     one: str
     one_version: int
     other: str
@@ -46,23 +46,39 @@ class Pair:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the episodes of a pair; `wins` are those of `one`, which was paid more."""
+    """The results of a pair's episodes; `one` has won if it was paid more."""
 
     wins: int = 0
     draws: int = 0
     losses: int = 0
     unlike: int = 0
-    """Episodes whose payments do not add up to nothing: in them nobody wins what others lose."""
+    """Episodes whose payments do not add up to 0, so that the players are not opposed in them."""
 
 
 def players_of(
     row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]], rewards: Mapping[str, float]
-) -> tuple[Player, ...]:
-    """Return the players of an episode's row in the order of their seats; none where it failed or was cut off."""
+) -> tuple[SkimmedPlayer, ...]:
+    """Return the players of an episode's row in the order of their seats; empty if it failed or was cut off."""
     if row.get("error") or row.get("truncated") is True:
         return ()
-    seated = _seated(mapping(row.get("info")))
-    paid = seated or [(agent, False, reward) for agent, reward in rewards.items()]
+    # Games report who sat where: by seat, the agent or opponent, whether it is the latter, and its return.
+    info = mapping(row.get("info"))
+    returns = [number(each) for each in listing(info.get("returns"))]
+    at: dict[int, tuple[str, bool]] = {}
+    for agent, seats in mapping(info.get("seats")).items():
+        own = [seat for each in listing(seats) if (seat := whole(each)) is not None]
+        if own:  # an agent with several seats is paid alike for all of them
+            at[min(own)] = (str(agent), False)
+    for place, name in mapping(info.get("opponents")).items():
+        if str(place).isdecimal() and len(str(place)) < 4:
+            at[int(place)] = (text(name), True)
+    there = [
+        (seat, won)
+        for seat in sorted(at)
+        if 0 < seat <= len(returns) and (won := returns[seat - 1]) is not None
+    ]
+    paid = [(*at[seat], won) for seat, won in there] if len(there) == len(at) else []
+    paid = paid or [(agent, False, reward) for agent, reward in rewards.items()]
     if len(paid) < 2:
         return ()
     first: dict[str, tuple[str, int]] = {}
@@ -70,35 +86,16 @@ def players_of(
         agent, version = text(turn.get("agent")), whole(turn.get("version"))
         first.setdefault(agent, (text(turn.get("policy")) or agent, FIXED if version is None else version))
     return tuple(
-        Player(f"opponent {name}", FIXED, reward)
+        SkimmedPlayer(f"opponent {name}", FIXED, reward)
         if fixed
-        else Player(*first.get(name, (name, FIXED)), reward)
+        else SkimmedPlayer(*first.get(name, (name, FIXED)), reward)
         for name, fixed, reward in paid
     )
 
 
-def _seated(info: Mapping[str, Any]) -> list[tuple[str, bool, float]]:
-    """Return, by seat, agent or opponent, whether it is the latter, and its return, as games report them."""
-    returns = [number(each) for each in listing(info.get("returns"))]
-    at: dict[int, tuple[str, bool]] = {}
-    for agent, seats in mapping(info.get("seats")).items():
-        own = [seat for each in listing(seats) if (seat := whole(each)) is not None]
-        if own:  # who has several seats is paid alike for all
-            at[min(own)] = (str(agent), False)
-    for place, name in mapping(info.get("opponents")).items():
-        if str(place).isdecimal() and len(str(place)) < 4:
-            at[int(place)] = (text(name), True)
-    there = [
-        (seat, paid)
-        for seat in sorted(at)
-        if 0 < seat <= len(returns) and (paid := returns[seat - 1]) is not None
-    ]
-    return [(*at[seat], paid) for seat, paid in there] if len(there) == len(at) else []
-
-
-def tallies(found: Iterable[tuple[str, Sequence[Player]]]) -> dict[Pair, Tally]:
-    """Return what came of all pairs of players of these episodes, each with the part that it belongs to."""
-    made: dict[Pair, Tally] = {}
+def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[SkimmedPair, Tally]:
+    """Return the results of all pairs of players in these episodes, which come with the part that they belong to."""
+    made: dict[SkimmedPair, Tally] = {}
     for part, players in found:
         total, size = (
             sum(each.paid for each in players),
@@ -106,7 +103,9 @@ def tallies(found: Iterable[tuple[str, Sequence[Player]]]) -> dict[Pair, Tally]:
         )
         unlike = abs(total) > _NOTHING * max(1.0, size)
         for one, other in combinations(players, 2):
-            tally = made.setdefault(Pair(part, one.name, one.version, other.name, other.version), Tally())
+            tally = made.setdefault(
+                SkimmedPair(part, one.name, one.version, other.name, other.version), Tally()
+            )
             ahead = one.paid - other.paid
             tally.unlike += unlike
             tally.wins += ahead > _NOTHING
@@ -120,7 +119,7 @@ _PROMPT, _SAID, _LOGPROBS = b'"prompt_ids":[', b'],"completion_ids":[', b'],"log
 
 @dataclass(frozen=True, slots=True)
 class Skimmed:
-    """What the table of episodes says of one."""
+    """What the table of episodes shows of one."""
 
     line: int
     group: int
@@ -135,22 +134,22 @@ class Skimmed:
     said: Sequence[str]
     """The text of each turn."""
     part: str
-    players: Sequence[Player]
-    """By seat; see `meetings`."""
+    players: Sequence[SkimmedPlayer]
+    """By seat."""
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None where none was paid."""
+        """The agents' mean return; None without one."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
     @property
     def words(self) -> str:
-        """Everything that was asked, said and answered in it, to be searched."""
+        """All text of the episode, for the search."""
         return " ".join([self.question, *self.said, self.final, self.error])
 
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
-    """Return what the table says of a line; None for one that holds no episode."""
+    """Return what the table shows of a line; None if the line is no episode."""
     short = _without_numbers(raw)
     row = None if short is None else parsed(short)
     if row is None and short != raw:
@@ -186,7 +185,7 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
 
 
 def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
-    """Return the most less the least reward of each group."""
+    """Return the difference between the largest and the smallest reward of each group."""
     paid: dict[int, list[float]] = {}
     for each in found:
         paid.setdefault(each.group, []).append(each.reward or 0.0)
@@ -194,13 +193,14 @@ def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
 
 
 def _without_numbers(raw: bytes) -> bytes | None:
-    """Return a line whose turns have the number of their tokens instead of the tokens; None for one of another form."""
+    """Return a line in which the turns' tokens are replaced by their number; None for a line of another form."""
     parts, at = [], 0
     while (start := raw.find(_PROMPT, at)) >= 0:
         said = raw.find(b"]", start)
         logprobs = raw.find(b"]", said + len(_SAID)) if raw.startswith(_SAID, said) else -1
         end = raw.find(b"]", logprobs + len(_LOGPROBS)) if raw.startswith(_LOGPROBS, logprobs) else -1
-        # Of quotes there may be those of the three names alone. Lists in lists leave what is no JSON.
+        # The only quotes are those of the three names; more of them mean text among the numbers. A list within a list
+        # ends at the wrong bracket and leaves invalid JSON, which `skimmed` notices.
         if end < 0 or raw.count(b'"', start, end) != 6:
             return None
         first = said + len(_SAID)

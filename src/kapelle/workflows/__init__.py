@@ -22,6 +22,9 @@ BUILTIN: Mapping[str, str] = {
 }
 """Name in a recipe → `module:Class`, imported when asked for."""
 
+FILES = "kapelle.workflows.dag_file"
+"""Module that reads files which describe a whole workflow (`kapelle.workflow.WorkflowFiles`)."""
+
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
     "Node": "kapelle.workflows.dag",

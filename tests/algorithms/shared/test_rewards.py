@@ -160,6 +160,16 @@ class TestOneNumber:
         returns = agent_returns(one, how)
         assert returns == pytest.approx(dict.fromkeys(returns, earned))
 
+    @given(
+        st.dictionaries(st.sampled_from("abcde"), st.floats(-5, 5), min_size=1),
+        st.sampled_from(["sum", "mean", "max", "min", "individual"]),
+    )
+    def test_whichever_agent_is_named_first(self, rewards: dict[str, float], how: TeamReward) -> None:
+        turns = [turn(agent, k) for k, agent in enumerate("abcde")]
+        one = episode(*turns, rewards=rewards)
+        other = episode(*turns, rewards=dict(reversed(rewards.items())))
+        assert agent_returns(one, how) == pytest.approx(agent_returns(other, how))
+
     def test_by_rounds_the_end_counts_for_each(self) -> None:
         # The judge speaks once, last in time: its turn is of round 0, and what is paid then of the last round.
         names = ("solver", "critic", "solver", "solver", "judge")

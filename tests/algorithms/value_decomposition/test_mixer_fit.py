@@ -11,10 +11,10 @@ from torch import nn
 
 from kapelle.algorithms.value_decomposition.mixer_fit import (
     Fitted,
+    JointEpisode,
     MixerFit,
     MonotonicMixer,
     OwnUtilities,
-    Played,
     Replay,
     Rounds,
     SumMixer,
@@ -36,19 +36,19 @@ def fit(net: TeamValue, gamma: float = 1.0, **settings: Any) -> MixerFit:
     return MixerFit(FitConfig.model_validate({"min_fill": 1, **settings}), gamma, net, seed=0)
 
 
-def walk(rewards: list[float], cut: bool = False, seed: int = 0) -> Played:
+def walk(rewards: list[float], cut: bool = False, seed: int = 0) -> JointEpisode:
     """An episode with these rewards and arbitrary embeddings."""
     generator = torch.Generator().manual_seed(seed)
     rounds = len(rewards)
     saw, said = torch.randn(2, rounds, 2, 2, generator=generator, dtype=F64)
-    return Played(
+    return JointEpisode(
         Rounds(saw, said, torch.ones(rounds, 2, dtype=F64), saw.mean(1)),
         torch.tensor(rewards, dtype=F64),
         cut,
     )
 
 
-def remembered(*episodes: Played) -> Replay:
+def remembered(*episodes: JointEpisode) -> Replay:
     replay = Replay(100)
     replay.add(episodes)
     return replay
@@ -152,7 +152,7 @@ class TestTwoStepGame:
         cells = [(s, a, b) for s in (0, 1) for a in (0, 1) for b in (0, 1)]
         replay = remembered(
             *(
-                Played(
+                JointEpisode(
                     Rounds(
                         torch.stack([unit[s], unit[s]])[None],
                         torch.stack([unit[a], unit[b]])[None],

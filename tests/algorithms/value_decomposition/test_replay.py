@@ -8,7 +8,7 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import same_bits
 
 from kapelle.algorithms.value_decomposition.mixer_fit import (
-    Played,
+    JointEpisode,
     Replay,
     Rounds,
     joined,
@@ -31,7 +31,7 @@ def seen(played: Episode) -> Signals:
     )
 
 
-def read(played: Episode, agents: str = "ab", how: str = "mean") -> Played:
+def read(played: Episode, agents: str = "ab", how: str = "mean") -> JointEpisode:
     found = read_episode(PLACE, played, seen(played), tuple(agents), how)  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -104,10 +104,10 @@ class TestRewards:
         assert read(played, how="last").reward_K.tolist() == [2.0]
 
 
-def numbered(number: float, rounds: int = 1, cut: bool = False) -> Played:
+def numbered(number: float, rounds: int = 1, cut: bool = False) -> JointEpisode:
     """An episode that says `number` everywhere."""
     full = torch.full((rounds, 2, 3), number)
-    return Played(
+    return JointEpisode(
         Rounds(full, full, torch.ones(rounds, 2), torch.full((rounds, 3), number)),
         torch.full((rounds,), number),
         cut,

@@ -12,8 +12,7 @@ from tests.support.programs import output_of, ticking
 from tests.workflows.stage import expert, lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class, offers
-from kapelle.environments.code.environment import Code
-from kapelle.environments.code.problems import MBPP_SPLITS
+from kapelle.environments.code import MBPP_SPLITS, Code
 from kapelle.errors import DataError, EpisodeError, SandboxError
 from kapelle.grading.code.tasks import CHEATS
 from kapelle.rollout.play import Play, rollout
@@ -299,7 +298,7 @@ async def test_the_event_loop_goes_on_while_programs_run(mbpp: str) -> None:
 def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
     program = (
         "import asyncio, os, sys\n"
-        "from kapelle.environments.code.environment import Code\n"
+        "from kapelle.environments.code import Code\n"
         "async def main():\n"
         f"    environment = Code(path={mbpp!r})\n"
         "    world = environment.start(environment.task('train', 0), ['coder'], 0)\n"

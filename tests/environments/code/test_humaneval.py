@@ -15,7 +15,7 @@ import pytest
 from tests.workflows.stage import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments.code.environment import Code
+from kapelle.environments.code import Code
 from kapelle.rollout.play import Play, rollout
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.types import Split

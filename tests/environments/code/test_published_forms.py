@@ -9,7 +9,7 @@ import pytest
 from tests.environments.code.test_environment import SUM, fenced, folder
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environments.code.environment import Code
+from kapelle.environments.code import Code
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo

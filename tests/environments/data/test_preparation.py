@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import call
 
 from kapelle.environment import environment_class
-from kapelle.environments.code.environment import Code
+from kapelle.environments.code import Code
 from kapelle.environments.data.preparation import DATA_SETS, prepare
 from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI

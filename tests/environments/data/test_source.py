@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from kapelle.environments.data.source import DataSource, Splits, read_rows
+from kapelle.environments.data.source import DataSource, Splits
 from kapelle.errors import DataError
 from kapelle.runs.step_rows import pack
+from kapelle.runtime.row_files import read_rows
 
 ROWS = [{"question": f"q{number}", "answer": number} for number in range(6)]
 

@@ -12,12 +12,11 @@ from tests.cli.conftest import call
 from tests.support.tiny import SIZE
 
 from kapelle.environment import Skipping, offers
-from kapelle.environments.code.environment import Code
+from kapelle.environments.code import Code
 from kapelle.environments.math import Math
 from kapelle.environments.mixture import Mixture
 from kapelle.environments.nli import NLI
-from kapelle.environments.recorded.labelled import Labelled
-from kapelle.environments.recorded.preferences import Preferences
+from kapelle.environments.recorded import Labelled, Preferences
 from kapelle.errors import DataError
 
 

@@ -13,9 +13,7 @@ from tests.support.tiny import sections
 
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environment import Recorded, offers
-from kapelle.environments.recorded.labelled import Labelled
-from kapelle.environments.recorded.preferences import Preferences
-from kapelle.environments.recorded.trajectories import Trajectories
+from kapelle.environments.recorded import Labelled, Preferences, Trajectories
 from kapelle.errors import ConfigError, DataError
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode

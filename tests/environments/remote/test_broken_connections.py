@@ -14,8 +14,7 @@ from tests.support.breaking import Point, breaking
 from tests.support.tiny import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Environment
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environment import Environment, task_of
 from kapelle.environments.remote import Remote
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime.event_loop import run_async

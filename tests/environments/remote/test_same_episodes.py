@@ -11,7 +11,7 @@ from tests.rollout.workers.test_same_episodes import episodes
 from kapelle.environment import Answerable, Environment, Mixed, Recorded, Scripted, environment_class, offers
 from kapelle.environments.remote import Remote
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import serve_environments
+from kapelle.services.environments.service import serve_environments
 from kapelle.setup.preparation import connect
 
 

@@ -15,16 +15,15 @@ from tests.rollout.workers.test_same_episodes import play_of
 from tests.support.tiny import sections
 from tests.support.tls import certificate_here
 
-from kapelle.environment import Environment, environment_class
+from kapelle.environment import Environment, environment_class, task_of, told_of_changes
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.bounded_worlds import task_of
-from kapelle.environments.elsewhere import told_of_changes
 from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import EnvironmentServer, SessionLimits, serve_environments
+from kapelle.services.environments.service import EnvironmentServer, serve_environments
+from kapelle.services.environments.sessions import SessionLimits
 from kapelle.setup.preparation import connect
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
@@ -180,7 +179,11 @@ def test_a_token_and_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     certificate, key = certificate_here(tmp_path)
     binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
     with serve_environments({"it": Arithmetic()}, binding) as server:
-        remote = Remote(address=(server.address,), certificate=str(certificate), token_env="SECRET")  # noqa: S106
+        remote = Remote(
+            address=(server.address,),
+            certificate=str(certificate),
+            token_env="SECRET",  # noqa: S106
+        )
         for wrong in ("", "another-token-0123456789"):
             monkeypatch.setenv("SECRET", wrong)
             with pytest.raises(ConfigError, match="token is missing or wrong"):

@@ -12,10 +12,10 @@ from tests.support.tiny import SIZE, sections
 
 from kapelle.environment import environment_class
 from kapelle.errors import SandboxError
-from kapelle.runs.writer import read_evaluations, read_metrics
+from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.sandbox.pool import backend, require
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import serve_environments
+from kapelle.services.environments.service import serve_environments
 
 PROBLEM = {
     "task_id": 0,

@@ -13,7 +13,7 @@ from tests.workflows.stage import lines, play
 from kapelle.cli.serve import named
 from kapelle.environment import PaysEpisodes, offers
 from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
-from kapelle.environments.rewarded import Held, Reward, name_of, rows_in_memory
+from kapelle.environments.rewarded import Reward, RowsInMemory, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
 from kapelle.setup.validation import check_paying
 from kapelle.types import Episode
@@ -44,7 +44,7 @@ def paying(*rewards: Mapping[str, Any], rows: Any = ROWS, **settings: Any) -> Re
     }
     own = [Reward.model_validate({**each, "function": f"in-memory:{each['function']}"}) for each in rewards]
     made = Rewarded.model_validate({"path": "in-memory", "eval_path": "none", "rewards": own, **settings})
-    return made.holding(Held(rows_in_memory(rows, "dataset"), (), functions))
+    return made.holding(RowsInMemory(rows_in_memory(rows, "dataset"), (), functions))
 
 
 async def earned(environment: Rewarded, workflow: Any, said: Mapping[str, str]) -> Episode:
@@ -100,7 +100,7 @@ async def test_a_function_may_take_the_question_where_its_column_has_that_name()
 
     environment = Rewarded.model_validate(
         {"path": "in-memory", "eval_path": "none", "rewards": [{"function": "in-memory:shown"}]}
-    ).holding(Held(rows_in_memory(ROWS, "dataset"), (), {"shown": shown}))
+    ).holding(RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"shown": shown}))
     assert (await earned(environment, Parallel(), {"a": "6"})).rewards == {"a": 1.0}
 
 
@@ -118,7 +118,7 @@ def test_a_function_that_cannot_be_had_is_named(
     (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
     made = Rewarded.model_validate(
         {"path": "in-memory", "eval_path": "none", "rewards": [{"function": function}]}
-    ).holding(Held(rows_in_memory(ROWS, "dataset")))
+    ).holding(RowsInMemory(rows_in_memory(ROWS, "dataset")))
     with pytest.raises(ConfigError, match=said):
         made.check(["a"])
 
@@ -208,7 +208,7 @@ def test_where_nobody_would_pay_it_is_refused(tmp_path: Path) -> None:
         check_paying(Mixture(parts={"rows": Part(environment=environment)}))
     check_paying(environment)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    with pytest.raises(ConfigError, match="pays whole episodes where the agents are played"):
+    with pytest.raises(ConfigError, match="pays whole episodes, which happens where the agents are played"):
         named(
             "rewarded",
             [f"rewarded.path={tmp_path}/rows.jsonl", "rewarded.rewards=[{function: 'json:dumps'}]"],

@@ -15,7 +15,7 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.contract import Lost, ToolFault, ToolSchema
 from kapelle.environments.tools.mcp import Mcp, McpTools
-from kapelle.environments.tools.mcp_session import Connection, Pipes
+from kapelle.environments.tools.mcp_session import McpConnection, Pipes
 from kapelle.errors import ConfigError
 from kapelle.types import Json, Task
 from kapelle.workflows.tool_use import ToolUse
@@ -128,7 +128,7 @@ def test_a_server_that_talks_beside_the_point_is_ended() -> None:
 
 
 def test_a_server_that_reads_nothing_is_given_up() -> None:
-    server = Connection(settings("deaf", call_s=10.0))
+    server = McpConnection(settings("deaf", call_s=10.0))
     server._limit_s = 0.3
     with pytest.raises(Lost, match=r"did not answer within 0.3 s"):
         server.call("count", {"much": "x" * (1 << 20)})

@@ -7,7 +7,7 @@ from tests.support.patience import timed
 
 from kapelle.grading.math.algebra import TooLarge
 from kapelle.grading.math.answers import read_answer
-from kapelle.grading.math.expression import Refused, Unfamiliar
+from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.sameness import Percent, same_answer
 
 
@@ -168,7 +168,7 @@ def test_a_percentage_is_its_figure_or_hundredths() -> None:
 )
 def test_what_nobody_may_read_as_an_answer(text: str) -> None:
     def refuse() -> None:
-        with pytest.raises(Refused):
+        with pytest.raises(Unreadable):
             read_answer(text)
 
     assert timed(refuse, 0.5)[1] < 0.5
@@ -233,7 +233,7 @@ def test_algebra_holds(one: str, other: str) -> None:
     for left, right in identities:
         try:
             assert same(left, right)
-        except (Refused, TooLarge):
+        except (Unreadable, TooLarge):
             continue
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kapelle.grading.math.grade import COMPARISON, grade_math, math_processes, why_not_comparable
-from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses, TooCostly
+from kapelle.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ class Costly:
     def ask(self, question: Any) -> bool:
         texts = f"{question['gold']} {question['answer']}"
         if self._late and self._late in texts:
-            raise GaveUp("It takes longer than 0.9 s.")
+            raise ProcessGaveUp("It takes longer than 0.9 s.")
         if self._costly in texts:
             raise TooCostly("It takes longer than 0.8 s of CPU.")
         return True
@@ -174,7 +174,7 @@ def test_the_library_is_not_asked_to_evaluate(patient_pool: KillableProcesses) -
     # Its reader of plain expressions evaluates Python; only the LaTeX reader may see an answer.
     try:
         assert patient_pool.ask({"gold": "$5$", "answer": "__import__('os').getpid()"}) == "answer"
-    except GaveUp:
+    except ProcessGaveUp:
         pytest.fail("the question reaches no evaluation, so nothing can give up")
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.grading.text.tool_call import ALL_FORMS, Call, Form, NotCalls, grade_tool_call, parse_calls
+from kapelle.grading.text.tool_call import ALL_FORMS, Form, NotCalls, ReadCall, grade_tool_call, parse_calls
 
-WEATHER = Call("weather", {"city": "Bern", "days": 3})
+WEATHER = ReadCall("weather", {"city": "Bern", "days": 3})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_the_tool_requires_may_not_be_left_out() -> None:
     ],
 )  # fmt: skip
 def test_calls_as_models_write_them(form: Form, text: str) -> None:
-    assert parse_calls(text, [form]) == (Call("f", {"a": 1}), Call("g", {}))
+    assert parse_calls(text, [form]) == (ReadCall("f", {"a": 1}), ReadCall("g", {}))
 
 
 def test_calls_in_a_line_each_stand_side_by_side() -> None:

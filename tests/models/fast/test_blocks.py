@@ -10,7 +10,7 @@ from tests.support.tiny import LORA, stir
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from kapelle.models.fast.attention import Plan, plan_sequences
+from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import FlatModel, flat_of
 from kapelle.models.lora_bank import BankedLinear, LoraBank
 from kapelle.team import Lora
@@ -49,7 +49,7 @@ def flat(model: Any) -> FlatModel:
     return found
 
 
-def hidden(model: Any, plan: Plan) -> Tensor:
+def hidden(model: Any, plan: AttentionPlan) -> Tensor:
     pass_ = flat(model)
     return pass_.hidden(TOKENS, POSITIONS, pass_.by_plan(plan))
 

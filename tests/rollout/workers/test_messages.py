@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kapelle.environments.elsewhere import error_from
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.workers.session import Frames, error_form, pack
 from kapelle.runtime.deadlines import GaveUp
 from kapelle.runtime.process_tree import SharedStatus
+from kapelle.runtime.remote_errors import environment_error
 
 SAID: list[dict[str, Any]] = [
     {"text": "é\x00\ud800", "empty": "", "list": [1, (2.5, None)], "keys": {1: True, "$tag": -0.0}},
@@ -43,13 +43,13 @@ def test_a_frame_that_nobody_sent_is_refused() -> None:
     "error", [EngineError("e"), EpisodeError("f"), GaveUp("late"), KeyboardInterrupt("")]
 )
 def test_errors_that_mean_something_here_are_of_their_class(error: BaseException) -> None:
-    there = error_from(error_form(error))
+    there = environment_error(*error_form(error))
     assert type(there) is type(error)
     assert str(there) == str(error)
 
 
 def test_other_errors_keep_name_and_message() -> None:
-    there = error_from(error_form(KeyError("key")))
+    there = environment_error(*error_form(KeyError("key")))
     assert (type(there).__name__, str(there)) == ("KeyError", "'key'")
     assert not isinstance(there, KeyError)
 

@@ -11,8 +11,7 @@ from tests.environments.test_conformance import READY
 from tests.support.tiny import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Environment, Scripted, environment_class, offers
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environment import Environment, Scripted, environment_class, offers, task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold

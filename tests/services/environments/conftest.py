@@ -11,7 +11,8 @@ import pytest
 from tests.services.environments import slow_world
 
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import EnvironmentServer, SessionLimits, serve_environments
+from kapelle.services.environments.service import EnvironmentServer, serve_environments
+from kapelle.services.environments.sessions import SessionLimits
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 

@@ -14,7 +14,7 @@ from tests.services.environments.conftest import FAR, reset, says, stub_of
 from tests.services.environments.test_service import eventually, refused
 from tests.support.breaking import Point, breaking
 
-from kapelle.services.environments.serving import EnvironmentServer
+from kapelle.services.environments.service import EnvironmentServer
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 

@@ -14,7 +14,8 @@ from tests.services.environments.conftest import FAR, reset, says, served, stub_
 from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 
 from kapelle.services.binding import Binding
-from kapelle.services.environments.serving import EnvironmentServer, SessionLimits
+from kapelle.services.environments.service import EnvironmentServer
+from kapelle.services.environments.sessions import SessionLimits
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 

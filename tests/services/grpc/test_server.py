@@ -17,8 +17,7 @@ from tests.support.tls import certificate_here
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
-from kapelle.services.grpc.refusals import wrong
-from kapelle.services.grpc.server import Caps, GrpcServer
+from kapelle.services.grpc import Caps, GrpcServer, wrong
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
 SMALL = 1 << 16

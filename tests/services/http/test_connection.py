@@ -8,17 +8,17 @@ import socket
 import ssl
 import threading
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.routing import Route
 from tests.support.tls import certificate_here
 
+from kapelle.services import http as connection
 from kapelle.services.binding import Binding
-from kapelle.services.http import server as connection
-from kapelle.services.http.application import Answer, Application, Call, Route, Stream
-from kapelle.services.http.server import HttpServer
+from kapelle.services.http import Application, Call, EventStream, HttpServer, JsonAnswer, route
 from kapelle.types import Json
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
@@ -31,15 +31,15 @@ class Torrent:
         self.begun, self.ended = threading.Event(), threading.Event()
 
     def routes(self) -> list[Route]:
-        return [Route("GET", "/stream", self.stream), Route("GET", "/good", self.good)]
+        return [route("GET", "/stream", self.stream), route("GET", "/good", self.good)]
 
-    async def good(self, call: Call) -> Answer:
-        return Answer({"good": True})
+    async def good(self, call: Call) -> JsonAnswer:
+        return JsonAnswer({"good": True})
 
-    async def stream(self, call: Call) -> Stream:
-        return Stream(self._events())
+    async def stream(self, call: Call) -> EventStream:
+        return EventStream(self._events())
 
-    async def _events(self) -> AsyncIterator[Json | str]:
+    async def _events(self) -> AsyncGenerator[Json | str, None]:
         self.begun.set()
         try:
             while True:

@@ -12,8 +12,7 @@ from tests.support.tiny import sections, stir
 
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.service import PolicyServer, serve_policy
+from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 from kapelle.training.trainer import Trainer
 
 
@@ -39,7 +38,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def server(play: Play, recorded: Path) -> Iterator[PolicyServer]:
     """The team, served as `duo` and recorded."""
-    with serve_policy(play, "duo", Binding(), Limits(), recorded) as served:
+    with serve_policy(play, "duo", Binding(), ServingLimits(), recorded) as served:
         yield served
 
 

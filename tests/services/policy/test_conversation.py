@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kapelle.engines.rollout.protocol import Completion
-from kapelle.services.http.refusals import Refusal
 from kapelle.services.policy.chat_form import message_of, read_messages, read_request
-from kapelle.services.policy.sessions import Sessions
+from kapelle.services.policy.recording import Sessions
+from kapelle.services.refusals import Refusal
 from kapelle.types import Turn
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -9,7 +9,7 @@ import pytest
 from tests.support.hostile_bodies import RAW, answered, bodies, check_refused
 
 from kapelle.services.binding import Binding
-from kapelle.services.http.application import Application
+from kapelle.services.http import Application
 from kapelle.services.policy.service import PolicyServer
 
 GOOD: dict[str, Any] = {

@@ -12,8 +12,7 @@ import pytest
 
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.service import PolicyServer, serve_policy
+from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 
 ASKED: dict[str, Any] = {
     "model": "duo/first",
@@ -23,7 +22,7 @@ ASKED: dict[str, Any] = {
 
 
 def test_more_answers_than_there_is_room_for_are_told_to_come_again(play: Play, web: httpx.Client) -> None:
-    with serve_policy(play, "duo", Binding(), Limits(calls=2)) as server:
+    with serve_policy(play, "duo", Binding(), ServingLimits(calls=2)) as server:
         url = f"{server.url}/v1/chat/completions"
         said = web.post(url, json={**ASKED, "n": 3})
         assert (said.status_code, said.json()["error"]["code"]) == (429, "queue_full")
@@ -34,7 +33,7 @@ def test_more_answers_than_there_is_room_for_are_told_to_come_again(play: Play, 
 
 @pytest.mark.parametrize("model", ["duo/first", "duo"])
 def test_what_takes_too_long_ends(play: Play, web: httpx.Client, model: str) -> None:
-    with serve_policy(play, "duo", Binding(), Limits(seconds=0.001)) as server:
+    with serve_policy(play, "duo", Binding(), ServingLimits(seconds=0.001)) as server:
         said = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
         assert (said.status_code, said.json()["error"]["type"]) == (504, "timeout_error")
         streamed = web.post(

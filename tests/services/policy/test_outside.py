@@ -16,13 +16,13 @@ from openai import OpenAI
 from tests.support.serving import Reciting, Watching, staged
 from tests.support.tiny import sections
 
-from kapelle.environments.external.switchboard import Seat, Switchboard
+from kapelle.environments.external.switchboard import Switchboard, WaitingEpisode
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play as RolloutPlay
-from kapelle.services.http.application import Call
+from kapelle.runtime.event_loop import LoopThread
+from kapelle.services.http import Call
 from kapelle.services.policy.agents import Agents, read_chat
 from kapelle.services.policy.chat_form import read_request
-from kapelle.services.policy.engine_thread import EngineThread
 from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
@@ -264,12 +264,12 @@ async def test_sessions_of_programs_that_broke_off_make_room() -> None:
     """Each of very many episodes ends without a reward, after a call."""
     board = Switchboard("", None)
     with trainer(Watching()) as made:
-        desk = OutsideDesk(board, Agents(made.play, EngineThread()))
+        desk = OutsideDesk(board, Agents(made.play, LoopThread()))
         body = {"model": "team/planner", "messages": [{"role": "user", "content": "x"}]}
         request = read_request(body)
         chat, _ = read_chat(desk._agents, "team/planner", "planner", request)
         for number in range(1100):
-            seat = Seat(f"e-{number}", Task("t", ""), 0, ("planner", "coder"))
+            seat = WaitingEpisode(f"e-{number}", Task("t", ""), 0, ("planner", "coder"))
             board.give(seat)
             call = Call("", seat.name, {}, body)
             place = await desk._place(chat, call)

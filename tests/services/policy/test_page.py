@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from kapelle.services.policy.page import FILES
+from kapelle.services.policy.service import PAGE_FILES as FILES
 from kapelle.services.policy.service import PolicyServer
 
 

@@ -12,11 +12,9 @@ from openai import APIStatusError, NotFoundError, OpenAI
 from kapelle.errors import DataError, OutputError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.http.refusals import Refusal
-from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.recording import FILE, EpisodeFile, read_recorded
-from kapelle.services.policy.service import serve_policy
-from kapelle.services.policy.sessions import Sessions
+from kapelle.services.policy.recording import FILE, EpisodeFile, Sessions, read_recorded
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.services.refusals import Refusal
 from kapelle.types import Episode
 
 Messages = list[Any]
@@ -267,7 +265,7 @@ class TestLifetimes:
         )
 
     def test_a_crowd_without_rewards_blocks_nobody(self, play: Play, tmp_path: Path) -> None:
-        limits = Limits(idle=0.001)
+        limits = ServingLimits(idle=0.001)
         with serve_policy(play, "duo", Binding(), limits, tmp_path) as server:
             url = f"{server.url}/v1"
             with httpx.Client() as web, OpenAI(base_url=url, api_key="none", max_retries=0) as client:

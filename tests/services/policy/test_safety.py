@@ -15,8 +15,7 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.service import PolicyServer, serve_policy
+from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 from kapelle.workflow import Scene
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
@@ -24,7 +23,9 @@ TOKEN = "the-right-token-0123456789"  # noqa: S105
 
 @pytest.fixture(scope="module")
 def guarded(play: Play) -> Iterator[PolicyServer]:
-    with serve_policy(play, "duo", Binding(token=TOKEN, names=("trainer.example",)), Limits()) as served:
+    with serve_policy(
+        play, "duo", Binding(token=TOKEN, names=("trainer.example",)), ServingLimits()
+    ) as served:
         yield served
 
 
@@ -58,7 +59,11 @@ CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
 
 def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
     """All routes that exist, and paths that do not, with every credential."""
-    paths = [(route.method, route.path) for route in guarded.service.routes()]
+    paths = [
+        (method, route.path.replace("{name:path}", ""))
+        for route in guarded.service.routes()
+        for method in route.methods or ()
+    ]
     assert ("POST", "/v1/chat/completions") in paths
     assert ("GET", "/health") in paths
     elsewhere = [("GET", "/none"), ("POST", "/none"), ("DELETE", "/v1/models"), ("HEAD", "/health")]
@@ -126,7 +131,7 @@ def test_tls_files_that_are_none_are_refused_before_anything_is_served(play: Pla
         file.write_text("no certificate")
     with (
         pytest.raises(ConfigError, match=r"cert\.pem and .*key\.pem cannot be used"),
-        serve_policy(play, "duo", Binding(**files), Limits()),
+        serve_policy(play, "duo", Binding(**files), ServingLimits()),
     ):
         pytest.fail("it serves")
 
@@ -157,7 +162,7 @@ def test_nothing_of_a_question_is_logged_when_a_workflow_fails(
 ) -> None:
     failing = replace(play, workflow=Quoting(first=first))
     body = {"model": "duo", "messages": [{"role": "user", "content": QUESTION}]}
-    with serve_policy(failing, "duo", Binding(), Limits()) as server:
+    with serve_policy(failing, "duo", Binding(), ServingLimits()) as server:
         for more in ({}, {"stream": True}):
             told = web.post(f"{server.url}/v1/chat/completions", json={**body, **more})
             assert "the service's log says why" in told.text
@@ -175,7 +180,7 @@ def test_nothing_of_a_question_is_logged_when_the_engine_fails(
 
     monkeypatch.setattr(play.engine, "generate", broken)
     body = {"model": "duo/first", "messages": [{"role": "user", "content": QUESTION}]}
-    with serve_policy(play, "duo", Binding(), Limits()) as server:
+    with serve_policy(play, "duo", Binding(), ServingLimits()) as server:
         told = web.post(f"{server.url}/v1/chat/completions", json=body)
         assert told.status_code == 500
         assert "swordfish" not in told.text

@@ -14,9 +14,8 @@ from tests.support.serving import Reciting, staged
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
-from kapelle.services.policy.admission import Limits
 from kapelle.services.policy.recording import read_recorded
-from kapelle.services.policy.service import serve_policy
+from kapelle.services.policy.service import ServingLimits, serve_policy
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
@@ -107,7 +106,7 @@ def test_the_next_prompt_has_every_word_and_call(
     text, words, names = TEXTS[kind]
     engine = Reciting(lambda _: text)
     with (
-        serve_policy(replace(play, engine=engine), "duo", Binding(), Limits(), tmp_path) as server,
+        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         messages: list[Any] = [{"role": "user", "content": "1+2?"}]
@@ -154,7 +153,7 @@ def test_tools_that_may_not_be_called_are_no_calls(play: Play, tmp_path: Path) -
     """With `tool_choice: none` the answer is a text, and goes on as one."""
     engine = Reciting(lambda _: TEXTS["words and one call"][0])
     with (
-        serve_policy(replace(play, engine=engine), "duo", Binding(), Limits(), tmp_path) as server,
+        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         messages: list[Any] = [{"role": "user", "content": "1+2?"}]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.services.policy.agents import Words
+from kapelle.services.policy.agents import TextStream
 
 
 def spoken(ids: Sequence[int]) -> str:
@@ -23,7 +23,7 @@ def test_pieces_are_whole_characters_and_make_the_text(
     text = ids.decode()
     for stop in stops:
         text = text.partition(stop)[0]
-    words, told, place = Words(spoken, stops), "", 0
+    words, told, place = TextStream(spoken, stops), "", 0
     for size in sizes:
         if any(stop in ids[: place + size].decode("utf-8", "replace") for stop in stops):
             break
@@ -34,7 +34,7 @@ def test_pieces_are_whole_characters_and_make_the_text(
 
 
 def test_a_call_is_not_told_in_pieces() -> None:
-    words = Words(spoken, marks=("<tool_call>",))
+    words = TextStream(spoken, marks=("<tool_call>",))
     assert words.hear(b"I call <tool_") == "I call "
     assert words.hear(b"box> and <tool_call>{") == "<tool_box> and "
     assert words.hear(b"}") == ""
@@ -43,10 +43,10 @@ def test_a_call_is_not_told_in_pieces() -> None:
 
 def test_spaces_wait_for_the_word_behind_them() -> None:
     """Before a call they are no part of the words."""
-    words = Words(spoken, marks=("<tool_call>",), trims=True)
+    words = TextStream(spoken, marks=("<tool_call>",), trims=True)
     assert words.hear(b" I call ") == " I call"
     assert words.hear(b"\nit <tool_call>{") == " \nit"
     assert words.end(" I call \nit") == ""
-    words = Words(spoken, marks=("<tool_call>",), trims=True)
+    words = TextStream(spoken, marks=("<tool_call>",), trims=True)
     assert words.hear(b"No. \n") == "No."
     assert words.end("No. \n") == " \n", "an answer that calls nothing has them"

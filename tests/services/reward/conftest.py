@@ -11,9 +11,10 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.services.binding import Binding
-from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
+from kapelle.services.reward.scores import VerifierScorer
+from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.training.observer import Silent
-from kapelle.training.served import VerifierScorer, open_verifier
+from kapelle.training.served import open_verifier
 from kapelle.training.trainer import Trainer
 from kapelle.wire import reward_v1_pb2_grpc as methods
 
@@ -39,17 +40,17 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def scorer(judge: Path) -> VerifierScorer:
-    return open_verifier(judge, Silent())
+    return VerifierScorer(*open_verifier(judge, Silent()))
 
 
 @pytest.fixture(scope="package")
-def server(scorer: VerifierScorer) -> Iterator[RewardServer]:
+def server(scorer: VerifierScorer) -> Iterator[RunningRewardServer]:
     with serve_reward(scorer, Binding(), RewardLimits(batch=8), grpc_port=0) as served:
         yield served
 
 
 @pytest.fixture(scope="package")
-def stub(server: RewardServer) -> Iterator[methods.RewardStub]:
+def stub(server: RunningRewardServer) -> Iterator[methods.RewardStub]:
     assert server.grpc is not None
     with grpc.insecure_channel(server.grpc.address) as channel:
         yield methods.RewardStub(channel)

@@ -17,10 +17,9 @@ from kapelle.environments.reward_server import RewardServer
 from kapelle.errors import ConfigError
 from kapelle.runtime.http import _trusted
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import Answered
-from kapelle.services.reward.serving import RewardLimits, serve_reward
-from kapelle.services.reward.serving import RewardServer as Serving
-from kapelle.training.served import VerifierScorer
+from kapelle.services.reward.scores import Answered, VerifierScorer
+from kapelle.services.reward.service import RewardLimits, serve_reward
+from kapelle.services.reward.service import RunningRewardServer as Serving
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Message, Task
 from kapelle.workflows.debate import Debate

@@ -15,9 +15,8 @@ import pytest
 from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score
-from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
-from kapelle.training.served import VerifierScorer
+from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score, VerifierScorer
+from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods
 
@@ -30,7 +29,9 @@ GOOD = wire.ScoreRequest(
 )  # fmt: skip
 
 
-def test_scores_are_those_of_http(web: httpx.Client, server: RewardServer, stub: methods.RewardStub) -> None:
+def test_scores_are_those_of_http(
+    web: httpx.Client, server: RunningRewardServer, stub: methods.RewardStub
+) -> None:
     asked = [("abc", "abc"), ("abc", "acb"), ("x", "a " * 400)]
     items = [{"question": question, "answer": answer} for question, answer in asked]
     there = web.post(f"{server.url}/v1/score", json={"items": items}).json()
@@ -168,7 +169,7 @@ def broken(count: int) -> list[bytes]:
 
 
 def test_broken_messages_are_refused_and_good_ones_answered_meanwhile(
-    server: RewardServer, stub: methods.RewardStub
+    server: RunningRewardServer, stub: methods.RewardStub
 ) -> None:
     assert server.grpc is not None
     wrong = 0

@@ -13,9 +13,9 @@ from tests.support.tiny import sections
 
 from kapelle.errors import ConfigError
 from kapelle.runs.reader import read_evaluations
-from kapelle.services.reward.serving import RewardServer
+from kapelle.services.reward.service import RunningRewardServer
 from kapelle.setup.recipe import resolve, to_yaml
-from kapelle.signals.questions import answer_sample
+from kapelle.signals.samples import answer_sample
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Silent
 from kapelle.training.served import open_verifier
@@ -24,7 +24,7 @@ from kapelle.training.trainer import Trainer
 ASKED = [("abc", "abc"), ("abc", "acb"), ("bca", "bca"), ("x", ""), ("a b", "longer words than the question")]
 
 
-def score(web: httpx.Client, server: RewardServer, *items: dict[str, Any]) -> list[Any]:
+def score(web: httpx.Client, server: RunningRewardServer, *items: dict[str, Any]) -> list[Any]:
     said = web.post(f"{server.url}/v1/score", json={"items": items})
     assert said.status_code == 200, said.text
     return list(said.json()["results"])
@@ -40,7 +40,7 @@ def in_process(judge: Path) -> list[float]:
 
 
 def test_scores_are_those_of_the_trainer(
-    web: httpx.Client, server: RewardServer, in_process: list[float]
+    web: httpx.Client, server: RunningRewardServer, in_process: list[float]
 ) -> None:
     found = score(web, server, *({"question": question, "answer": answer} for question, answer in ASKED))
     assert {each["status"] for each in found} == {"scored"}
@@ -49,7 +49,7 @@ def test_scores_are_those_of_the_trainer(
 
 
 def test_callers_at_once_get_their_own(
-    web: httpx.Client, server: RewardServer, in_process: list[float]
+    web: httpx.Client, server: RunningRewardServer, in_process: list[float]
 ) -> None:
     """Forty calls, more than a batch: each is answered in its own order, whoever it was scored with."""
 
@@ -63,7 +63,7 @@ def test_callers_at_once_get_their_own(
             assert [each["score"] for each in found] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_conversation_counts_as_a_whole(web: httpx.Client, server: RewardServer) -> None:
+def test_a_conversation_counts_as_a_whole(web: httpx.Client, server: RunningRewardServer) -> None:
     question, longer = (
         [{"role": "user", "content": "abc"}],
         [{"role": "system", "content": "Copy."}, {"role": "user", "content": "abc"}],
@@ -81,7 +81,7 @@ def test_a_conversation_counts_as_a_whole(web: httpx.Client, server: RewardServe
 
 @pytest.mark.parametrize("length", [400, 1_000_000])
 def test_an_answer_that_the_model_cannot_read_is_ungraded_and_spoils_no_other(
-    web: httpx.Client, server: RewardServer, length: int
+    web: httpx.Client, server: RunningRewardServer, length: int
 ) -> None:
     good, bad = score(
         web, server, {"question": "a", "answer": "a"}, {"question": "a", "answer": "a " * length}
@@ -93,7 +93,7 @@ def test_an_answer_that_the_model_cannot_read_is_ungraded_and_spoils_no_other(
 
 
 def test_it_says_what_it_is_and_how_well_it_judges(
-    web: httpx.Client, server: RewardServer, judge: Path
+    web: httpx.Client, server: RunningRewardServer, judge: Path
 ) -> None:
     about = web.get(f"{server.url}/v1/model").json()
     assert (about["name"], about["kind"], about["step"]) == ("run", "verifier", 2)
@@ -116,7 +116,7 @@ def test_it_says_what_it_is_and_how_well_it_judges(
     ],
 )  # fmt: skip
 def test_a_call_that_makes_no_sense_is_refused_by_name(
-    web: httpx.Client, server: RewardServer, body: dict[str, Any], at: str
+    web: httpx.Client, server: RunningRewardServer, body: dict[str, Any], at: str
 ) -> None:
     said = web.post(f"{server.url}/v1/score", json=body)
     assert (said.status_code, said.json()["error"]["param"]) == (400, at)

@@ -1,4 +1,4 @@
-"""Comparison sets: which returns of a group's episodes are compared with one another.
+"""Comparison sets: which returns of a group's episodes are compared with one another, and how.
 
 All episodes of a group are attempts at one task, so their first prompts are the same. From an agent's second turn
 on they differ, by earlier turns: a set over later turns compares answers to different prompts, and its
@@ -211,7 +211,6 @@ def compared_values(
     if not members:
         return []
     how = how if isinstance(how, Comparison) else Comparison(how)
-    earlier = earlier or Earlier()
     numbers: dict[tuple[int | str, ...], int] = {}
     set_B = torch.tensor([numbers.setdefault(member.place, len(numbers)) for member in members])
     value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
@@ -225,14 +224,16 @@ def compared_values(
     if how.resized:
         # Exactly 1 for a full set.
         advantage_B = advantage_B * (size_B * (most - 1)) / ((size_B - 1).clamp(min=1) * most)
-    alone = [member for member, size in zip(members, size_B.tolist(), strict=True) if size == 1]
-    found = iter(against_earlier(alone, members, earlier, scaled=how.scaled, start=how.start))
-    whole = (most - 1) / most if how.resized and most > 1 else 1.0
-    advantages = [
-        whole * next(found) if size == 1 else advantage
-        for size, advantage in zip(size_B.tolist(), advantage_B.tolist(), strict=True)
-    ]
-    earlier.take_in(members)
+    advantages: list[float] = advantage_B.tolist()
+    alone = (size_B == 1).nonzero().flatten().tolist()
+    if alone:
+        lonely = [members[b] for b in alone]
+        found = against_earlier(lonely, members, earlier or Earlier(), scaled=how.scaled, start=how.start)
+        whole = (most - 1) / most if how.resized and most > 1 else 1.0
+        for b, advantage in zip(alone, found, strict=True):
+            advantages[b] = whole * advantage
+    if earlier is not None:
+        earlier.take_in(members)
     return advantages
 
 

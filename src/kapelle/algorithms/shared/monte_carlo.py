@@ -1,7 +1,7 @@
 """What all algorithms without a critic share: their settings, and the row that they build.
 
-Each compares returns in its own way; reward sharing, penalties, the handling of truncated turns, the loss and the
-order of updates are the same everywhere.
+Each compares returns in its own way. Reward sharing, penalties, the handling of truncated turns, the loss and the
+order of updates are the same for all, and are here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from kapelle.algorithms.shared.rewards import (
     step_rewards,
     turn_rewards,
 )
-from kapelle.algorithms.shared.surrogate import SurrogateConfig, ones_like_turn
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.rows import Signal, Signals, TurnKey, turns_of
+from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
-from kapelle.types import Group, Turn
+from kapelle.types import Group
 
 
 class Judge(Protocol):
@@ -85,16 +86,12 @@ class MonteCarlo(Settings):
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.forms)
-        return self.umad.with_influence(own, groups, signals)
+        return self.umad.with_influence(own, groups, signals) if self.umad.influence else own
 
     def joint_rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the same with the team's reward placed once for all agents, round by round."""
         joint = step_rewards(groups, round_rewards, self.team_reward, self.forms)
-        return self.umad.with_influence(joint, groups, signals)
-
-    def weight(self, turn: Turn) -> float:
-        """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
-        return float(not (self.truncated == "mask" and turn.finish_reason == "length"))
+        return self.umad.with_influence(joint, groups, signals) if self.umad.influence else joint
 
     def row(
         self,
@@ -140,14 +137,14 @@ class MonteCarlo(Settings):
 def spread(
     settings: MonteCarlo, groups: Sequence[Group], advantage: Mapping[TurnKey, float]
 ) -> dict[TurnKey, Credit]:
-    """Return credit that gives every token of a turn the turn's advantage; turns without one weigh nothing."""
-    return {
-        key: Credit(
-            ones_like_turn(len(turn.completion_ids), advantage.get(key, 0.0)),
-            weight=settings.weight(turn) if key in advantage else 0.0,
-        )
-        for key, turn in turns_of(groups)
-    }
+    """Return credit that gives every token of a turn the turn's advantage; a turn without one, or masked, has weight 0."""
+    credit: dict[TurnKey, Credit] = {}
+    for key, turn in turns_of(groups):
+        masked = settings.truncated == "mask" and turn.finish_reason == "length"
+        advantage_T = torch.full((len(turn.completion_ids),), advantage.get(key, 0.0), dtype=torch.float64)
+        # A number beyond float32 becomes infinity here, which the update refuses.
+        credit[key] = Credit(advantage_T.float(), weight=float(key in advantage and not masked))
+    return credit
 
 
 class ComparedWithEarlier:

@@ -14,8 +14,8 @@ from kapelle.algorithm import Mover, Order, UpdateSamples
 from kapelle.errors import ConfigError
 from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
-from kapelle.rows import Column, Sample, TurnKey
-from kapelle.runtime.on_demand import Tensor, torch
+from kapelle.rows import Column, TurnKey
+from kapelle.runtime.on_demand import torch
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import Team
@@ -110,13 +110,22 @@ def one_after_another(
     waiting = list(samples.critics)
     for policy in chosen:
         own = {key: sample for key, sample in samples.policies.items() if sample.learner == policy}
-        weighted = [_times(sample, factor_S[number[rounds[key]]]) for key, sample in own.items()]
+        places = [number[rounds[key]] for key in own]
+        weighted = []
+        for place, sample in zip(places, own.values(), strict=True):
+            advantage_T = sample.columns[Column.ADVANTAGE] * factor_S[place].float()
+            weighted.append(replace(sample, columns={**sample.columns, Column.ADVANTAGE: advantage_T}))
         if weighted or waiting:
             rows.append(mover.update([*weighted, *waiting]))
         waiting = []
         if policy != chosen[-1]:
-            places = [number[rounds[key]] for key in own]
-            factor_S = _after(mover, list(own.values()), places, factor_S, old)
+            # M times the ratio of each of its turns, by the weights after the update; 1 in rounds in which it had none.
+            samples_of = list(own.values())
+            log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
+            for place, sample, logp_T in zip(places, samples_of, mover.score(samples_of), strict=True):
+                log_ratio_S[place] = (logp_T.double() - sample.columns[old].double()).sum()
+                acted_S[place] = 1.0
+            factor_S = happo_factor(factor_S, log_ratio_S, acted_S)
     if waiting:
         rows.append(mover.update(waiting))
     merged = merge_rows(rows)
@@ -124,22 +133,6 @@ def one_after_another(
         merged["happo_factor"] = float(factor_S.mean())
         merged["happo_factor_spread"] = float(factor_S.std(correction=0))
     return merged
-
-
-def _times(sample: Sample, factor: Tensor) -> Sample:
-    advantage_T = sample.columns[Column.ADVANTAGE] * factor.float()
-    return replace(sample, columns={**sample.columns, Column.ADVANTAGE: advantage_T})
-
-
-def _after(
-    mover: Mover, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor, old: Column
-) -> Tensor:
-    """Return M after a policy's update: times its turns' ratios against the log-probs in column `old`."""
-    log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
-    for place, sample, logp_T in zip(places, own, mover.score(own), strict=True):
-        log_ratio_S[place] = (logp_T.double() - sample.columns[old].double()).sum()
-        acted_S[place] = 1.0
-    return happo_factor(factor_S, log_ratio_S, acted_S)
 
 
 def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:

@@ -5,16 +5,16 @@ Shapes: K target tokens, S sequences.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
-from kapelle.functional import divergences, masking, policy_losses
+from kapelle.algorithm import CriticLoss, Loss, Outputs, PolicyLoss, Targets
+from kapelle.functional import divergences, masking, policy_losses, value_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
 from kapelle.rows import Column
-from kapelle.runtime.on_demand import Tensor, torch
+from kapelle.runtime.on_demand import Tensor
 from kapelle.settings.base import Settings
 
 
@@ -57,23 +57,15 @@ class SurrogateConfig(Settings):
     disagree on them (IcePop, 2510.18855). For `level: token`. Costs one more forward pass; null masks nothing."""
 
     @model_validator(mode="after")
-    def _of_one_kind(self) -> SurrogateConfig:
+    def _parts_that_fit(self) -> SurrogateConfig:
         if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
             raise ValueError("`kind: cispo` weighs tokens: leave `level: token`, and `dual_clip` out")
-        return self
-
-    @model_validator(mode="after")
-    def _one_loss_per_completion(self) -> SurrogateConfig:
         if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
             raise ValueError(
                 f"`level: {self.level}` gives one loss per completion; `aggregation: {self.aggregation}` would count it "
                 "once for every token, so that long completions weigh more: remove `aggregation`, or set "
                 "`level: token`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_range_around_one(self) -> SurrogateConfig:
         if self.importance_range is not None and self.level != "token":
             raise ValueError(
                 "`importance_range` masks single tokens: leave `level: token`, or set `importance_cap`"
@@ -98,106 +90,65 @@ class SurrogateConfig(Settings):
 
     def build(self) -> PolicyLoss:
         """Return the loss as a pure function."""
-        return _Surrogate(self)
+        return partial(surrogate_loss, settings=self)
 
 
-class _Surrogate:
-    """The loss that the settings describe."""
-
-    def __init__(self, settings: SurrogateConfig) -> None:
-        self._settings = settings
-        self._ratio = _RATIOS[settings.level]
-        self._kl = {"k2": divergences.kl_k2, "k3": divergences.kl_k3}[settings.kl_estimator]
-
-    def __call__(self, outputs: Outputs, targets: Targets) -> Loss:
-        """Return the sum, the weight and the metrics of one batch."""
-        s = self._settings
-        metrics: dict[str, tuple[Tensor, Tensor]] = {}
-        targets = self._inliers(targets, metrics)
-        mask_K = targets.mask_K
-        surrogate = self._surrogate(outputs, targets)
-        loss_K = surrogate.loss
-        tokens = mask_K.sum()
-        if s.importance_cap is not None:
-            logprobs = [
-                self._acted(targets[column], targets) for column in (Column.PROXIMAL, Column.BEHAVIOUR)
-            ]
-            weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
-            loss_K = loss_K * weight_K
-            metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
-        drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], outputs.logp_K.detach())
-        metrics["clip_share"] = (masking.masked_sum(surrogate.clipped, mask_K), tokens)
-        metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
-        if Column.REFERENCE in targets.columns:
-            kl_K = self._kl(outputs.logp_K, targets[Column.REFERENCE])
-            loss_K = loss_K + s.kl_coefficient * kl_K
-            metrics["kl"] = (masking.masked_sum(kl_K.detach(), mask_K), tokens)
-        if s.entropy_coefficient:
-            assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
-            loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
-        total, weight = self._aggregate(loss_K, targets)
-        return Loss(total, weight, metrics)
-
-    def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.SurrogateTerms:
-        s, advantage_K = self._settings, targets[Column.ADVANTAGE]
-        log_ratio_K = self._ratio(outputs.logp_K, targets[s.old], targets)
-        clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
-        if s.kind == "cispo":
-            return policy_losses.cispo(outputs.logp_K, log_ratio_K, advantage_K, **clip)
-        if s.dual_clip is None:
-            return policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
-        return policy_losses.dual_clipped_surrogate(log_ratio_K, advantage_K, dual_clip=s.dual_clip, **clip)
-
-    def _acted(self, logp_K: Tensor, targets: Targets) -> Tensor:
-        """Return at each token the log-prob of its action: the token, or the whole completion.
-
-        For `sequence` it is the completion too: weights by a mean over tokens would not give the trainer's
-        expectation.
-        """
-        if self._settings.level == "token":
-            return logp_K
-        of_S = masking.segment_sum(logp_K, targets.mask_K, targets.segment_K, targets.segments)
-        return of_S[targets.segment_K]
-
-    def _inliers(self, targets: Targets, metrics: dict[str, tuple[Tensor, Tensor]]) -> Targets:
-        """Return the targets, masking tokens on which sampler and trainer disagree, and record their share."""
-        if self._settings.importance_range is None:
-            return targets
-        low, high = self._settings.importance_range
+def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateConfig) -> Loss:
+    """Return the sum, the weight and the metrics of one batch."""
+    s, logp_K, advantage_K, mask_K = settings, outputs.logp_K, targets[Column.ADVANTAGE], targets.mask_K
+    metrics: dict[str, tuple[Tensor, Tensor]] = {}
+    if s.importance_range is not None:
+        # Tokens on which sampler and trainer disagree leave the loss and its weight.
+        low, high = s.importance_range
         inside_K = importance_inliers(targets[Column.PROXIMAL], targets[Column.BEHAVIOUR], low=low, high=high)
-        mask_K = targets.mask_K * inside_K
+        mask_K = mask_K * inside_K
         metrics["masked_share"] = ((targets.mask_K - mask_K).sum(), targets.mask_K.sum())
-        return replace(targets, mask_K=mask_K)
+    tokens = mask_K.sum()
+    completions = (mask_K, targets.segment_K, targets.segments)
 
-    def _aggregate(self, loss_K: Tensor, targets: Targets) -> masking.WeightedSum:
-        where = (targets.mask_K, targets.segment_K, targets.segments)
-        by = self._settings.aggregation
-        if by is None:
-            by = "token_mean" if self._settings.level == "token" else "sequence_mean"
-        if by == "token_mean":
-            return masking.token_mean(loss_K, targets.mask_K)
-        if by == "sequence_mean":
-            return masking.sequence_mean(loss_K, *where)
-        return masking.sequence_sum_over_constant(loss_K, *where, constant=self._settings.constant)
+    if s.level == "token":
+        log_ratio_K = policy_losses.token_log_ratio(logp_K, targets[s.old])
+    else:
+        levels = {"turn": policy_losses.turn_log_ratio, "sequence": policy_losses.sequence_log_ratio}
+        log_ratio_K = levels[s.level](logp_K, targets[s.old], *completions)[targets.segment_K]
+    clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
+    if s.kind == "cispo":
+        terms = policy_losses.cispo(logp_K, log_ratio_K, advantage_K, **clip)
+    elif s.dual_clip is None:
+        terms = policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
+    else:
+        terms = policy_losses.dual_clipped_surrogate(log_ratio_K, advantage_K, dual_clip=s.dual_clip, **clip)
+    loss_K = terms.loss
 
+    if s.importance_cap is not None:
+        logprobs = [targets[column] for column in (Column.PROXIMAL, Column.BEHAVIOUR)]
+        if s.level != "token":
+            # The action is the whole completion, for `sequence` too: weights by a mean over its tokens would not give
+            # the trainer's expectation.
+            logprobs = [masking.segment_sum(logp, *completions)[targets.segment_K] for logp in logprobs]
+        weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
+        loss_K = loss_K * weight_K
+        metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
+    drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], logp_K.detach())
+    metrics["clip_share"] = (masking.masked_sum(terms.clipped, mask_K), tokens)
+    metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
+    if Column.REFERENCE in targets.columns:
+        divergence = {"k2": divergences.kl_k2, "k3": divergences.kl_k3}[s.kl_estimator]
+        kl_K = divergence(logp_K, targets[Column.REFERENCE])
+        loss_K = loss_K + s.kl_coefficient * kl_K
+        metrics["kl"] = (masking.masked_sum(kl_K.detach(), mask_K), tokens)
+    if s.entropy_coefficient:
+        assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
+        loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
 
-def _token_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
-    return policy_losses.token_log_ratio(logp_K, old_K)
-
-
-def _turn_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
-    ratio_S = policy_losses.turn_log_ratio(logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments)
-    return ratio_S[targets.segment_K]
-
-
-def _sequence_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
-    ratio_S = policy_losses.sequence_log_ratio(
-        logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments
-    )
-    return ratio_S[targets.segment_K]
-
-
-_RATIOS = {"token": _token_ratio, "turn": _turn_ratio, "sequence": _sequence_ratio}
+    aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
+    if aggregation == "token_mean":
+        total, weight = masking.token_mean(loss_K, mask_K)
+    elif aggregation == "sequence_mean":
+        total, weight = masking.sequence_mean(loss_K, *completions)
+    else:
+        total, weight = masking.sequence_sum_over_constant(loss_K, *completions, constant=s.constant)
+    return Loss(total, weight, metrics)
 
 
 class ValueLossConfig(Settings):
@@ -210,35 +161,24 @@ class ValueLossConfig(Settings):
     huber: float | None = Field(default=None, gt=0.0)
     """Error beyond which the loss is linear (MAPPO, 2103.01955); null is squared."""
 
-    def build(self) -> _ValueLoss:
+    def build(self) -> CriticLoss:
         """Return the loss as a pure function."""
-        return _ValueLoss(self)
+        return partial(value_loss, settings=self)
 
 
-class _ValueLoss:
-    def __init__(self, settings: ValueLossConfig) -> None:
-        self._settings = settings
-
-    def __call__(self, values_K: Tensor, targets: Targets) -> Loss:
-        """Return the sum, the weight and the explained variance's parts of one batch."""
-        from kapelle.functional import value_losses
-
-        s, return_K, before_K = self._settings, targets[Column.RETURN], targets[Column.VALUE]
-        if s.clip is not None and s.huber is not None:
-            loss_K = value_losses.clipped_huber_value_loss(
-                values_K, before_K, return_K, clip=s.clip, delta=s.huber
-            ).loss
-        elif s.clip is not None:
-            loss_K = value_losses.clipped_value_loss(values_K, before_K, return_K, clip=s.clip).loss
-        elif s.huber is not None:
-            loss_K = value_losses.huber_value_loss(values_K, return_K, delta=s.huber)
-        else:
-            loss_K = value_losses.squared_value_loss(values_K, return_K)
-        total, weight = masking.token_mean(loss_K, targets.mask_K)
-        error_K = (values_K.detach() - return_K).abs()
-        return Loss(total, weight, {"value_error": (masking.masked_sum(error_K, targets.mask_K), weight)})
-
-
-def ones_like_turn(tokens: int, value: float) -> Tensor:
-    """Return one number repeated over a turn's tokens, in float32; infinity for one beyond it, which the update refuses."""
-    return torch.full((tokens,), value, dtype=torch.float64).float()
+def value_loss(values_K: Tensor, targets: Targets, *, settings: ValueLossConfig) -> Loss:
+    """Return the sum, the weight and the mean error of one batch."""
+    s, return_K, before_K = settings, targets[Column.RETURN], targets[Column.VALUE]
+    if s.clip is not None and s.huber is not None:
+        loss_K = value_losses.clipped_huber_value_loss(
+            values_K, before_K, return_K, clip=s.clip, delta=s.huber
+        ).loss
+    elif s.clip is not None:
+        loss_K = value_losses.clipped_value_loss(values_K, before_K, return_K, clip=s.clip).loss
+    elif s.huber is not None:
+        loss_K = value_losses.huber_value_loss(values_K, return_K, delta=s.huber)
+    else:
+        loss_K = value_losses.squared_value_loss(values_K, return_K)
+    total, weight = masking.token_mean(loss_K, targets.mask_K)
+    error_K = (values_K.detach() - return_K).abs()
+    return Loss(total, weight, {"value_error": (masking.masked_sum(error_K, targets.mask_K), weight)})

@@ -6,7 +6,7 @@ continues from there, with all later turns sampled anew: the mean over `continua
 return that the algorithm trains on, reward sharing and penalties included. All candidates of a moment are trained on,
 each compared with its siblings; continuations are not.
 
-Which joint actions give a candidate its worth is an algorithm's choice:
+An algorithm chooses which joint actions give a candidate its worth:
 
 - `alone`: the one with the others' first candidates (AT-GRPO);
 - `aligned`: the k-th candidates of all agents are one joint action (MAGRPO);

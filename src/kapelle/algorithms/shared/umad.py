@@ -5,12 +5,11 @@
   positive and from negative advantages.
 - *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the others in the round)).
 - *Influence*: +η·sign of the mean change of the others' rewards from a round to the next, on the turn that they read
-  in between. Rewards are those before any shaping, so that no term depends on another: the score of the
+  in between. Rewards are those before any shaping, so that the terms are independent: the score of the
   turn's text where the workflow has turns scored (`score_rounds` of a debate), else a verifier's score, else what the
-  environment paid for it. Without either of the first two a debate that pays at its end has no rewards to compare
-  before that.
+  environment paid for it. A debate that pays at its end needs one of the first two, or it has no earlier rewards to compare.
 
-A round is the k-th turn of every agent that has one. All three are 0, off, unless set.
+A round is the k-th turn of every agent that has one. All three are off (0) by default.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class UMADConfig(Settings):
         self, reward: Mapping[TurnKey, float], groups: Sequence[Group], signals: Signals
     ) -> Mapping[TurnKey, float]:
         """Return the rewards of a step's turns with influence paid on top."""
-        if not self.influence:
-            return reward
         moved = {
             TurnKey(g, e, index): value
             for g, group in enumerate(groups)
@@ -101,7 +98,7 @@ class UMADConfig(Settings):
 def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: float) -> dict[int, float]:
     """Return η·sign of the others' mean change of reward at the next round, by the index of the turn before it.
 
-    Agents without a turn in both rounds are left out; if none is left, nothing is paid.
+    Agents without a turn in both rounds are left out; without any other agent the influence is 0.
     """
     reward = unmodified_rewards(place, episode, signals)
     rounds = episode.rounds()

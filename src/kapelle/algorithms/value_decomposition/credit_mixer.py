@@ -1,23 +1,23 @@
 """Credit from a learned decomposition of the team's return: what VDN and QMIX share.
 
-The mixer does not act. Utilities Q_i of what each agent read and wrote are mixed into Q_tot, which is fitted to the
+Policies act; the mixer only judges. Utilities Q_i of what each agent read and wrote are mixed into Q_tot, which is fitted to the
 team's return over a replay of episodes. A step is credited by the networks as they were *before* they saw it, and
 then fitted: a fit that has seen an episode explains its return by whatever text was in it. With R the team's return
 from the round on, and every mean over the other episodes of the task:
 
 - `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = Q_tot(Q_i ← mean Q_i), the value of the round without
   the agent's own turn. w = clip(R², 0, 1), R² the share of the variance of returns within tasks that Q_tot explained in
-  episodes that it was not fitted on, over the steps before this one. If Q explains nothing this is the team's return
-  less its mean (Dr.GRPO); if Q explains all it is Q_tot − Q_tot(Q_i ← mean Q_i).
+  episodes that it was not fitted on, over the steps before this one. With w = 0 this is the team's return
+  less its mean (Dr.GRPO); with w = 1 and Q = R it is Q_tot − Q_tot(Q_i ← mean Q_i).
 - `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) however much Q explains, less its mean. No noise of the return, all errors of Q.
 - `utility`: Q_i itself, less its mean (MAVERL).
 
-`difference` leaves the expected gradient what it is, (n − 1)/n·∇J for n episodes of a task as that of Dr.GRPO: neither w
-nor B_i nor the means depend on the agent's own turn. An agent that acted later in the round
-has read it and is left out of B_i. The others are no such estimators: their gradient is as good as Q.
+The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task: w, B_i and the means are
+independent of the agent's own turn. An agent that acted later in the round
+has read it and is left out of B_i. The gradient of the other two is as good as Q.
 
-The turn's own penalties and influence are added; they are not the team's. Nothing is divided by its
-spread, which would scale the noise of an agent without influence up to size one. A set of one keeps its raw pay.
+The turn's own penalties and influence are added, for its agent alone. Advantages are not divided by their
+spread, which would scale the noise of an agent without influence up to size one. A set of one is compared with earlier pay.
 
 Until `credit_warmup_steps` are over and a fit exists (`fit.min_fill` episodes remembered), turns are paid the team's
 return from their round on.
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,10 @@ from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.value_decomposition.mixer_fit import (
     Fitted,
     Foresight,
+    JointEpisode,
     MixerFit,
-    Played,
     Replay,
+    Rounds,
     TeamEstimate,
     TeamValue,
     joined,
@@ -75,26 +76,6 @@ class _StepRounds(NamedTuple):
     """The team's return from the round on, float64."""
 
 
-class _Judged(NamedTuple):
-    """The value of a step's rounds by networks that have not seen them."""
-
-    net: TeamValue
-    step: _StepRounds
-    """On the device of the networks."""
-    estimate: TeamEstimate
-    weight: float
-    """w, from the steps before."""
-
-
-class _Pay(NamedTuple):
-    """What is compared within a set, and what is subtracted from the result; both [B, A]."""
-
-    value_BA: Tensor
-    less_BA: Tensor
-    of: Literal["return", "utility"] = "return"
-    """What the values are; only values of one kind are compared."""
-
-
 class MixedCredit:
     """Credit by utilities and mixer, with the replay they are fitted on."""
 
@@ -104,7 +85,6 @@ class MixedCredit:
         """Take the team whose trained agents are credited; networks are made when their input is known."""
         self._settings, self._mixer, self._seed = settings, mixer, seed
         self._agents = tuple(name for name in team.names if team.policy(name).trained)
-        self._credit = _CREDITS[settings.credit]
         self._replay = Replay(settings.fit.capacity)
         self._fit: MixerFit | None = None
         self._foresight = Foresight()
@@ -119,16 +99,40 @@ class MixedCredit:
         if not played:
             return {}
         step = self._step(groups, played)
-        judged = self._judge(step)
-        pay = _team_return(step)
-        if judged is not None and signals.step > s.credit_warmup_steps:
-            pay = self._credit(judged)
-        advantage = self._compared(pay, step, groups, signals)
-        self._measure(advantage, step)
+        # What is compared within a set, and what is subtracted from the result. Without a fit, and during the warm-up, every
+        # turn is paid the team's return from its round on.
+        value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
+        less_BA, of = torch.zeros_like(value_BA), "return"  # values of one kind alone are compared
+        if self._fit is not None:
+            fit, weight = self._fit, self._foresight.weight
+            with torch.no_grad():
+                rounds = fit.placed(step.batch).rounds
+                estimate: TeamEstimate = fit.net(rounds)
+                total_B = estimate.total_B.double().cpu()
+                explained = self._foresight.see(step.return_B, total_B, step.set_B, step.sets)
+                self._metrics |= {"q_total": float(estimate.total_B.mean()), "credit_weight": weight}
+                self._metrics |= {} if explained is None else {"mixer_explained": explained}
+                if signals.step > s.credit_warmup_steps:
+                    if s.credit == "difference":
+                        less_BA = _difference(fit.net, step, rounds, estimate.utility_BA)
+                        less_BA = weight * less_BA.double().cpu()
+                    elif s.credit == "modelled":
+                        value_BA, of = _modelled(fit.net, step, rounds, estimate.utility_BA).cpu(), "utility"
+                    else:
+                        value_BA, of = keep_masked(estimate.utility_BA, rounds.acted_BA).cpu(), "utility"
+                    if of == "utility":
+                        less_BA = torch.zeros_like(value_BA)
+        advantage = self._compared(value_BA, less_BA, of, step, groups, signals)
+        size = dict.fromkeys(self._agents, 0.0)
+        for movers in step.keys:
+            for agent, key in movers.items():
+                size[agent] += abs(advantage[key])
+        total = max(sum(size.values()), 1e-12)
+        self._metrics |= {f"credit_share/{agent}": own / total for agent, own in size.items()}
         self._learn(list(played.values()))
         return s.umad.gain(groups, spread(s, groups, advantage))
 
-    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], Played]) -> _StepRounds:
+    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], JointEpisode]) -> _StepRounds:
         keys: list[Mapping[str, TurnKey]] = []
         places: dict[tuple[int, int], int] = {}
         of: list[int] = []
@@ -152,20 +156,7 @@ class MixedCredit:
             batch, keys, torch.tensor(of), len(places), [k for _, _, k, _ in rounds], after_BAA, return_B
         )
 
-    @torch.no_grad()
-    def _judge(self, step: _StepRounds) -> _Judged | None:
-        """The networks' estimate of a step before they are fitted on it; None while there are none."""
-        if self._fit is None:
-            return None
-        fit, weight = self._fit, self._foresight.weight
-        placed = fit.placed(step.batch)
-        estimate: TeamEstimate = fit.net(placed.rounds)
-        explained = self._foresight.see(step.return_B, estimate.total_B.double().cpu(), step.set_B, step.sets)
-        self._metrics |= {"q_total": float(estimate.total_B.mean()), "credit_weight": weight}
-        self._metrics |= {} if explained is None else {"mixer_explained": explained}
-        return _Judged(fit.net, step._replace(batch=placed), estimate, weight)
-
-    def _learn(self, played: Sequence[Played]) -> None:
+    def _learn(self, played: Sequence[JointEpisode]) -> None:
         self._replay.add(played)
         if len(self._replay.episodes) >= self._settings.fit.min_fill:
             self._fit = self._fit or self._fresh(played[0].rounds.state_BD.shape[1])
@@ -183,32 +174,31 @@ class MixedCredit:
         return MixerFit(self._settings.fit, self._settings.gamma_turn, net, self._seed)
 
     def _compared(
-        self, pay: _Pay, step: _StepRounds, groups: Sequence[Group], signals: Signals
+        self,
+        value_BA: Tensor,
+        less_BA: Tensor,
+        of: str,
+        step: _StepRounds,
+        groups: Sequence[Group],
+        signals: Signals,
     ) -> dict[TurnKey, float]:
-        """Every turn's pay, its own penalties and influence included, above the mean of its set."""
-        forms = self._settings.forms
-        penalties = {key: forms.of(turn) for key, turn in turns_of(groups)}
-        own = self._settings.umad.with_influence(penalties, groups, signals)
+        """Return every turn's pay, its own penalties and influence included, above the mean of its set."""
+        forms, umad = self._settings.forms, self._settings.umad
+        own: Mapping[TurnKey, float] = {key: forms.of(turn) for key, turn in turns_of(groups)}
+        if umad.influence:
+            own = umad.with_influence(own, groups, signals)
         members: list[Member] = []
         less: dict[TurnKey, float] = {}
-        for b, (value_A, less_A) in enumerate(zip(pay.value_BA.tolist(), pay.less_BA.tolist(), strict=True)):
+        for b, (value_A, less_A) in enumerate(zip(value_BA.tolist(), less_BA.tolist(), strict=True)):
             for agent, key in step.keys[b].items():
                 i = self._agents.index(agent)
                 value = value_A[i] + own[key]
                 episode = groups[key.group].episodes[key.episode]
-                like = (*place_of(episode, agent), step.number_B[b], pay.of)
+                like = (*place_of(episode, agent), step.number_B[b], of)
                 members.append(Member((int(step.set_B[b]), agent), value, 0, (key,), like))
                 less[key] = less_A[i]
         compared = compare(members, CENTRED, self._earlier)
         return {key: value - less[key] for key, value in compared.items()}
-
-    def _measure(self, advantage: Mapping[TurnKey, float], step: _StepRounds) -> None:
-        size = dict.fromkeys(self._agents, 0.0)
-        for movers in step.keys:
-            for agent, key in movers.items():
-                size[agent] += abs(advantage[key])
-        total = max(sum(size.values()), 1e-12)
-        self._metrics |= {f"credit_share/{agent}": own / total for agent, own in size.items()}
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the last call."""
@@ -236,47 +226,25 @@ class MixedCredit:
             self._fit.load_state(state["fit"])
 
 
-def _team_return(step: _StepRounds) -> _Pay:
-    """The team's return from each round on, for every agent."""
-    value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
-    return _Pay(value_BA, torch.zeros_like(value_BA))
-
-
-def _difference(judged: _Judged) -> _Pay:
-    step, rounds = judged.step, judged.step.batch.rounds
-    less_BA = torch.zeros_like(judged.estimate.utility_BA)
+def _difference(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:
+    """Return B_i − mean B_i of every round and agent → [B, A]."""
+    less_BA = torch.zeros_like(utility_BA)
     for s in range(step.sets):
         at_N = (step.set_B == s).nonzero().squeeze(1).to(less_BA.device)
 
         def mix(utility_KA: Tensor, acted_KA: Tensor, row_K: Tensor, at_N: Tensor = at_N) -> Tensor:
             states = rounds._replace(acted_BA=acted_KA, state_BD=rounds.state_BD[at_N[row_K]])
-            return judged.net.mix(utility_KA, states)
+            return net.mix(utility_KA, states)
 
         less_BA[at_N] = explained_by_others(
-            mix,
-            judged.estimate.utility_BA[at_N],
-            rounds.acted_BA[at_N],
-            step.after_BAA.to(less_BA.device)[at_N],
+            mix, utility_BA[at_N], rounds.acted_BA[at_N], step.after_BAA.to(less_BA.device)[at_N]
         )
-    return _Pay(_team_return(step).value_BA, judged.weight * less_BA.double().cpu())
+    return less_BA
 
 
-def _modelled(judged: _Judged) -> _Pay:
-    step, rounds, utility_BA = judged.step, judged.step.batch.rounds, judged.estimate.utility_BA
+def _modelled(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:
+    """Return Q_tot − Q_tot(Q_i ← mean Q_i) of every round and agent → [B, A]."""
     baseline_BA = group_mean_utility(utility_BA, rounds.acted_BA, step.set_B.to(utility_BA.device), step.sets)
-    value_BA = difference_credit(
-        lambda replaced_BA: judged.net.mix(replaced_BA, rounds), utility_BA, rounds.acted_BA, baseline_BA
-    ).cpu()
-    return _Pay(value_BA, torch.zeros_like(value_BA), "utility")
-
-
-def _utility(judged: _Judged) -> _Pay:
-    value_BA = keep_masked(judged.estimate.utility_BA, judged.step.batch.rounds.acted_BA).cpu()
-    return _Pay(value_BA, torch.zeros_like(value_BA), "utility")
-
-
-_CREDITS: Mapping[str, Callable[[_Judged], _Pay]] = {
-    "difference": torch.no_grad()(_difference),
-    "modelled": torch.no_grad()(_modelled),
-    "utility": torch.no_grad()(_utility),
-}
+    return difference_credit(
+        lambda replaced_BA: net.mix(replaced_BA, rounds), utility_BA, rounds.acted_BA, baseline_BA
+    )

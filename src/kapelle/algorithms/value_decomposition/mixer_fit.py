@@ -6,8 +6,8 @@ over a replay of episodes:
 
 - `monte_carlo`: Q_tot of a round is fitted to the discounted rewards that followed it. An episode cut by a limit of
   turns counts with what it was paid.
-- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA: nothing is maximised), mixed over more steps by λ. The
-  last round of a cut episode has no next actions: it is no row of the fit, and the one before it uses Q̄ there.
+- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA, without a maximum), mixed over more steps by λ. The
+  last round of a cut episode has no next actions: it is left out of the fit, and the one before it uses Q̄ there.
 
 Q̄ is the target network: a copy at the start, of utilities and mixer both, that follows softly or by period.
 
@@ -17,10 +17,10 @@ Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class Rounds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class JointEpisode:
     """One episode as a mixer reads it."""
 
     rounds: Rounds
@@ -92,7 +92,7 @@ def earned_by_round(
 
 def read_episode(
     place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
-) -> Played | None:
+) -> JointEpisode | None:
     """Return an episode's joint rounds with the embeddings of its turns; None where no agent learns."""
     rounds = episode.rounds(agents, trained=True)
     if not rounds:
@@ -112,12 +112,12 @@ def read_episode(
                 before.append(seen.observation_D)
         state_KD[k] = torch.stack(before).mean(0)
     reward_K = earned_by_round(episode, rounds, how).float()
-    return Played(Rounds(saw_KAD, said_KAD, acted_KA, state_KD), reward_K, episode.truncated)
+    return JointEpisode(Rounds(saw_KAD, said_KAD, acted_KA, state_KD), reward_K, episode.truncated)
 
 
 def read_groups(
     groups: Sequence[Group], signals: Signals, agents: Sequence[str], how: TeamReward
-) -> dict[tuple[int, int], Played]:
+) -> dict[tuple[int, int], JointEpisode]:
     """Return every valid episode's joint rounds by (group, episode)."""
     found = {
         (g, e): read_episode((g, e), episode, signals, agents, how)
@@ -128,7 +128,7 @@ def read_groups(
     return {place: played for place, played in found.items() if played is not None}
 
 
-def joined(episodes: Sequence[Played]) -> Fitted:
+def joined(episodes: Sequence[JointEpisode]) -> Fitted:
     """Return several episodes as one batch."""
     pad = torch.nn.utils.rnn.pad_sequence
     reward_NK = pad([played.reward_K for played in episodes], batch_first=True)
@@ -144,9 +144,9 @@ class Replay:
     def __init__(self, capacity: int) -> None:
         """Remember at most `capacity` episodes."""
         self.capacity = capacity
-        self.episodes: list[Played] = []
+        self.episodes: list[JointEpisode] = []
 
-    def add(self, episodes: Sequence[Played]) -> None:
+    def add(self, episodes: Sequence[JointEpisode]) -> None:
         """Remember episodes, and forget the oldest beyond the capacity."""
         self.episodes = [*self.episodes, *episodes][-self.capacity :]
 
@@ -182,13 +182,13 @@ class Replay:
             assert isinstance(column, Tensor)
             columns.append([piece.clone() for piece in column.split(counts)])
         for *rounds, reward_K, cut in zip(*columns, cuts, strict=True):
-            self.episodes.append(Played(Rounds(*rounds), reward_K, cut))
+            self.episodes.append(JointEpisode(Rounds(*rounds), reward_K, cut))
 
 
 # -------- The networks: a utility of each agent's turn, and what mixes them
 #
 # Q_i is a small MLP over what agent i read and wrote, both as vectors; a mixer combines all of them to Q_tot. The last
-# layer of a utility starts at 0, so that before anything is learned no agent has credit.
+# layer of a utility starts at 0, so that credit starts at 0.
 #
 # Embeddings of a language model have a few coordinates far larger than the rest and a common offset. They are
 # therefore standardised by the mean and spread of the first data that the network is fitted on, and by the same ones
@@ -203,14 +203,6 @@ class TeamEstimate(NamedTuple):
 
     utility_BA: Tensor
     total_B: Tensor
-
-
-class Mixer(Protocol):
-    """Combines utilities to Q_tot, which never falls when one of them rises."""
-
-    def __call__(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
-        """Return Q_tot [B]; the utility of an agent that did not act is no part of it."""
-        ...
 
 
 class SumMixer(nn.Module):
@@ -367,7 +359,10 @@ class Foresight:
 
     def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
         """Add a step's returns and predictions; return its own R², None if no task's returns vary."""
-        over_B, foreseen_B = (group_above_mean(x_B, set_B, sets) for x_B in (return_B, total_B))
+        # Above the mean of its set; a set of one gives 0.
+        over_B, foreseen_B = (
+            x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B] for x_B in (return_B, total_B)
+        )
         error, spread = float((over_B - foreseen_B).square().sum()), float(over_B.square().sum())
         self._error, self._spread = FADING * self._error + error, FADING * self._spread + spread
         return 1.0 - error / spread if spread > 0 else None
@@ -379,11 +374,6 @@ class Foresight:
     def load_state(self, state: Mapping[str, float]) -> None:
         """Restore what `state` returned."""
         self._error, self._spread = state["error"], state["spread"]
-
-
-def group_above_mean(x_B: Tensor, set_B: Tensor, sets: int) -> Tensor:
-    """Return each entry less its set's mean; a set of one gives 0."""
-    return x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B]
 
 
 class Target(NamedTuple):
@@ -403,7 +393,6 @@ class MixerFit:
         self.updates = 0
         self._settings, self._gamma, self._seed = settings, gamma, seed
         self._optimizer = torch.optim.Adam(self.net.parameters(), settings.lr)
-        self._targets = _TARGETS[settings.target]
 
     def learn(self, replay: Replay) -> float:
         """Take one step's updates on what is remembered; return their mean squared error.
@@ -440,20 +429,18 @@ class MixerFit:
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), GRADIENT_NORM)
         self._optimizer.step()
         self.updates += 1
-        self._follow()
+        online, follow = self.net.state_dict(), self._settings.follow
+        if isinstance(follow, Soft):
+            self.target = soft_update(self.target, online, tau=follow.tau)
+        else:
+            self.target = periodic_update(self.target, online, step=self.updates, period=follow.every)
         return float(loss.detach())
 
     @torch.no_grad()
     def goal(self, batch: Fitted) -> Target:
-        """Return the target of Q_tot of each round."""
-        return self._targets(self, batch)
-
-    def monte_carlo(self, batch: Fitted) -> Target:
-        """Return the discounted rewards from each round on."""
-        return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
-
-    def td(self, batch: Fitted) -> Target:
-        """Return r + γ·((1 − λ)·Q̄ + λ·G) of the next round."""
+        """Return the target of Q_tot of each round: the discounted rewards from it on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
+        if self._settings.target == "monte_carlo":
+            return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
         estimate: TeamEstimate = torch.func.functional_call(self.net, self.target, (batch.rounds,))
         value_NK = unpack(estimate.total_B, batch.mask_NK)
         last_N = batch.mask_NK.sum(1, keepdim=True).long() - 1
@@ -465,13 +452,6 @@ class MixerFit:
             batch.reward_NK, value_NK, mask_NK, bootstrap_N, gamma=self._gamma, lam=self._settings.lam
         )
         return Target(value_NK, mask_NK)
-
-    def _follow(self) -> None:
-        online, follow = self.net.state_dict(), self._settings.follow
-        if isinstance(follow, Soft):
-            self.target = soft_update(self.target, online, tau=follow.tau)
-        else:
-            self.target = periodic_update(self.target, online, step=self.updates, period=follow.every)
 
     def state(self) -> dict[str, object]:
         """Return networks, target, optimiser and the number of updates, which seeds the next draw."""
@@ -491,9 +471,3 @@ class MixerFit:
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.updates = state["updates"]
-
-
-_TARGETS: Mapping[str, Callable[[MixerFit, Fitted], Target]] = {
-    "monte_carlo": MixerFit.monte_carlo,
-    "td": MixerFit.td,
-}

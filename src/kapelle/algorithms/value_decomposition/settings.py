@@ -1,4 +1,4 @@
-"""What a recipe says of value decomposition: utilities, their fit and the credit that follows; no network is made here."""
+"""Settings of value decomposition: utilities, their fit and the credit that follows. The networks are in `mixer_fit.py`."""
 
 from __future__ import annotations
 
@@ -112,22 +112,15 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
 
         return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
 
-    checks = (
-        partial(check_embedder, embedder=settings.embedder),
-        partial(check_device, device=settings.fit.device),
-    )
-    return settings.row(name, None, checks, memory=memory, needs=(Embeddings(settings.embedder),))
+    check = partial(check_libraries, settings=settings)
+    return settings.row(name, None, (check,), memory=memory, needs=(Embeddings(settings.embedder),))
 
 
-def check_embedder(team: Team, embedder: str) -> None:
-    """Raise ConfigError when the library of an embedder is not installed."""
-    if embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
+def check_libraries(team: Team, settings: CreditMixer) -> None:
+    """Raise ConfigError if the embedder's library is not installed, or the networks' device is missing."""
+    if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
         raise ConfigError(
-            f"`algorithm.embedder: {embedder}` needs the library sentence-transformers, which is not installed. "
+            f"`algorithm.embedder: {settings.embedder}` needs the library sentence-transformers, which is not installed. "
             "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
         )
-
-
-def check_device(team: Team, device: str) -> None:
-    """Raise ConfigError when there is no such device to put the networks on."""
-    devices.check_device(device, "algorithm.fit.device")
+    devices.check_device(settings.fit.device, "algorithm.fit.device")

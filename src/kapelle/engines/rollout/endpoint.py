@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 RETRIES = 6
 """Further attempts after a failed one, within `engine.timeout`; their pauses add up to half a minute."""
 
+WITHHELD = ("content_filter", "error")
+"""Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
+
 
 class EndpointEngine:
     """Sends requests to remote servers, one at a time per waiting agent."""
@@ -87,7 +90,20 @@ class EndpointEngine:
             raise EpisodeError(
                 f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
             ) from None
-        return _completion(answer, endpoint)
+        try:
+            choice = json.loads(answer)["choices"][0]
+            text = replace_surrogates(choice["message"]["content"] or "")
+            ids = tuple(text.encode())
+            ended = choice.get("finish_reason")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            raise EpisodeError(
+                f"{endpoint.url} answered in another form than OpenAI's chat completions."
+            ) from None
+        if not text and ended in WITHHELD:
+            raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
+        return Completion(
+            ids, (0.0,) * len(ids), "length" if ended == "length" else "stop", text, 0, endpoint.model
+        )
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Refuse: a remote server keeps its own weights."""
@@ -100,24 +116,3 @@ class EndpointEngine:
 
     def close(self) -> None:
         """Do nothing: the engine holds nothing between requests."""
-
-
-_WITHHELD = ("content_filter", "error")
-"""Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
-
-
-def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
-    try:
-        choice = json.loads(answer)["choices"][0]
-        text = replace_surrogates(choice["message"]["content"] or "")
-        ids = tuple(text.encode())
-        ended = choice.get("finish_reason")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise EpisodeError(
-            f"{endpoint.url} answered in another form than OpenAI's chat completions."
-        ) from None
-    if not text and ended in _WITHHELD:
-        raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
-    return Completion(
-        ids, (0.0,) * len(ids), "length" if ended == "length" else "stop", text, 0, endpoint.model
-    )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
-from kapelle.grading.judge import Ask
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Sampling, Task
 
 GREEDY = Sampling(max_tokens=512, temperature=0.0)
 
 
-def ask_engine(engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY) -> Ask:
-    """Return a judge backed by a policy of an engine; the same question gets the same answer."""
+def ask_engine(
+    engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY
+) -> Callable[[Sequence[Message]], Awaitable[str]]:
+    """Return a judge backed by a policy of an engine: it takes a conversation and returns the reply's text.
+
+    The same question gets the same answer.
+    """
 
     async def ask(messages: Sequence[Message]) -> str:
         prompt = engine.renderer(policy).start(messages)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from kapelle.algorithm import Targets
-from kapelle.models.fast.attention import Plan, Span, plan_spans
+from kapelle.models.fast.attention import AttentionPlan, Span, plan_spans
 from kapelle.rows import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatch:
     """The target tokens of one learner in a batch."""
 
     place: slice
@@ -41,7 +41,7 @@ class Batch:
 
     tokens_N: Tensor
     positions_N: Tensor
-    plan: Plan
+    plan: AttentionPlan
     spans: tuple[Span, ...]
     """Sequences and shared prefixes, of which the plan is made."""
     owners: tuple[tuple[str, int, int], ...]
@@ -51,7 +51,7 @@ class Batch:
     token_K: Tensor
     """Target token ids; 0 for a critic's target after the last token."""
     temperature_K: Tensor
-    parts: Mapping[str, Part]
+    parts: Mapping[str, MicroBatch]
 
 
 @dataclass(slots=True)
@@ -84,10 +84,21 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """
     trees: list[TokenTree] = []
     for learner in sorted({sample.learner for sample in samples}):
-        own = [k for k, sample in enumerate(samples) if sample.learner == learner]
-        branches = _branches(own, samples)
+        # The distinct sequences, each with all samples whose tokens are its beginning: sorted backwards, a sequence comes
+        # right before its beginnings.
+        needed = {
+            k: sample.tokens[: sample.targets[-1]]
+            for k, sample in enumerate(samples)
+            if sample.learner == learner
+        }
+        branches: list[TokenBranch] = []
+        for k in sorted(needed, key=lambda k: (needed[k], k), reverse=True):
+            if branches and branches[-1].tokens[: len(needed[k])] == needed[k]:
+                branches[-1].samples.append(k)
+            else:
+                branches.append(TokenBranch(needed[k], [k]))
         prompts: dict[tuple[int, ...], list[TokenBranch]] = {}
-        for branch in branches:
+        for branch in branches[::-1]:
             start = min(samples[k].targets[0] for k in branch.samples)
             prompts.setdefault(branch.tokens[:start] if share else branch.tokens, []).append(branch)
         for prompt, members in prompts.items():
@@ -97,18 +108,6 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
                 cut = [TokenBranch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
                 trees.append(TokenTree(learner, prompt, cut))
     return trees
-
-
-def _branches(own: Sequence[int], samples: Sequence[Sample]) -> list[TokenBranch]:
-    """Return the distinct sequences, each with all samples whose tokens are its beginning."""
-    needed = {k: samples[k].tokens[: samples[k].targets[-1]] for k in own}
-    branches: list[TokenBranch] = []
-    for k in sorted(own, key=lambda k: (needed[k], k), reverse=True):  # extensions before what they extend
-        if branches and branches[-1].tokens[: len(needed[k])] == needed[k]:
-            branches[-1].samples.append(k)
-        else:
-            branches.append(TokenBranch(needed[k], [k]))
-    return branches[::-1]
 
 
 def pack(
@@ -196,8 +195,8 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
 
 def _parts_by_learner(
     by_learner: Mapping[str, Sequence[int]], samples: Sequence[Sample], device: torch.device | str
-) -> dict[str, Part]:
-    parts: dict[str, Part] = {}
+) -> dict[str, MicroBatch]:
+    parts: dict[str, MicroBatch] = {}
     first = 0
     for learner, members in by_learner.items():
         chosen = [samples[k] for k in members]
@@ -209,25 +208,20 @@ def _parts_by_learner(
             for name in chosen[0].columns
         }
         segment_K = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
+        pairs = [sample.bundle for sample in chosen if sample.bundle is not None]
+        assert len(pairs) in (0, len(chosen)), "a learner's samples are all paired, or none is"
+        observed = [float(sample.observed) for sample in chosen]
         targets = Targets(
-            segment_K, len(chosen), torch.cat(masks).to(device), columns, *_marks(chosen, device)
+            segment_K,
+            len(chosen),
+            torch.cat(masks).to(device),
+            columns,
+            torch.tensor(pairs, device=device) if pairs else None,
+            torch.tensor(observed, device=device) if any(observed) else None,
         )
-        parts[learner] = Part(slice(first, last), targets, tuple(members))
+        parts[learner] = MicroBatch(slice(first, last), targets, tuple(members))
         first = last
     return parts
-
-
-def _marks(
-    samples: Sequence[Sample], device: torch.device | str
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return each sample's pair, and whether it was observed; None where no sample has such a mark."""
-    pairs = [sample.bundle for sample in samples if sample.bundle is not None]
-    assert len(pairs) in (0, len(samples)), "a learner's samples are all paired, or none is"
-    observed = [float(sample.observed) for sample in samples]
-    return (
-        torch.tensor(pairs, device=device) if pairs else None,
-        torch.tensor(observed, device=device) if any(observed) else None,
-    )
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
@@ -283,26 +277,25 @@ def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
     Bundles stay whole. Largest first, each unit goes to the rank with the fewest tokens (Graham 1969): the fullest rank has
     at most one unit more than the emptiest.
     """
+    # A unit is what is computed together: its tokens, and which samples it is.
+    if any(sample.bundle is not None for sample in samples):
+        bundles = bundles_of(range(len(samples)), samples)
+        units = [(sum(len(samples[k].tokens) for k in bundle), bundle) for bundle in bundles]
+    else:
+        trees = unfold(samples, share=True)
+        most = sum(tree.size for tree in trees) // (SHARD_PIECES * ranks)
+        units = [
+            (piece.size, [k for branch in piece.branches for k in branch.samples])
+            for tree in trees
+            for piece in pieces(tree, most)
+        ]
     sharded: list[list[int]] = [[] for _ in range(ranks)]
     filled = [0] * ranks
-    for tokens, members in sorted(_shard_units(samples, ranks), key=lambda unit: -unit[0]):
+    for tokens, members in sorted(units, key=lambda unit: -unit[0]):
         rank = filled.index(min(filled))
         filled[rank] += tokens
         sharded[rank].extend(members)
     return [sorted(own) for own in sharded]
-
-
-def _shard_units(samples: Sequence[Sample], ranks: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield what is computed together: its tokens, and which samples it is."""
-    if any(sample.bundle is not None for sample in samples):
-        for bundle in bundles_of(range(len(samples)), samples):
-            yield sum(len(samples[k].tokens) for k in bundle), bundle
-        return
-    trees = unfold(samples, share=True)
-    most = sum(tree.size for tree in trees) // (SHARD_PIECES * ranks)
-    for tree in trees:
-        for piece in pieces(tree, most):
-            yield piece.size, [k for branch in piece.branches for k in branch.samples]
 
 
 _KEY_BITS = 0xFFFFFFFF

@@ -33,7 +33,6 @@ from kapelle.engines.train.batch import Batch, blank
 from kapelle.engines.train.protocol import Objective, Published, TrainSetup
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like
-from kapelle.engines.train.torch.sharing import AmongRanks
 from kapelle.errors import ConfigError
 from kapelle.models.fast.flat import Attend
 from kapelle.models.language_model import LanguageModel
@@ -46,14 +45,22 @@ class FsdpTrainEngine:
 
     def __init__(self, setup: TrainSetup, *, cpu_offload: bool = False) -> None:
         """Share the bases out; then add adapters and heads, which every rank holds whole."""
-        _check(setup)
+        full = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
+        if full and (setup.references or setup.embedders):
+            raise ConfigError(
+                f"'{full[0]}' trains all weights of its model and needs a frozen copy of them (a reference or an embedder), which "
+                "`train_engine: fsdp` does not shard. Train an adapter, or set `train_engine.name: ddp`."
+            )
+        if any(torch.float16 == model.dtype for model in setup.models.values()):
+            raise ConfigError(
+                "`train_engine: fsdp` does not scale losses for float16. Set `model.dtype: bfloat16`."
+            )
         models = {id(model): model for model in setup.models.values()}
         kind = next(iter(models.values())).device.type
         mesh = init_device_mesh(kind, (setup.ranks.size,))
         self._ranks = setup.ranks
         self._bases = [ShardedBase(model, mesh, cpu_offload=cpu_offload) for model in models.values()]
-        self._engine = TorchTrainEngine(setup, AmongRanks(setup.ranks, in_lockstep=True))
-        self._engine.equalise_passes(self._equalise)
+        self._engine = TorchTrainEngine(setup, in_lockstep=True, equalise=self._equalise)
         self._sharded_parameters = {
             f"learners.{name}.{kind}.{key}": parameter
             for name, learner in self._engine.learners.items()
@@ -186,19 +193,6 @@ class FsdpTrainEngine:
 
     def close(self) -> None:
         """Do nothing: the engine holds nothing but memory."""
-
-
-def _check(setup: TrainSetup) -> None:
-    full = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
-    if full and (setup.references or setup.embedders):
-        raise ConfigError(
-            f"'{full[0]}' trains all weights of its model and needs a frozen copy of them (a reference or an embedder), which "
-            "`train_engine: fsdp` does not shard. Train an adapter, or set `train_engine.name: ddp`."
-        )
-    if any(torch.float16 == model.dtype for model in setup.models.values()):
-        raise ConfigError(
-            "`train_engine: fsdp` does not scale losses for float16. Set `model.dtype: bfloat16`."
-        )
 
 
 class ShardedBase:

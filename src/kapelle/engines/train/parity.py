@@ -76,15 +76,6 @@ class ParityFinding:
         return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    sample: Sample
-    trainer_T: Tensor
-    above_T: Tensor
-    """Where the gap is above the bound, or NaN."""
-    worst: float
-
-
 def check_parity(
     gaps: Sequence[Tensor],
     bound: float,
@@ -121,41 +112,65 @@ def judge_in_float64(
 ) -> ParityFinding:
     """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's forward pass."""
     policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
-    rows = [_row(*each, bound) for each in zip(policy, score(policy), strict=True)]
-    total = sum(len(row.above_T) for row in rows)
-    suspects = sorted((row for row in rows if bool(row.above_T.any())), key=lambda row: -row.worst)
-    tokens = sum(int(row.above_T.sum()) for row in suspects)
-    finding = ParityFinding(tokens, total)
-    if not suspects or not worst <= 2 * suspects[0].worst:
+    suspects: list[tuple[float, Sample, Tensor, Tensor]] = []
+    """Samples with a gap above the bound: the largest one, the sample, the trainer's log-probs, where it is above."""
+    total = 0
+    for sample, trainer_T in zip(policy, score(policy), strict=True):
+        counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
+        gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
+        above_T = ~(gap_T <= bound) & counts_T.bool()  # NaN is above every bound
+        total += len(above_T)
+        if bool(above_T.any()):
+            suspects.append((float((gap_T * counts_T).max()), sample, trainer_T, above_T))
+    suspects.sort(key=lambda suspect: -suspect[0])
+    finding = ParityFinding(sum(int(above_T.sum()) for *_, above_T in suspects), total)
+    if not suspects or not worst <= 2 * suspects[0][0]:
         return replace(finding, refused="scored once more, the trainer returns other log-probs")
-    model = models[suspects[0].sample.learner][0]
+    model = models[suspects[0][1].learner][0]
     if model.flat is None or model.sharded_pass is not None:
         return replace(
             finding, refused="for this architecture or engine there is no pass in float64 to compare with"
         )
     try:
-        found = max((_compared(row, models, finding) for row in suspects[:MOST_ROWS]), key=_unexplained)
+        compared = (
+            _compared(sample, trainer_T, above_T, models, finding)
+            for _, sample, trainer_T, above_T in suspects[:MOST_ROWS]
+        )
+        found = max(compared, key=_unexplained)
     except (torch.OutOfMemoryError, MemoryError):
         return replace(finding, refused="there was no memory to compare them with float64")
-    return replace(found, refused=_fault(found, len(suspects), bound, worst))
+    if not _unexplained(found) <= ROUNDINGS:
+        if found.sampler >= found.trainer:
+            why = "the tokens were sampled with other weights, or from another distribution, than those that are trained"
+        else:
+            why = "the trainer does not compute what its weights define; please report it"
+        return replace(found, refused=why)
+    if (
+        found.tokens > max(1, SHARE * found.total)
+        or len(suspects) > MOST_ROWS
+        or not worst <= CEILING * bound
+    ):
+        why = (
+            "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
+            "lower `optimizer.lr`"
+        )
+        return replace(found, refused=why)
+    return found
 
 
-def _row(sample: Sample, trainer_T: Tensor, bound: float) -> _Row:
-    counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
-    gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
-    return _Row(sample, trainer_T, ~(gap_T <= bound) & counts_T.bool(), float((gap_T * counts_T).max()))
-
-
-def _compared(row: _Row, models: LearnerModels, finding: ParityFinding) -> ParityFinding:
-    sample, (model, adapter) = row.sample, models[row.sample.learner]
+def _compared(
+    sample: Sample, trainer_T: Tensor, above_T: Tensor, models: LearnerModels, finding: ParityFinding
+) -> ParityFinding:
+    """Return the finding at the token of a sample that rounding explains least."""
+    model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     exact_T = exact_logprobs(*arguments)
     rounding_T = rounding_of(*arguments, exact_T)
-    logprobs = (sample.columns[Column.BEHAVIOUR], row.trainer_T)
-    sampler_T, trainer_T = ((each.double() - exact_T).abs().nan_to_num(torch.inf) for each in logprobs)
+    logprobs = (sample.columns[Column.BEHAVIOUR], trainer_T)
+    off_by = [(each.double() - exact_T).abs().nan_to_num(torch.inf) for each in logprobs]
     each = [
         replace(finding, learner=sample.learner, sampler=float(s), trainer=float(t), rounding=float(r))
-        for s, t, r, above in zip(sampler_T, trainer_T, rounding_T, row.above_T, strict=True)
+        for s, t, r, above in zip(*off_by, rounding_T, above_T, strict=True)
         if above
     ]
     return max(each, key=_unexplained)
@@ -164,16 +179,3 @@ def _compared(row: _Row, models: LearnerModels, finding: ParityFinding) -> Parit
 def _unexplained(found: ParityFinding) -> float:
     assert found.rounding is not None
     return max(found.sampler, found.trainer) / max(found.rounding, 1e-12)
-
-
-def _fault(found: ParityFinding, rows: int, bound: float, worst: float) -> str | None:
-    if not _unexplained(found) <= ROUNDINGS:
-        if found.sampler >= found.trainer:
-            return "the tokens were sampled with other weights, or from another distribution, than those that are trained"
-        return "the trainer does not compute what its weights define; please report it"
-    if found.tokens > max(1, SHARE * found.total) or rows > MOST_ROWS or not worst <= CEILING * bound:
-        return (
-            "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
-            "lower `optimizer.lr`"
-        )
-    return None

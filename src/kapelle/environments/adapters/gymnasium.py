@@ -16,7 +16,7 @@ from kapelle.environments.adapters.stepping import (
     observation_text,
     read_number,
 )
-from kapelle.environments.game_settings import Endless
+from kapelle.environments.base import Endless
 from kapelle.errors import ConfigError
 from kapelle.types import Json, Split, Task
 

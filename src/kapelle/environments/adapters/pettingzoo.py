@@ -11,7 +11,7 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Outcome
 from kapelle.environments.adapters.stepping import actions_text, legal_numbers, observation_text, read_number
-from kapelle.environments.game_settings import GameSettings
+from kapelle.environments.base import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 

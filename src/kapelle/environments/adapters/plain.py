@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.stepping import SteppingWorld
-from kapelle.environments.game_settings import Endless
+from kapelle.environments.base import Endless
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Split, Task

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Answerable, Environment, Outcome, Retriable, World, offers
-from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
+from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Task

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Outcome
-from kapelle.environments.game_settings import GameSettings
+from kapelle.environments.base import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 

@@ -23,18 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kapelle.environments.code.problems import MBPP_SPLITS, mbpp_problem
+from kapelle.environments.code import MBPP_SPLITS, mbpp_problem
 from kapelle.environments.data.source import (
     MANIFEST,
-    SUFFIXES,
-    Row,
     Skipped,
     field_of,
-    held_out,
     hub_rows,
     one_spelling,
     question_in,
-    read_rows,
     text_in,
     usable,
 )
@@ -42,6 +38,7 @@ from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError, RunDirectoryError, did_you_mean
 from kapelle.runtime.files import writing
+from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.types import Json, Split
 
 Form = Literal["jsonl", "parquet"]
@@ -59,7 +56,7 @@ class DataSet:
     """Splits on the hub, or files in a folder (suffix optional), to train on; the first of several that are there."""
     test: tuple[str, ...]
     """Empty where nothing is published to test on: a hash of each question holds `test_share` out."""
-    fields: Callable[[Row], Fields]
+    fields: Callable[[DataRow], Fields]
     """What is written of a row; DataError for one that cannot be used."""
     key: tuple[str, ...]
     """The written field that train and test do not share: the first of these that a row has."""
@@ -70,8 +67,8 @@ class DataSet:
     """Whether rows of one file are split by `task_id`, as MBPP's are."""
 
 
-def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[Row], Fields]:
-    def fields(row: Row) -> Fields:
+def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[DataRow], Fields]:
+    def fields(row: DataRow) -> Fields:
         asked = next((name for name in question if name in row.fields), question[0])
         said = next((name for name in answer if name in row.fields), answer[0])
         text = question_in(row, asked, "question_field")
@@ -83,18 +80,18 @@ def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[Ro
             "question": text,
             "answer": str(text_in(row, said, "answer_field") if not isinstance(written, int) else written),
         }
-        Math(path=".").gold_of(Row(row.place, found))
+        Math(path=".").gold_of(DataRow(row.place, found))
         return found
 
     return fields
 
 
-def _nli_fields(row: Row) -> Fields:
+def _nli_fields(row: DataRow) -> Fields:
     NLI(path=".").pair_of(row)
     return {name: row.fields[name] for name in ("premise", "hypothesis", "label")}
 
 
-def _mbpp_fields(row: Row) -> Fields:
+def _mbpp_fields(row: DataRow) -> Fields:
     mbpp_problem(row)
     kept = (
         "task_id",
@@ -178,7 +175,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedData:
     """What was written."""
 
     folder: Path
@@ -200,7 +197,7 @@ def prepare(
     form: Form = "jsonl",
     test_share: float = 0.1,
     max_unusable: float = 0.01,
-) -> Prepared:
+) -> PreparedData:
     """Write a data set's train and test rows into the new folder `out` and return what was written.
 
     `source` is a folder or file, or `owner/name` on the hub (the data set's own place there); `train` and `test` name its
@@ -269,7 +266,7 @@ class _Gathering:
             "test": [row for row, test in zip(rows, out, strict=True) if test],
         }
 
-    def _usable(self, place: str, rows: Sequence[Row]) -> tuple[list[Fields], Skipped]:
+    def _usable(self, place: str, rows: Sequence[DataRow]) -> tuple[list[Fields], Skipped]:
         found = usable(rows, self._set.fields, self._share, place)
         return [self._set.fields(row) for row in found.rows], found.skipped
 
@@ -281,7 +278,7 @@ class _Gathering:
         there = tuple(name for name in names if folder.is_dir() and self._has(folder, name))
         return (there or names)[:1]
 
-    def _of(self, place: str) -> tuple[Row, ...]:
+    def _of(self, place: str) -> tuple[DataRow, ...]:
         folder = Path(self._where).expanduser()
         if not folder.is_dir():
             return hub_rows(self._where, self._set.config if self._where == self._set.hub else None, place)
@@ -294,7 +291,7 @@ class _Gathering:
             "with --train and --test."
         )
 
-    def _file(self, place: Path) -> tuple[Row, ...]:
+    def _file(self, place: Path) -> tuple[DataRow, ...]:
         if place.is_file():
             return read_rows(place)
         files = [file for suffix in SUFFIXES if (file := place / f"mbpp{suffix}").is_file()]
@@ -331,7 +328,7 @@ def _write(
     rows: Mapping[Split, Sequence[Fields]],
     skipped: Mapping[str, Skipped],
     shared: int,
-) -> Prepared:
+) -> PreparedData:
     manifest: dict[str, Any] = {
         "name": name,
         "source": where,
@@ -356,7 +353,7 @@ def _write(
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()
                 manifest["splits"][split] = {"file": file.name, "rows": len(own), "sha256": digest}
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
-            prepared = Prepared(out, manifest)
+            prepared = PreparedData(out, manifest)
             (folder / "README.md").write_text(_readme(prepared), "utf-8")
             shutil.move(folder, out)
     return prepared
@@ -374,7 +371,7 @@ def _write_rows(file: Path, rows: Sequence[Fields], form: Form) -> None:
     parquet.write_table(Table.from_pylist(list(rows)), file)
 
 
-def _readme(prepared: Prepared) -> str:
+def _readme(prepared: PreparedData) -> str:
     manifest = prepared.manifest
     splits = "\n".join(
         f"| {split} | `{each['file']}` | {each['rows']:,} | `{each['sha256'][:16]}…` |"

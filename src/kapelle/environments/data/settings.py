@@ -8,8 +8,9 @@ from functools import cached_property
 from pydantic import Field, model_validator
 
 from kapelle.environment import Reads, Skipping
-from kapelle.environments.data.source import DataSource, Row, Splits, Words, keep_apart, question_in
+from kapelle.environments.data.source import DataSource, Splits, Words, keep_apart, question_in
 from kapelle.environments.questions import Graded
+from kapelle.runtime.row_files import DataRow
 from kapelle.types import Split
 
 
@@ -72,7 +73,7 @@ class DataSettings(Graded, Skipping, Reads):
         """Return the field that keeps train and test apart, its setting, and how it is read."""
         return "question", "path", question_in
 
-    def _read(self, row: Row) -> object:
+    def _read(self, row: DataRow) -> object:
         """Read what a task needs besides the key; DataError, with the row's place, for one that cannot be used."""
         key, setting, words = self._key()
         return words(row, key, setting)

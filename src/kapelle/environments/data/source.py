@@ -1,26 +1,24 @@
 """Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
 
-Local forms: JSON lines and JSON arrays, both also gzipped, JSON lines also in Zstandard (`.jsonl.zst`), and parquet. Every fault names the file, the
-line and the way out, and is found by reading alone: before any model is loaded.
+The local forms are those of `runtime/row_files.py`. Every fault names the file, the line and the way out, and is found by
+reading alone: before any model is loaded.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from kapelle.errors import DataError, did_you_mean
-from kapelle.runtime.files import decompressed, hashed
 from kapelle.runtime.hub import hub_fault, offline_hub
+from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.types import Json, Split
 
 # -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
@@ -92,35 +90,10 @@ def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: 
 
 MANIFEST = "manifest.json"
 """What `kapelle data prepare` says of the files beside it."""
-SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row and where it stands."""
-
-    place: str
-    """Such as `train.jsonl.gz, line 17`; for error messages."""
-    fields: Mapping[str, Json]
-
-    def text(self, field: str, setting: str) -> str:
-        """Return a field as text; DataError, naming the setting to change, when it is not there."""
-        if field not in self.fields:
-            raise DataError(
-                f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
-                f"Set `environment.{setting}` to the field that the data have."
-            )
-        value = self.fields[field]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(
-                f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-                f"Fix or drop the row, or set `environment.{setting}`."
-            )
-        return str(value)
-
-
-Words = Callable[[Row, str, str], str]
+Words = Callable[[DataRow, str, str], str]
 """(row, field, setting) → the field as text; DataError where it is none."""
 
 
@@ -149,7 +122,7 @@ class DataSource:
         """Return every file, or data set and split of the hub, that is read, with a hash of what was in it."""
         return _raw(self).contents
 
-    def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[Row, ...]:
+    def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
         """Return the rows of one split, all of a file; DataError where there are none to read."""
         local = Path(self.path).expanduser()
         if local.is_file():
@@ -164,7 +137,7 @@ class DataSource:
             "or to `owner/name` of a data set on the Hugging Face hub."
         )
 
-    def first_row(self) -> Row | None:
+    def first_row(self) -> DataRow | None:
         """Return the first row to train on, usable or not; None for data without any."""
         return next(iter(_raw(self).rows[0]), None)
 
@@ -172,8 +145,8 @@ class DataSource:
         self,
         key: str,
         setting: str,
-        words: Words = Row.text,
-        read: Callable[[Row], object] | None = None,
+        words: Words = DataRow.text,
+        read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
         """Return both splits; they share no value of the field `key` (`setting` names it in messages), spacing and case aside.
@@ -187,17 +160,17 @@ class DataSource:
 
     def apart(
         self,
-        first: tuple[Row, ...],
-        second: tuple[Row, ...] | None,
+        first: tuple[DataRow, ...],
+        second: tuple[DataRow, ...] | None,
         key: str,
         setting: str,
-        words: Words = Row.text,
-        read: Callable[[Row], object] | None = None,
+        words: Words = DataRow.text,
+        read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
         """Return rows to train on and to test on, as `load` does; without a `second`, `first` is both splits."""
 
-        def check(row: Row) -> None:
+        def check(row: DataRow) -> None:
             words(row, key, setting)
             if read is not None:
                 read(row)
@@ -231,14 +204,14 @@ class DataSource:
 class Splits:
     """The rows of both splits."""
 
-    train: tuple[Row, ...]
-    test: tuple[Row, ...]
+    train: tuple[DataRow, ...]
+    test: tuple[DataRow, ...]
     left_out: int
     """Train rows that also stood in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
     """Rows that could not be used; `train` counts those of a file that is both splits."""
 
-    def of(self, split: Split) -> tuple[Row, ...]:
+    def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
         return self.train if split == "train" else self.test
 
@@ -247,7 +220,7 @@ class Splits:
 class _Raw:
     """What was read."""
 
-    rows: tuple[tuple[Row, ...], tuple[Row, ...] | None]
+    rows: tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
     """To train on and to test on; None for the second where one file is both."""
     contents: Mapping[str, str]
     """File, or data set and split of the hub → hash of what was in it."""
@@ -272,15 +245,9 @@ def keep_apart(train: str, test: str) -> None:
         raise ValueError(f"`train` and `test` both name '{train}'. Nothing is tested on what it trains on.")
 
 
-def held_out(key: str, share: float) -> bool:
-    """Return whether the row with a key belongs to the test split: a hash of the key decides."""
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < share * 2**64
-
-
 def _folder(
     folder: Path, split: str, source: DataSource, contents: MutableMapping[str, str]
-) -> tuple[Row, ...]:
+) -> tuple[DataRow, ...]:
     name = source.train if split == "train" else source.test
     places = [folder, folder / source.config] if source.config else [folder]
     for place in places:
@@ -309,91 +276,9 @@ def _prepared(folder: Path, split: str) -> str:
         ) from error
 
 
-def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[Row, ...]:
-    """Return the rows of one local file; DataError when it is damaged or of another form.
-
-    A hash of what was in the file goes into `contents`, by its name.
-    """
-    if file.name.endswith(".parquet"):
-        return _parquet(file, contents)
-    compressed = file.name.endswith(".gz")
-    lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    if not lines and not file.name.endswith((".json", ".json.gz")):
-        raise DataError(
-            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Convert it, or rename it if it "
-            "is one of these."
-        )
-    last = 0
-    try:
-        with hashed(file, contents) as opened:
-            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
-            if file.name.endswith(".zst"):
-                stream = decompressed(opened)
-            if not lines:
-                return _array(file, stream)
-            rows = []
-            for row in _lines(file, stream):
-                rows.append(row)
-                last += 1
-            return tuple(rows)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"'{file}' is damaged or cut short after row {last}: {error}. Fetch the file again."
-        ) from error
-    except OSError as error:
-        raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
-
-
-def _lines(file: Path, stream: IO[bytes]) -> Iterator[Row]:
-    for number, line in enumerate(stream, start=1):
-        if line.strip():
-            place = f"{file}, line {number}"
-            yield Row(place, _object(place, _parsed(place, line)))
-
-
-def _array(file: Path, stream: IO[bytes]) -> tuple[Row, ...]:
-    values = _parsed(str(file), stream.read())
-    if not isinstance(values, list):
-        raise DataError(
-            f"'{file}' holds {type(values).__name__}, not an array of rows. Use JSON lines or an array."
-        )
-    places = (f"{file}, row {number}" for number in range(1, len(values) + 1))
-    return tuple(Row(place, _object(place, value)) for place, value in zip(places, values, strict=True))
-
-
-def _parsed(place: str, text: bytes) -> Json:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
-    except RecursionError as error:
-        raise DataError(f"{place} is nested too deeply to be a row. Fix it.") from error
-
-
-def _object(place: str, value: Json) -> Mapping[str, Json]:
-    if not isinstance(value, dict):
-        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
-    return value
-
-
-def _parquet(file: Path, contents: MutableMapping[str, str] | None) -> tuple[Row, ...]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise DataError(f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'.") from error
-    try:
-        with hashed(
-            file, contents
-        ):  # parquet is read from its end; beside parsing it the second reading is quick
-            rows = parquet.read_table(file).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
-    return tuple(Row(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
-
-
 def hub_rows(
     path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
-) -> tuple[Row, ...]:
+) -> tuple[DataRow, ...]:
     """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had.
 
     A hash of the rows goes into `contents`.
@@ -416,7 +301,7 @@ def hub_rows(
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
             f"{fault or reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
-    found = tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
+    found = tuple(DataRow(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
     if contents is not None:
         digest = hashlib.sha256()
         for each in found:
@@ -431,7 +316,7 @@ MAX_QUESTION = 50_000
 """Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
 
 
-def field_of(row: Row, field: str, setting: str) -> Json:
+def field_of(row: DataRow, field: str, setting: str) -> Json:
     """Return a field of a row; dots reach into objects. DataError, naming the setting, when it is not there."""
     if field in row.fields:
         return row.fields[field]
@@ -448,14 +333,14 @@ def field_of(row: Row, field: str, setting: str) -> Json:
     return value
 
 
-def _as_verl(row: Row) -> str:
+def _as_verl(row: DataRow) -> str:
     """Return what to set for a row in the form of verl and siiRL; empty for others."""
     if not {"prompt", "reward_model"} <= set(row.fields):
         return ""
     return " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
 
 
-def text_in(row: Row, field: str, setting: str) -> str:
+def text_in(row: DataRow, field: str, setting: str) -> str:
     """Return a field as text that is not empty; numbers are written out. DataError for anything else."""
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -469,7 +354,7 @@ def text_in(row: Row, field: str, setting: str) -> str:
     return text
 
 
-def question_in(row: Row, field: str, setting: str) -> str:
+def question_in(row: DataRow, field: str, setting: str) -> str:
     """Return the question of a field: text, or a conversation as verl's `prompt` is one.
 
     A conversation's system messages are left out, because each agent has its own (`team.agents`); a single message
@@ -490,7 +375,7 @@ def question_in(row: Row, field: str, setting: str) -> str:
     return text
 
 
-def said_in(row: Row, field: str, setting: str) -> str:
+def said_in(row: DataRow, field: str, setting: str) -> str:
     """Return the answer in a field: text, a message, or the last message of a conversation."""
     value = field_of(row, field, setting)
     if isinstance(value, list) and value:
@@ -505,7 +390,7 @@ def said_in(row: Row, field: str, setting: str) -> str:
     return value
 
 
-def asked_in(row: Row, field: str, setting: str) -> str:
+def asked_in(row: DataRow, field: str, setting: str) -> str:
     """Return what was asked in a field: text, or a conversation, whose messages are written under one another.
 
     A single message stands alone; of several each has its role before it.
@@ -522,7 +407,7 @@ def _joined(messages: Sequence[tuple[str, str]]) -> str:
     return "\n\n".join(f"{role}: {content}" for role, content in messages)
 
 
-def messages_of(row: Row, value: Sequence[Json], field: str, setting: str) -> list[tuple[str, str]]:
+def messages_of(row: DataRow, value: Sequence[Json], field: str, setting: str) -> list[tuple[str, str]]:
     """Return (role, text) of a conversation in OpenAI's form (`role`, `content`) or ShareGPT's (`from`, `value`)."""
     messages = []
     for number, entry in enumerate(value):

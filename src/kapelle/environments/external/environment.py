@@ -11,18 +11,26 @@ import re
 import secrets
 import ssl
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Alive, Holding, Outcome
-from kapelle.environments.external.switchboard import News, OutsideCall, Program, Seat, Switchboard, board_of
+from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside
+from kapelle.environments.external.switchboard import (
+    News,
+    OutsideCall,
+    Program,
+    Switchboard,
+    WaitingEpisode,
+    board_of,
+)
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline
+from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Split, Task
 
@@ -30,6 +38,9 @@ from kapelle.types import Split, Task
 
 NOTICE_S = 60.0
 """Seconds for which episodes wait for a program before it is said."""
+
+SERVER = "kapelle.services.policy.outside:serve_outside"
+"""What serves the agents of a run to programs."""
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 """How many programs may still be started, by event loop."""
@@ -53,7 +64,7 @@ class ExternalWorld:
         programs: int,
     ) -> None:
         self._board = board
-        self._seat = Seat(f"e-{secrets.token_hex(8)}", task, seed, agents)
+        self._seat = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
         self._command = command
         self._programs = programs
         self._program: Program | None = None
@@ -179,7 +190,7 @@ class ExternalWorld:
                 self._running.release()
 
 
-class External(Settings, Alive, Holding):
+class External(Settings, Alive, Holding, PlayedFromOutside):
     """An outside program plays: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command` it is started once for each episode, and finds the server in `OPENAI_BASE_URL`. Without one you start
@@ -230,14 +241,33 @@ class External(Settings, Alive, Holding):
         return 4 + agents
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError where the package that speaks HTTP is missing, or the range of rewards is empty."""
-        if importlib.util.find_spec("uvicorn") is None:
+        """Raise ConfigError where a package that speaks HTTP is missing, or the range of rewards is empty."""
+        if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
             raise ConfigError("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
         if self.rewards[0] >= self.rewards[1]:
             raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
 
-    def check_server(self) -> None:
-        """Raise ConfigError where the server that programs call could not be started safely, or not be reached."""
+    def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
+        """Run the server that programs call while the block runs."""
+        # By name, because services stand above environments.
+        server: AbstractContextManager[None] = find_object(SERVER, "server")(self, play, say)
+        return server
+
+    def check_server(self, processes: int = 1) -> None:
+        """Raise ConfigError where the server that programs call could not be started safely, or not be reached.
+
+        Each of several `processes` serves its own episodes, at an address that only a started program is told.
+        """
+        if processes > 1 and not self.command:
+            raise ConfigError(
+                f"`environment.name: external` without a `command` waits for programs that call one server, but each of {processes} "
+                "processes serves its own episodes. Name the program in `environment.command`, or train in one process."
+            )
+        if processes > 1 and self.port:
+            raise ConfigError(
+                f"`environment.port` is {self.port}, but each of {processes} processes serves its own episodes on a port of "
+                "its own. Set `environment.port: 0`."
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
                 "TLS needs a certificate and its key: set both `environment.tls_cert` and `environment.tls_key`."

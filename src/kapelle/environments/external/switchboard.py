@@ -49,7 +49,7 @@ News = OutsideCall | Outcome | Wake | EpisodeError
 
 
 @dataclass(eq=False)
-class Seat:
+class WaitingEpisode:
     """One episode that waits for an outside program."""
 
     name: str
@@ -165,12 +165,12 @@ class Switchboard:
         """Programs that failed and of which nothing was said, because others just had."""
         self._why: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
-        self._free: deque[Seat] = deque()
-        self._taken: dict[str, Seat] = {}
-        self._waiting: deque[Future[Seat]] = deque()
+        self._free: deque[WaitingEpisode] = deque()
+        self._taken: dict[str, WaitingEpisode] = {}
+        self._waiting: deque[Future[WaitingEpisode]] = deque()
         self._closed = False
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: WaitingEpisode) -> None:
         """Let the next program that asks take a seat. For the episode."""
         with self._lock:
             if self._closed:
@@ -183,12 +183,12 @@ class Switchboard:
                     return
             self._free.append(seat)
 
-    def give(self, seat: Seat) -> None:
+    def give(self, seat: WaitingEpisode) -> None:
         """Let a seat be called by its name from the start. For the episode."""
         with self._lock:
             self._taken[seat.name] = seat
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: WaitingEpisode) -> None:
         """Close a seat. For the episode."""
         with self._lock:
             self._taken.pop(seat.name, None)
@@ -196,9 +196,9 @@ class Switchboard:
                 self._free.remove(seat)
         seat.close()
 
-    def take(self) -> Future[Seat]:
+    def take(self) -> Future[WaitingEpisode]:
         """Return the next seat, when there is one; Over when there will be none. For the server."""
-        taken: Future[Seat] = Future()
+        taken: Future[WaitingEpisode] = Future()
         with self._lock:
             if self._closed:
                 taken.set_exception(Over())
@@ -211,12 +211,12 @@ class Switchboard:
                 self._waiting.append(taken)
         return taken
 
-    def seat(self, name: str) -> Seat | None:
+    def seat(self, name: str) -> WaitingEpisode | None:
         """Return a seat that was taken, by its session; None where there is none. For the server."""
         with self._lock:
             return self._taken.get(name)
 
-    def failed(self, seat: Seat, why: str) -> None:
+    def failed(self, seat: WaitingEpisode, why: str) -> None:
         """Say that a seat is free because its program failed; of many at once, how many there were. For the episode."""
         with self._lock:
             self._why[seat.name] = why
@@ -298,7 +298,7 @@ KEPT = 64 << 10
 """Bytes that are kept of what a program says."""
 
 
-def variables(seat: Seat, url: str, token: str | None) -> Mapping[str, str]:
+def variables(seat: WaitingEpisode, url: str, token: str | None) -> Mapping[str, str]:
     """Return the environment variables by which a program finds its agents and its task."""
     return {
         **os.environ,
@@ -334,7 +334,9 @@ class Program:
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
-    async def start(cls, command: Sequence[str], seat: Seat, url: str, token: str | None) -> Program:
+    async def start(
+        cls, command: Sequence[str], seat: WaitingEpisode, url: str, token: str | None
+    ) -> Program:
         """Start a program; EpisodeError where that fails."""
         try:
             transport, exited = await asyncio.get_running_loop().subprocess_exec(

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Opposed, Scripted
-from kapelle.environments.game_settings import GameSettings
-from kapelle.environments.openspiel.games import Value, full_rules, load_game, short_rules, spiel
+from kapelle.environment import Decision, Enumerable, Opposed, Scripted
+from kapelle.environments.base import GameSettings
+from kapelle.environments.openspiel.games import Value, full_rules, load_game, short_rules, spiel, walk
 from kapelle.environments.openspiel.text import View, Wording, read_listed
-from kapelle.environments.openspiel.world import GameWorld, Opponent, Players, Rules
+from kapelle.environments.openspiel.world import (
+    GameWorld,
+    Opponent,
+    Players,
+    Rules,
+    count_decisions,
+    legal_moves,
+    show,
+)
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 
-class OpenSpiel(GameSettings, Opposed, Scripted):
+class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
@@ -140,6 +148,50 @@ class OpenSpiel(GameSettings, Opposed, Scripted):
                 "whatever it does. Set `team.agents` to one for each player, with `team.sharing: shared`, or name "
                 "`environment.opponents`."
             )
+
+    @property
+    def players(self) -> int:
+        """Number of seats, opponents' included."""
+        return int(self.loaded.num_players())
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield every information state once, as a player reads it; ConfigError where they cannot be listed."""
+        rules, seen, game = self.conduct, set(), self.loaded
+        if not game.get_type().provides_information_state_string:
+            raise ConfigError(
+                f"OpenSpiel has no information states for {self.game}, so that a policy of it is no table. Exact values "
+                "are known for games such as kuhn_poker, leduc_poker and tiny_hanabi."
+            )
+        count_decisions(str(game))  # raises for a game that is too large before any of it is shown
+        for state in walk(game):
+            seat = state.current_player()
+            key = state.information_state_string(seat)
+            if key in seen:
+                continue
+            seen.add(key)
+            before, past = [], game.new_initial_state()
+            for action in state.history():
+                if past.current_player() == seat:
+                    before.append((past.information_state_string(seat), action))
+                past.apply_action(action)
+            actions, moves = tuple(state.legal_actions()), tuple(legal_moves(state, seat, rules))
+            yield Decision(key, seat, show(state, seat, rules), actions, moves, tuple(before))
+
+    def check_moves(self) -> None:
+        """Raise ConfigError where players think before they move."""
+        if self.thinking:
+            raise ConfigError(
+                "What a policy plays after thinking has no exact probability: it is a sum over all thoughts. Set "
+                "`environment.thinking: false`."
+            )
+
+    def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
+        """Return expected returns and NashConv of a policy in all seats, by enumerating the game."""
+        game = self.loaded
+        table = spiel().TabularPolicy({key: list(chances.items()) for key, chances in policy.items()})
+        everything = -1
+        returns = spiel().expected_returns(game.new_initial_state(), table, everything, True)
+        return tuple(map(float, returns)), max(0.0, float(spiel().nash_conv(game, table)))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> GameWorld:
         """Open one match for these agents."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kapelle.environments.game_settings import without_tags
+from kapelle.environments.base import without_tags
 
 Wording = Literal["full", "short"]
 View = Literal["information", "observation"]
@@ -162,33 +162,33 @@ def _tiny_short(raw: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class GameText:
     """How one game is put in words."""
 
     view: Show = plain_view
     move: Move = plain_move
 
 
-_FULL: Mapping[tuple[str, View], Words] = {
-    ("kuhn_poker", "information"): Words(_kuhn_view),
-    ("leduc_poker", "information"): Words(_leduc_view),
-    ("liars_dice", "information"): Words(_dice_view),
-    ("hanabi", "observation"): Words(_hanabi_view),
-    ("tiny_hanabi", "information"): Words(move=_tiny_move),
+_FULL: Mapping[tuple[str, View], GameText] = {
+    ("kuhn_poker", "information"): GameText(_kuhn_view),
+    ("leduc_poker", "information"): GameText(_leduc_view),
+    ("liars_dice", "information"): GameText(_dice_view),
+    ("hanabi", "observation"): GameText(_hanabi_view),
+    ("tiny_hanabi", "information"): GameText(move=_tiny_move),
 }
-_SHORT: Mapping[tuple[str, View], Words] = {
-    ("leduc_poker", "information"): Words(_leduc_short),
-    ("hanabi", "observation"): Words(_hanabi_short, _hanabi_move),
-    ("tiny_hanabi", "information"): Words(_tiny_short, _tiny_move),
+_SHORT: Mapping[tuple[str, View], GameText] = {
+    ("leduc_poker", "information"): GameText(_leduc_short),
+    ("hanabi", "observation"): GameText(_hanabi_short, _hanabi_move),
+    ("tiny_hanabi", "information"): GameText(_tiny_short, _tiny_move),
 }
 
 
-def words_of(game: Any, wording: Wording, view: View) -> Words:
+def words_of(game: Any, wording: Wording, view: View) -> GameText:
     """Return how a game is put in words; games without words of their own are shown as OpenSpiel does."""
     key = (game.get_type().short_name, view)
     if wording == "short":
-        return _SHORT.get(key, Words(one_line))
-    return _FULL.get(key, Words())
+        return _SHORT.get(key, GameText(one_line))
+    return _FULL.get(key, GameText())
 
 
 def normal(text: str) -> str:

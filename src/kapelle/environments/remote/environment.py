@@ -18,14 +18,15 @@ from kapelle.environment import (
     Described,
     Environment,
     Mixed,
+    OpensWorlds,
     Opposed,
     Reads,
     Recorded,
+    RemoteWorld,
     Scripted,
     Skipping,
     World,
 )
-from kapelle.environments.bounded_worlds import BoundedWorld, OpensItself
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import is_loopback
 from kapelle.runtime.deadlines import Patience, patience_here
@@ -51,7 +52,7 @@ class Calling:
     """Whether the connection is encrypted, by server: always beyond loopback."""
 
 
-class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, OpensItself):
+class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, OpensWorlds):
     """The environment that servers hold; a run plays it as if it were here, with the same results.
 
     Which one it is, is known when the servers have been asked (`connect`): it offers (`offered`)
@@ -195,8 +196,8 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index, as every server has it."""
+        from kapelle.environments.remote.messages import from_task
         from kapelle.wire import environment_v1_pb2 as pb
-        from kapelle.wire.values import from_task
 
         return from_task(
             self._ask("GetTask", pb.GetTaskRequest(environment=self.serves, split=split, index=index))
@@ -215,8 +216,8 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the servers' expert."""
+        from kapelle.environments.remote.messages import to_message, to_task
         from kapelle.wire import environment_v1_pb2 as pb
-        from kapelle.wire.values import to_message, to_task
 
         asked = pb.ScriptRequest(
             environment=self.serves,
@@ -229,8 +230,8 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return what the servers' environment has recorded."""
+        from kapelle.environments.remote.messages import to_task
         from kapelle.wire import environment_v1_pb2 as pb
-        from kapelle.wire.values import to_task
 
         asked = pb.RecordedRequest(
             environment=self.serves, agent=agent, task=to_task(task), turn=turn, sample=sample
@@ -241,11 +242,11 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     async def open_world(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
-    ) -> BoundedWorld:
+    ) -> RemoteWorld:
         """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
-        from kapelle.environments.remote.world import RemoteWorld
+        from kapelle.environments.remote.messages import to_task
+        from kapelle.environments.remote.world import ServerWorld
         from kapelle.wire import environment_v1_pb2 as pb
-        from kapelle.wire.values import to_task
 
         asked = pb.ResetRequest(
             environment=self.serves,
@@ -256,15 +257,15 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
             grader_seconds=patience.grader,
         )
         server, line, began = await self.servers.reset(asked)
-        return RemoteWorld(server, line, began, self.name, patience)
+        return ServerWorld(server, line, began, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of one episode and wait for it, for environments that have this one as a part."""
-        from kapelle.environments.remote.world import InnerWorld, RemoteWorld, ScorableInnerWorld
+        from kapelle.environments.remote.world import InnerWorld, ScorableInnerWorld, ServerWorld
 
         patience = patience_here.get()
         world = run_async(lambda: self.open_world(task, agents, seed, patience))
-        assert isinstance(world, RemoteWorld), "`open_world` opens them"
+        assert isinstance(world, ServerWorld), "`open_world` opens them"
         return (ScorableInnerWorld if world.scorable else InnerWorld)(world, patience)
 
 

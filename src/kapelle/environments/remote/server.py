@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 import pydantic
 
-from kapelle.environments.elsewhere import WorkerLost, error_from
+from kapelle.environment import WorkerLost
 from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.runtime.remote_errors import environment_error
 from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
@@ -103,12 +104,12 @@ def raised(code: str, message: str) -> BaseException:
     """Return what a status code and its message stand for; see the contract."""
     if code == "ABORTED":
         kind, _, said = message.partition(": ")
-        return error_from([kind, said])
+        return environment_error(kind, said)
     if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
         return Busy(message)
     if code in ("DATA_LOSS", "NOT_FOUND"):
         return WorkerLost(message, blamed=code == "DATA_LOSS")
-    return error_from(["EpisodeError", f"The environment server refused a call ({code}): {message}"])
+    return EpisodeError(f"The environment server refused a call ({code}): {message}")
 
 
 MESSAGE_BYTES = 64 << 20
@@ -119,7 +120,7 @@ PING_SECONDS = 20
 """After which a silent connection is asked whether its other side is there."""
 
 
-class Server:
+class EnvironmentServerLink:
     """One server; any thread may ask."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from kapelle.environments.elsewhere import WorkerLost, changed
-from kapelle.environments.remote.server import Busy, Line, Server
+from kapelle.environment import WorkerLost, report_change
+from kapelle.environments.remote.server import Busy, EnvironmentServerLink, Line
 from kapelle.errors import ConfigError, EngineError
 from kapelle.wire import environment_v1_pb2 as pb
 
@@ -22,7 +22,7 @@ SHORTEST_PAUSE = 0.05
 class Servers:
     """The servers of one `environment` section; any thread may ask."""
 
-    def __init__(self, servers: Sequence[Server], name: str, retry_seconds: float) -> None:
+    def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
         """Take the servers, the name of the environment there, and for how long nobody may answer."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
@@ -66,7 +66,7 @@ class Servers:
                 raise self._nobody()
             time.sleep(SHORTEST_PAUSE)
 
-    async def reset(self, question: pb.ResetRequest) -> tuple[Server, Line, pb.ResetReply]:
+    async def reset(self, question: pb.ResetRequest) -> tuple[EnvironmentServerLink, Line, pb.ResetReply]:
         """Open a session where there is room; raises what the environment raised, and EngineError for nobody."""
         until = time.monotonic() + self._retry_seconds
         while True:
@@ -91,18 +91,18 @@ class Servers:
                 raise self._nobody()
             await asyncio.sleep(SHORTEST_PAUSE)
 
-    def _order(self) -> list[Server]:
+    def _order(self) -> list[EnvironmentServerLink]:
         ready = [server for server in self._servers if server.ready]
         return sorted(ready, key=lambda server: server.sessions)
 
-    def _note(self, server: Server, version: int) -> None:
+    def _note(self, server: EnvironmentServerLink, version: int) -> None:
         """Say once when a server plays another environment than before."""
         before = self._versions.get(server.address)
         if before is None or before[0] == version:
             self._versions.setdefault(server.address, (version, ""))
             return
         self._versions[server.address] = (version, "")
-        changed(
+        report_change(
             f"environment '{self._name or self.describe().name}' at {server.address} is version {version} now, after "
             f"{before[0]}: episodes that begin from here on play the new one"
         )
@@ -150,7 +150,7 @@ def _shared(
     retry_seconds: float,
 ) -> Servers:
     servers = [
-        Server(address, certificate, token, tls=secure)
+        EnvironmentServerLink(address, certificate, token, tls=secure)
         for address, secure in zip(addresses, tls, strict=True)
     ]
     return Servers(servers, name, retry_seconds)

@@ -6,25 +6,24 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from kapelle.environment import Outcome, Retriable, Scorable
-from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
-from kapelle.environments.remote.server import Busy, Line, Server
+from kapelle.environment import Outcome, RemoteWorld, Retriable, Scorable, WorkerLost
+from kapelle.environments.remote.messages import from_map
+from kapelle.environments.remote.server import Busy, EnvironmentServerLink, Line
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire.values import from_map
 
 
-class RemoteWorld(ElsewhereWorld, Scorable, Retriable):
+class ServerWorld(RemoteWorld):
     """A world on a server, which bounds each call of the environment; here that bound holds with some time to spare."""
 
     def __init__(
-        self, server: Server, line: Line, began: pb.ResetReply, name: str, patience: Patience
+        self, server: EnvironmentServerLink, line: Line, began: pb.ResetReply, name: str, patience: Patience
     ) -> None:
         """Take the place of a session that has begun."""
         super().__init__(name, patience)
         self._server, self._line, self._session = server, line, began.session
-        self._scorable = began.scorable
-        self._view.take(view_of(began.view))
+        self.scorable = began.scorable
+        self.update_view(view_of(began.view))
         self._allowed: int | None = None
 
     @property
@@ -36,7 +35,7 @@ class RemoteWorld(ElsewhereWorld, Scorable, Retriable):
         """See `environment.World`."""
         answer = await self._ask("step", act=act_request(self._session, actions, final, self._allowed))
         self._allowed = None
-        self._view.take(view_of(answer.view))
+        self.update_view(view_of(answer.view))
         return {each.agent: each.amount for each in answer.rewards}
 
     async def score(self, agent: str, text: str) -> float:
@@ -70,7 +69,9 @@ class RemoteWorld(ElsewhereWorld, Scorable, Retriable):
     async def _ask(self, method: str, **question: Any) -> Any:
         slowest = max(self._patience.grader, self._patience.environment)
         seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
-        return await within(self._what(method), "environment", seconds, self._answer(**question))
+        return await within(
+            f"`{method}` of environment '{self._name}'", "environment", seconds, self._answer(**question)
+        )
 
     async def _answer(self, **question: Any) -> Any:
         try:
@@ -82,7 +83,7 @@ class RemoteWorld(ElsewhereWorld, Scorable, Retriable):
 class InnerWorld(Retriable):
     """A world on a server inside another world that is here: what has to be answered at once waits for the server."""
 
-    def __init__(self, world: RemoteWorld, patience: Patience) -> None:
+    def __init__(self, world: ServerWorld, patience: Patience) -> None:
         self._world = world
         self._seconds = patience.environment + UNBREAKABLE
 
@@ -128,7 +129,7 @@ def act_request(
 
 
 def view_of(view: pb.View) -> dict[str, Any]:
-    """Return a view as `elsewhere.View` takes it."""
+    """Return a view as `RemoteWorld.update_view` takes it."""
     movers = (
         {"error": _error(view.movers_error)}
         if view.HasField("movers_error")

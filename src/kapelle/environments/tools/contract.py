@@ -51,7 +51,7 @@ class Tool:
     """Takes arguments that fit the schema; may block, is called in a thread; ToolFault for the agent."""
 
 
-class Box(Protocol):
+class Toolbox(Protocol):
     """The tools of one agent in one episode, with the state that they share."""
 
     @property
@@ -75,7 +75,7 @@ class ToolSettings(Protocol):
         """Return the schemas that agents read; the same in every episode."""
         ...
 
-    def open(self) -> Box:
+    def open(self) -> Toolbox:
         """Return fresh tools for one agent in one episode; what is costly starts with the first call."""
         ...
 
@@ -116,7 +116,10 @@ def fit_arguments(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> 
 def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    value = _plain_number(value, kinds or ())
+    if isinstance(value, Decimal):
+        # Calls are read exactly; a tool expects a float, or a whole number that a float would not round.
+        whole = value == value.to_integral_value() and abs(value) < 2**53
+        value = int(value) if whole and "integer" in list(kinds or ()) else float(value)
     if kinds and not any(_is(value, kind) for kind in kinds):
         raise ToolFault(f"{where} must be {' or '.join(map(str, kinds))}, not {_named(value)}.")
     if "enum" in schema and value not in schema["enum"]:
@@ -124,12 +127,8 @@ def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
         raise ToolFault(f"{where} must be one of {allowed}, not {value!r:.80}.")
     if isinstance(value, list):
         return [_fit(item, _sub(schema.get("items")), f"item {k} of {where}") for k, item in enumerate(value)]
-    if isinstance(value, dict):
-        return _fit_object(value, schema, where)
-    return value
-
-
-def _fit_object(value: Mapping[str, Any], schema: Mapping[str, Json], where: str) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        return value
     known = _sub(schema.get("properties"))
     missing = [name for name in schema.get("required") or () if name not in value]
     if missing:
@@ -152,14 +151,6 @@ def _is(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _plain_number(value: Any, kinds: object) -> Any:
-    """Return a number that was read exactly as the float, or whole number, that a tool expects."""
-    if isinstance(value, Decimal):
-        whole = value == value.to_integral_value() and abs(value) < 2**53
-        return int(value) if whole and "integer" in list(kinds) else float(value)  # type: ignore[call-overload]
-    return value
 
 
 def _named(value: object) -> str:

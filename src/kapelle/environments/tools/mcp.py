@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from kapelle.environment import StartsProgram
 from kapelle.environments.tools.contract import Lost, Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import bearer, check_private
@@ -23,7 +24,7 @@ from kapelle.settings.base import FREE, Settings, open_address
 from kapelle.types import Json
 
 if TYPE_CHECKING:
-    from kapelle.environments.tools.mcp_session import Connection
+    from kapelle.environments.tools.mcp_session import McpConnection
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?|")
@@ -45,7 +46,7 @@ _OURS = frozenset(
 """Headers that carry the conversation itself, as all do whose names begin with `mcp-`."""
 
 
-class Mcp(Settings):
+class Mcp(Settings, StartsProgram):
     """The tools of one server; every agent of every episode has a process, or a session, of its own."""
 
     tool: Literal["mcp"] = "mcp"
@@ -127,7 +128,7 @@ class Mcp(Settings):
 @functools.lru_cache(maxsize=32)
 def _schemas(given: str) -> tuple[ToolSchema, ...]:
     settings = Mcp.model_validate_json(given)
-    server: Connection | None = None
+    server: McpConnection | None = None
     try:
         server = _connected(settings)
         return server.tools()
@@ -138,13 +139,13 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
             server.close()
 
 
-def _connected(settings: Mcp) -> Connection:
+def _connected(settings: Mcp) -> McpConnection:
     """Return a conversation with the server; ConfigError without the package that holds it."""
     if importlib.util.find_spec("mcp") is None:
         raise ConfigError("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
-    from kapelle.environments.tools.mcp_session import Connection
+    from kapelle.environments.tools.mcp_session import McpConnection
 
-    return Connection(settings)
+    return McpConnection(settings)
 
 
 class McpTools:
@@ -152,7 +153,7 @@ class McpTools:
 
     def __init__(self, settings: Mcp) -> None:
         self._settings = settings
-        self._server: Connection | None = None
+        self._server: McpConnection | None = None
         self.tools = tuple(
             Tool(schema, functools.partial(self._call, schema.name)) for schema in settings.schemas()
         )

@@ -17,12 +17,12 @@ from urllib.parse import quote
 from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
-from kapelle.environments.data.source import SUFFIXES, read_rows
 from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.files import content_or_fault, folder_content
+from kapelle.runtime.row_files import SUFFIXES, read_rows
 from kapelle.settings.base import FREE, Settings, open_address
 from kapelle.types import Json
 

@@ -192,7 +192,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-class _Reader(io.RawIOBase):
+class _PageReader(io.RawIOBase):
     """What a connection receives until a deadline: a byte now and then holds us no longer than silence."""
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
@@ -218,7 +218,7 @@ class _Bounded:
         self.stream.sendall(data)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self.stream, self.deadline))
+        return io.BufferedReader(_PageReader(self.stream, self.deadline))
 
     def close(self) -> None:
         pass

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from kapelle.environment import Outcome, Retriable, World
 from kapelle.environments.questions import need_seats
-from kapelle.environments.tools.contract import Box, Tool, ToolFault, fit_arguments
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, fit_arguments
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.text.extraction import defused
-from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
+from kapelle.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
 from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.types import Json
 
@@ -31,7 +31,7 @@ class CallRules:
 class ToolUser:
     """One agent's tools and what it has done with them."""
 
-    boxes: Sequence[Box]
+    boxes: Sequence[Toolbox]
     reads: str
     """What it reads next."""
     turns: int = 0
@@ -53,7 +53,7 @@ class ToolsWorld(Retriable):
     """
 
     def __init__(
-        self, question: World, boxes_of: Mapping[str, Sequence[Box]], prompt: str, rules: CallRules
+        self, question: World, boxes_of: Mapping[str, Sequence[Toolbox]], prompt: str, rules: CallRules
     ) -> None:
         self._question = question
         self._users = {
@@ -77,14 +77,14 @@ class ToolsWorld(Retriable):
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that have not answered and have turns left."""
-        return (
-            () if self._over else tuple(agent for agent, user in self._users.items() if self._at_work(user))
+        if self._over:
+            return ()
+        # Where several answers are allowed, a wrong one ends nobody's part.
+        return tuple(
+            agent
+            for agent, user in self._users.items()
+            if self._most > 1 or (user.answer is None and user.turns < self._rules.max_turns)
         )
-
-    def _at_work(self, user: ToolUser) -> bool:
-        if self._most > 1:
-            return True
-        return user.answer is None and user.turns < self._rules.max_turns
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Carry out the calls of these texts; EpisodeError for a stranger or an agent that is done.
@@ -99,7 +99,11 @@ class ToolsWorld(Retriable):
         self._given += 1
         if final is not None and self._given < self._most and self._calls(final):
             await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
-            self._tell_others(actions)
+            # Those who made no call see what came of the others': one of them may speak next.
+            told = "\n\n".join(self._users[agent].reads for agent in actions)
+            for agent, user in self._users.items():
+                if agent not in actions:
+                    user.reads = told
             return {}
         if final is not None:
             for agent, text in actions.items():
@@ -122,13 +126,6 @@ class ToolsWorld(Retriable):
         except NotCalls:
             return True
 
-    def _tell_others(self, acted: Collection[str]) -> None:
-        """Show what came of the calls to those too who made none: one of them may speak next."""
-        told = "\n\n".join(self._users[agent].reads for agent in acted)
-        for agent, user in self._users.items():
-            if agent not in acted:
-                user.reads = told
-
     async def _act(self, user: ToolUser, text: str) -> None:
         user.turns += 1
         try:
@@ -145,10 +142,15 @@ class ToolsWorld(Retriable):
         named = [f"{call.name}: {result}" for call, result in zip(calls, results, strict=True)]
         user.reads = results[0] if len(results) == 1 else "\n\n".join(named)
 
-    async def _result(self, user: ToolUser, call: Call) -> str:
+    async def _result(self, user: ToolUser, call: ReadCall) -> str:
         user.calls.append(call.name)
         try:
-            said = await self._called(user.tools, call)
+            tool = user.tools.get(call.name)
+            if tool is None:
+                raise ToolFault(f"There is no tool '{call.name[:80]}'.{did_you_mean(call.name, user.tools)}")
+            arguments = fit_arguments(call.arguments, tool.schema.parameters)
+            async with suspend_aware_timeout(self._rules.call_s):
+                said = await asyncio.to_thread(tool.call, arguments)
         except ToolFault as fault:
             user.faults += 1
             said = f"Error: {fault}"
@@ -157,14 +159,6 @@ class ToolsWorld(Retriable):
             said = f"Error: `{call.name}` did not answer within {self._rules.call_s:g} s."
         said, most = defused(said), self._rules.max_characters
         return said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
-
-    async def _called(self, tools: Mapping[str, Tool], call: Call) -> str:
-        tool = tools.get(call.name)
-        if tool is None:
-            raise ToolFault(f"There is no tool '{call.name[:80]}'.{did_you_mean(call.name, tools)}")
-        arguments = fit_arguments(call.arguments, tool.schema.parameters)
-        async with suspend_aware_timeout(self._rules.call_s):
-            return await asyncio.to_thread(tool.call, arguments)
 
     def outcome(self) -> Outcome:
         """Return the question's outcome; an agent that acted and never answered earns nothing."""

@@ -1,7 +1,7 @@
 """Runs inside the candidate's sandbox: imports `solution.py` and answers one request at a time.
 
-Nothing here is trusted by anyone: the solution shares this process and may take it over. It can then only answer for itself, as it may
-anyway. A request is one line, a mark that nobody can guess and behind it a typed value, `(operation, target, ...)`; see `_OPERATIONS`. A
+Nothing here is trusted: the solution shares this process and may take it over. It can then only answer for itself, as it may
+anyway. A request is one line: a mark that cannot be guessed and behind it a typed value, `(operation, target, ...)`; see `_OPERATIONS`. A
 reply is one line that begins with the same mark:
 
     ("value", value, changes, kept, printed) or, in the place of the value,
@@ -61,7 +61,7 @@ class Conversation:
         self._turn = RLock()
 
     def go_on(self) -> list[Any]:
-        """Answer requests until what came of a callback arrives, and return it; empty at the end."""
+        """Answer requests until the result of a callback arrives, and return it; returns an empty list at the end."""
         for line in self._requests:
             self._mark, _, text = line.partition(b" ")
             self._failed = None
@@ -91,7 +91,7 @@ class Conversation:
         self._say(kind, content, changes, self._held(), self._taken())
 
     def _same(self, operation: str, content: Any, changes: dict[str, Any]) -> Any:
-        """Return a container that the tests know, or that an object of the solution's owns, as what stays the same one."""
+        """Return a container that the tests know, or that an object of the solution's owns, with the number that makes it the same one."""
         if type(content) not in (list, dict, set, bytearray):
             return content
         number = next((number for number, twin in self._shared.items() if twin is content), "")
@@ -107,16 +107,14 @@ class Conversation:
         return _Told("loan", number, content)
 
     def _held(self) -> list[str]:
-        """Return the shared arguments that anybody else holds, and forget the others."""
+        """Return the shared arguments that something of the solution's still holds, and forget the others."""
         for number in [*self._shared]:
-            # `items()` would hold one of its own.
-            twin = self._shared[number]
-            if sys.getrefcount(twin) <= _OURS:
+            if _references(self._shared, number) <= _OURS:
                 del self._shared[number]
         return list(self._shared)
 
     def _taken(self) -> str:
-        """Return what was printed since."""
+        """Return what was printed since the last reply."""
         if self._printed is None:
             return ""
         text = self._printed.getvalue()
@@ -142,11 +140,8 @@ class Conversation:
             raise SystemExit
         if result[0] == "returned":
             return result[1]
-        for name in result[1]:
-            kind = self._stand_ins.get(name, vars(self._module).get(name, getattr(builtins, name, None)))
-            if isinstance(kind, type) and issubclass(kind, Exception):
-                raise kind(result[2])
-        raise RuntimeError(result[2])
+        error = self._exception(result[1], result[2], Exception)
+        raise RuntimeError(result[2]) if error is None else error
 
     def refer(self, value: Any) -> tuple[Any, ...] | None:
         """Return how an object that stays here is told: its number, and what it is; None for plain values."""
@@ -181,14 +176,13 @@ class Conversation:
         names = [
             name for name in _SEEN_BY_VALUE if getattr(kind, name, None) is not getattr(known, name, None)
         ]
-        return (
-            "sub",
-            base,
-            self._number(value),
-            " ".join(
-                [] if known is tuple and "__repr__" in names and fields and not _own_repr(kind) else names
-            ),
-        )
+        if known is tuple and fields and "__repr__" in names:
+            # `namedtuple` writes a `__repr__` into each class: one that the solution has not written says nothing.
+            written = (
+                each for each in kind.__mro__ if "_fields" not in vars(each) and each not in (tuple, object)
+            )
+            names = names if any("__repr__" in vars(each) for each in written) else []
+        return "sub", base, self._number(value), " ".join(names)
 
     def _number(self, value: Any) -> str:
         number = self._numbers.setdefault(id(value), len(self._kept))
@@ -214,7 +208,12 @@ class Conversation:
             number, value = parts
             twin = self._shared.setdefault(number, value)
             if twin is not value:
-                _become(twin, value)
+                # The same object gets the new content.
+                if isinstance(twin, (list, bytearray)):
+                    twin[:] = value
+                else:
+                    twin.clear()
+                    twin.update(value)
             return twin
         raise ValueFault(f"the unknown kind {kind[:20]!r}")
 
@@ -231,7 +230,7 @@ class Conversation:
                 found.__doc__ = about[0]
                 found.__annotations__ = about[1]
                 if about[2]:
-                    found.__signature__ = _LazySignature(about[2])
+                    found.__signature__ = _signature(about[2])
             elif nature == "async function":
 
                 async def found(*args: Any, **kwargs: Any) -> Any:
@@ -253,7 +252,13 @@ class Conversation:
 
     def _value(self, operation: str, *rest: Any) -> Any:
         if operation == "capture":
-            self._capture(*rest)
+            # What is printed is sent with each reply; for what is read, the tests are asked.
+            prints, reads = rest
+            self._printed = io.StringIO() if prints else None
+            sys.stdout = self._printed or sys.__stdout__
+            if reads is not None:
+                builtins.input = reads
+                sys.stdin = _Lines(reads)
             return None
         if operation == "share":
             # What the tests hold has changed since.
@@ -271,25 +276,18 @@ class Conversation:
             return [_state(target, self.refer) for target in rest[0]]
         if operation == "leave":
             target, names, text = rest
-            error = self._exception(names, text)
+            error = self._exception(names, text, BaseException)
+            error = Exception(text) if error is None else error
             return type(target).__exit__(target, type(error), error, None)
         return _OPERATIONS[operation](*rest)
 
-    def _capture(self, prints: bool, reads: Any) -> None:
-        """Send what is printed with each reply; ask the tests for what is read."""
-        self._printed = io.StringIO() if prints else None
-        sys.stdout = self._printed or sys.__stdout__
-        if reads is not None:
-            builtins.input = reads
-            sys.stdin = _Lines(reads)
-
-    def _exception(self, names: list[str], text: str) -> BaseException:
-        """Return an exception of the tests' as the solution knows it."""
+    def _exception(self, names: list[str], text: str, above: type[BaseException]) -> BaseException | None:
+        """Return an exception of the tests' as the first of its classes that the solution knows; None where it knows none."""
         for name in names:
             kind = self._stand_ins.get(name, vars(self._module).get(name, getattr(builtins, name, None)))
-            if isinstance(kind, type) and issubclass(kind, BaseException):
+            if isinstance(kind, type) and issubclass(kind, above):
                 return kind(text)
-        return Exception(text)
+        return None
 
     def _named(self, name: str) -> Any:
         """Return what the solution calls so: where a class `Solution` holds all functions, a method of a new one."""
@@ -303,27 +301,22 @@ class Conversation:
         return known[name]
 
 
-_OURS = 3
-"""References to a shared argument that are this module's own."""
+def _references(shared: dict[str, Any], number: str) -> int:
+    twin = shared[number]
+    return sys.getrefcount(twin)
+
+
+_OURS = _references({"": []}, "")
+"""References to a shared argument that are this module's own; how many of its own a function holds, each Python counts otherwise."""
 _theirs: dict[int, tuple[str, Any]] = {}
 _PLAIN_KINDS = (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, dict, range, slice)
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _STANDARD = frozenset({"builtins", "collections", "kapelle.grading.code.values"})
 _SEEN_BY_VALUE = (
-    *(
-        "__str__",
-        "__repr__",
-        "__format__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__len__",
-    ),
-    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
-    *("__floordiv__", "__mod__", "__pow__", "__neg__", "__abs__", "__getitem__", "__contains__", "__iter__"),
-)
+    "__str__", "__repr__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__add__", "__radd__",
+    "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__floordiv__", "__mod__", "__pow__", "__neg__",
+    "__abs__", "__getitem__", "__contains__", "__iter__",
+)  # fmt: skip
 
 
 def _known_kind(value: Any) -> Any:
@@ -336,14 +329,11 @@ def _known_kind(value: Any) -> Any:
         encode(value)
     except ValueFault:
         # A collection of the standard library's may hold objects that stay.
-        return kind if kind.__module__ in _STANDARD and isinstance(value, _collections()) else None
+        holds = kind.__module__ in _STANDARD and isinstance(
+            value, (*_VIEWS, sys.modules["collections"].deque)
+        )
+        return kind if holds else None
     return kind
-
-
-def _collections() -> tuple[Any, ...]:
-    views: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-    known = sys.modules.get("collections")
-    return (*views, known.deque) if known else views
 
 
 def _is_own(kind: type, known: type) -> bool:
@@ -369,16 +359,8 @@ def _exact(known: Any, value: Any) -> Any:
     return frozenset(frozenset.__iter__(value)) if known is frozenset else value
 
 
-def _own_repr(kind: type) -> bool:
-    return any(
-        "__repr__" in vars(each)
-        for each in kind.__mro__
-        if "_fields" not in vars(each) and each is not tuple and each is not object
-    )
-
-
 class _Told:
-    """Something that is told to the tests in these words."""
+    """An object that is written for the tests as these parts."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
@@ -433,25 +415,18 @@ class _TheirIterator:
         self._asks("close")
 
 
-class _LazySignature:
-    """The parameters of a function of the tests': `inspect` is loaded by whoever asks for them."""
+def _signature(parameters: list[Any]) -> Any:
+    """Return what `inspect.signature` says of a function of the tests'."""
+    from inspect import Parameter, Signature
 
-    def __new__(cls, parameters: list[Any]) -> Any:
-        import inspect
-
-        kinds = [
-            *(inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.KEYWORD_ONLY,
-                inspect.Parameter.VAR_KEYWORD,
-            ),
-        ]
-        made = [
-            inspect.Parameter(name, kinds[kind], default=given[0] if given else inspect.Parameter.empty)
+    kinds: list[Any] = [Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL]
+    kinds += [Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD]
+    return Signature(
+        [
+            Parameter(name, kinds[kind], default=given[0] if given else Parameter.empty)
             for name, kind, given in parameters
         ]
-        return inspect.Signature(made)
+    )
 
 
 class _Lines:
@@ -476,15 +451,6 @@ class _Lines:
         return iter(self.readline, "")
 
 
-def _become(old: Any, new: Any) -> None:
-    """Give a container the content of another one."""
-    if isinstance(old, (list, bytearray)):
-        old[:] = new
-    else:
-        old.clear()
-        old.update(new)
-
-
 def _operate(target: Any, name: str, args: tuple[Any, ...]) -> Any:
     method = getattr(type(target), name, None)
     if method is None and name.startswith("__i") and name not in ("__int__", "__invert__", "__index__"):
@@ -493,9 +459,6 @@ def _operate(target: Any, name: str, args: tuple[Any, ...]) -> Any:
     if method is None:
         raise TypeError(f"an object of {type(target).__name__} has no {name}")
     return method(target, *args)
-
-
-_nothing = object()
 
 
 def _said(error: BaseException) -> tuple[Any, ...]:
@@ -532,7 +495,7 @@ def _parameters(kind: Any) -> list[str]:
 
 
 def _state(target: Any, refer: Any, depth: int = 0) -> Any:
-    """Return the class of an object, whether it says what equals it, and its attributes; None where they cannot be said, or are large."""
+    """Return an object's class, whether that defines `__eq__`, and its attributes; None if they cannot be written, or are too large."""
     names = list(getattr(target, "__dataclass_fields__", None) or getattr(target, "__dict__", {}))
     for kind in type(target).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -596,22 +559,15 @@ def _next(iterator: Any) -> list[Any]:
         return []
 
 
-def _apply(module: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return getattr(importlib.import_module(module), name)(*args, **kwargs)
-
-
 def _plain(target: Any) -> list[Any]:
     """Return the built-in value that an object of a class with methods is; nothing for any other."""
     kinds: tuple[Any, ...] = (list, dict, set, bytearray)
     for kind in kinds:
         if isinstance(target, kind):
             return [kind(kind.__iter__(target)) if kind is not dict else dict(dict.items(target))]
-    data = getattr(target, "data", None)
-    return [data] if type(target).__module__ == "collections" or _is_user(type(target)) else []
-
-
-def _is_user(kind: type) -> bool:
-    return any(each.__module__ == "collections" and each.__name__.startswith("User") for each in kind.__mro__)
+    data, kind = getattr(target, "data", None), type(target)
+    user = any(each.__module__ == "collections" and each.__name__.startswith("User") for each in kind.__mro__)
+    return [data] if user or kind.__module__ == "collections" else []
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -633,5 +589,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "hash": hash,
     "equal": lambda one, other: [bool(one == other), bool(other == one)],
     "plain": _plain,
-    "apply": _apply,
+    "apply": lambda module, name, args, kwargs: getattr(importlib.import_module(module), name)(
+        *args, **kwargs
+    ),
 }

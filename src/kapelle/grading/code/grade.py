@@ -9,20 +9,23 @@ codes and printed claims decide nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
-from kapelle.grading.code import remote, rewriting, test_driver
+from kapelle.grading.code import candidate_driver, remote, rewriting, rewritten_calls, test_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.candidates import REPLIES, Candidate, CandidateGone, driver_command, source_of
 from kapelle.grading.code.programs import runnable
-from kapelle.grading.code.values import Plain, ValueFault, decode, encode, plain
-from kapelle.sandbox.contract import Backend, Limits, Result, Session, run
+from kapelle.grading.code.values import Plain, Refer, Resolve, ValueFault, decode, encode, plain
+from kapelle.sandbox.contract import Backend, Limits, Result, Session, run, start
 
 # -------- The verdict of a grader on a program: how each test went, and what that is worth
 
@@ -67,6 +70,115 @@ class CodeGrade:
         return self.status == "graded" and bool(self.tests) and self.passed == len(self.tests)
 
 
+# -------- Asks a candidate in its sandbox, one call at a time, and believes nothing but well-formed values
+
+REPLIES = 64 * 1024**2
+"""Bytes that a candidate may answer in all, whatever it may print."""
+MOST_STARTS = 3
+"""How often one candidate is started: a test that ends it costs the next ones nothing, within bounds."""
+
+
+class CandidateGone(Exception):
+    """The candidate did not answer: it ended, reached a limit, or sent something that is not a reply."""
+
+
+class Candidate:
+    """A solution in a sandbox of its own, started at the first question, and again after it was lost."""
+
+    def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
+        self._files = {
+            "solution.py": runnable(solution).encode("utf-8", "surrogatepass"),
+            **_sources(candidate_driver, code_values),
+        }
+        self._sandbox = sandbox
+        self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
+        self._session: Session | None = None
+        self._starts = 0
+        self._lost = ""
+
+    def start(self) -> None:
+        """Start it, so that it is ready when it is asked. Raises SandboxError."""
+        self._starts += 1
+        self._lost = ""
+        command = _driver_command(self._sandbox, "candidate_driver")
+        self._session = start(self._sandbox, self._files, command, self._limits)
+
+    @property
+    def lost(self) -> str:
+        """Why it answers no more, until `renew`; empty while it does."""
+        return self._lost
+
+    def ask(
+        self, *question: Plain, refer: Refer | None = None, resolve: Resolve | None = None
+    ) -> tuple[str, Plain]:
+        """Return the kind and the content of its reply: `"value"` and what it is, or `"error"` and what was raised.
+
+        Raises CandidateGone, and goes on doing so until `renew`; ValueFault for a question that is too large.
+        """
+        try:
+            reply = decode(self.carry(encode(question, refer).encode()), resolve)
+            if type(reply) is tuple and len(reply) == len(_REPLY) and reply[0] in ("value", "error"):
+                return reply[0], reply[1]
+            self._lost = "it sent something that is not a reply to its question"
+        except ValueFault as fault:
+            self._lost = f"it sent {fault}"
+        raise CandidateGone(self._lost)
+
+    def carry(self, question: bytes) -> bytes:
+        """Return the text of its reply to the text of a question, unchecked. Raises CandidateGone like `ask`."""
+        if self._lost:
+            raise CandidateGone(self._lost)
+        if self._session is None:
+            self.start()
+        assert self._session is not None, "started above"
+        # A reply belongs to its question by a mark that no program can write ahead of it.
+        mark = secrets.token_hex(8).encode()
+        self._session.send(mark + b" " + question + b"\n")
+        line = self._session.receive(self._limits.wall_s)
+        if line is not None and line.startswith(mark + b" "):
+            return line[len(mark) + 1 :]
+        if line is not None:
+            self._lost = "it sent something that is not a reply to its question"
+        else:
+            result = self._session.finish(kill=True)
+            self._lost = (
+                f"it reached its limit of {result.limit}" if result.limit else "it ended without an answer"
+            )
+        raise CandidateGone(self._lost)
+
+    def renew(self) -> None:
+        """Let the next question start it afresh, if it was lost and has starts left."""
+        if self._lost and self._starts < MOST_STARTS:
+            self.close()
+            self._session, self._lost = None, ""
+
+    def close(self) -> None:
+        """End it."""
+        if self._session is not None:
+            self._session.finish(kill=True)
+
+
+_REPLY = ("kind", "content", "changes", "kept", "printed")
+
+
+@functools.cache
+def _sources(*modules: ModuleType) -> dict[str, bytes]:
+    """Return the files of modules, which are copied into sandboxes as they stand."""
+    return {
+        f"{module.__name__.replace('.', '/')}.py": Path(str(module.__file__)).read_bytes()
+        for module in modules
+    }
+
+
+def _driver_command(sandbox: Backend, driver: str, *arguments: str) -> list[str]:
+    """Return the command of a driver: isolated from the environment and the user's packages."""
+    begin = f"import sys; sys.path.insert(0, ''); from kapelle.grading.code.{driver} import serve; serve()"
+    return [sandbox.python, "-I", "-B", "-c", begin, *arguments]
+
+
+# -------- Grades programs by test programs, in two sandboxes
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
     """Tests that are programs of their own: asserts, or a `check` function with its call."""
@@ -77,8 +189,8 @@ class ProgramTests:
     """Runs once before the tests; what it defines is theirs."""
     candidate: tuple[str, ...] = ()
     """Names that are the candidate's, even where Python or the setup define them too: any other name that the tests use and
-    nobody defines is the tests' fault, and nothing is graded. Empty: what nobody defines is the candidate's, unless it is
-    one of several and looks like an import that was forgotten (`Counter`, `np`)."""
+    do not define is their own fault, and nothing is graded. Empty: what they do not define is the candidate's, unless it is
+    one of several and looks like a forgotten import (`Counter`, `np`)."""
 
 
 def grade_program(
@@ -102,16 +214,13 @@ def grade_program(
     session: Session | None = None
     try:
         candidate.start()
-        command = driver_command(sandbox, "test_driver", str(count), *tests.candidate)
+        command = _driver_command(sandbox, "test_driver", str(count), *tests.candidate)
         programs = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
         session = ready.start(
             {
                 **programs,
                 "setup.py": tests.setup.encode(),
-                **{
-                    f"kapelle/grading/code/{module.__name__.rpartition('.')[2]}.py": source_of(module)
-                    for module in _MODULES
-                },
+                **_sources(test_driver, remote, rewritten_calls, rewriting, code_values),
             },
             command,
         )
@@ -121,10 +230,6 @@ def grade_program(
         if session is not None:
             session.finish(kill=True)
         ready.discard()
-
-
-_MODULES = (test_driver, remote, rewriting, code_values)
-"""What runs in the tests' sandbox."""
 
 
 def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) -> CodeGrade:
@@ -142,7 +247,12 @@ def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) ->
             )
             return CodeGrade(tuple(outcomes), explanation=": ".join([why, *said]))
         if line.startswith(b"?"):
-            tests.send(_reply(candidate, line[1:]) + b"\n")
+            # The candidate's reply goes on as it stands, or why there is none behind `!`: it is read in the tests' sandbox.
+            try:
+                reply = candidate.carry(line[1:])
+            except CandidateGone as gone:
+                reply = b"!" + encode(f"{gone}").encode()
+            tests.send(reply + b"\n")
             continue
         try:
             message = decode(line)
@@ -161,14 +271,6 @@ def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) ->
                 status, explanation = "error", f"the candidate did not answer: {candidate.lost}"
             outcomes[index] = TestOutcome(status, explanation)
             candidate.renew()
-
-
-def _reply(candidate: Candidate, question: bytes) -> bytes:
-    """Return the text of the candidate's reply as it stands, or behind `!` why there is none: it is read in the tests' sandbox."""
-    try:
-        return candidate.carry(question)
-    except CandidateGone as gone:
-        return b"!" + encode(f"{gone}").encode()
 
 
 # -------- Grades programs by calls with known results, compared here: one sandbox, no test program
@@ -236,7 +338,9 @@ def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
         if kind == "value" and isinstance(found, _Stays) and found.nature == "coroutine":
             kind, found = ask("await", found)
         if kind == "value" and isinstance(test.expected, list):
-            kind, found = _listed(ask, found, _length(test))
+            # A right result has as many items at most.
+            inside = (item for item in test.expected if test.one_of_one and isinstance(item, list))
+            kind, found = _listed(ask, found, max(len(test.expected), *map(len, inside), 0))
     except CandidateGone as gone:
         candidate.renew()
         return TestOutcome("error", f"the candidate did not answer: {gone}")
@@ -248,12 +352,6 @@ def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
     except RecursionError:  # what is right is as deep as what is expected
         right = False
     return TestOutcome("passed") if right else TestOutcome("failed", "the call returned another value")
-
-
-def _length(test: CallTest) -> int:
-    """Return how many items a right result has at most."""
-    inside = (item for item in test.expected if test.one_of_one and isinstance(item, list))
-    return max(len(test.expected), *map(len, inside), 0)
 
 
 def _right(got: Plain, test: CallTest) -> bool:
@@ -309,7 +407,10 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
     while left:
         one, other = map(plain, left.pop())
         if _is_number(one) and _is_number(other):
-            same = _same_number(one, other, tolerance)
+            same = one == other
+            # Whole numbers are exact.
+            if not same and tolerance and isinstance(one, float) and isinstance(other, float):
+                same = math.isfinite(one) and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
         elif type(one) is not type(other):
             same = False
         elif isinstance(other, (list, tuple)):
@@ -337,15 +438,6 @@ def _exact(key: Plain) -> Plain:
 
 def _is_number(value: Plain) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _same_number(got: float, expected: float, tolerance: float) -> bool:
-    if got == expected:
-        return True
-    # Whole numbers are exact.
-    if not tolerance or isinstance(got, int) or isinstance(expected, int):
-        return False
-    return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
 
 
 # -------- Grades programs by what they print for an input; the comparison happens here, after the program is gone

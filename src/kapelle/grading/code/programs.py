@@ -13,7 +13,7 @@ from kapelle.grading.text.extraction import MAX_TEXT, own_turn
 def tree_of(program: str) -> ast.Module:
     """Return the syntax tree of a program; SyntaxError for what is none.
 
-    A string with an unknown escape is a warning of Python's (a SyntaxWarning from 3.12 on), which is for whoever wrote it: here it
+    A string with an unknown escape is a warning of Python's (a SyntaxWarning from 3.12 on), which is meant for its author: here it
     would be printed in the middle of a run, or end it where warnings are errors.
     """
     with warnings.catch_warnings():

@@ -1,8 +1,8 @@
-"""What stands for the candidate's objects inside the tests' sandbox; using one sends a message and waits.
+"""Stands for the candidate's objects inside the tests' sandbox: each use of one sends a message and waits for the reply.
 
-Plain values come as such. Of an object that stays with the candidate, nothing decides a comparison alone that the candidate could say once
-it knows what is expected: it equals an object that the tests made where its class says so, and where it showed, before the tests made
-the other one, the very attributes that tell what that was made of. What is refused here fails the test, whatever the test catches.
+Plain values arrive as themselves. An object that stays with the candidate never decides a comparison alone, because a candidate that
+knows what is expected could say anything. It equals an object that the tests made if its class says so and if, before the tests made
+that one, it showed the very attributes that tell what that one was made of. What is refused here fails the test, whatever the test catches.
 
 Standard library only: the file is copied into sandboxes as it stands.
 """
@@ -13,7 +13,7 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable, Collection, Generator
-from inspect import CO_COROUTINE
+from inspect import iscoroutinefunction, signature
 from threading import RLock
 from types import GeneratorType, TracebackType
 from typing import Any, BinaryIO, NoReturn, cast
@@ -32,25 +32,25 @@ class Channel:
     requests: BinaryIO
     replies: BinaryIO
     heard = False
-    """Whether the candidate has said anything: before that, what goes wrong is the tests' fault."""
+    """Whether the candidate has said anything: until then, whatever goes wrong is the tests' fault."""
     lost = ""
     """Why the candidate answers no more."""
     refused = ""
-    """Why the test that runs is not passed, whatever it catches."""
+    """Why the running test fails, whatever it catches; empty if it need not."""
     checks = 0
-    """What the test that runs has checked."""
+    """How many checks the running test has reached."""
     takes_nan = False
-    """Whether the test that runs has to do with NaN."""
+    """Whether the running test mentions NaN, so that one that is returned may be right."""
     classes: Collection[str] = ()
-    """Names of the candidate's that the test takes for classes."""
+    """The candidate's names that the running test uses as classes."""
     origin: frozenset[Any] = frozenset()
-    """The objects that the tests made from which what comes is made."""
+    """The objects of the tests' making from which the reply is made."""
     used: Any = None
-    """The object that the message is about; what else is in it is given to the candidate."""
+    """The object that the message is about; all others in it are given to the candidate."""
     moment = 0
     """How many messages were sent."""
     looked = 0
-    """The moment at which states were looked at."""
+    """The moment at which the states in `found` were last asked for."""
     objects: dict[int, tuple[Any, str]] = {}  # noqa: RUF012 (one conversation in a process)
     """The tests' own objects that were passed to the candidate, by their identity, with their kind."""
     shared: dict[str, tuple[Any, str]] = {}  # noqa: RUF012
@@ -60,20 +60,17 @@ class Channel:
     frozen: dict[int, Any] = {}  # noqa: RUF012
     """Arguments that no call may change, by identity."""
     found: list[Remote] = []  # noqa: RUF012
+    """The newest objects that the candidate returned, which may be answers."""
     parameters: dict[str, list[str]] = {}  # noqa: RUF012
+    """The names of the parameters of its classes, by class."""
     stand_in: Callable[..., Any] | None = None
     """Answers in the candidate's place, where the tests themselves are tried."""
     texts: Collection[str] = ()
-    """The texts that the test that runs is written with."""
+    """The text literals of the running test."""
     ahead: dict[Any, tuple[Any, ...]] = {}  # noqa: RUF012
-    """Items of iterators that were taken before anybody asked for them, the last one first, and what came at the end."""
+    """Items of iterators that were taken before they were asked for, the last one first, and what came at the end."""
     sizes: dict[Any, int] = {}  # noqa: RUF012
-    """How many items objects said or showed that they have, until something may have changed that."""
-
-
-def connect(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Begin a conversation."""
-    Channel.requests, Channel.replies = requests, replies
+    """How many items objects said or showed that they have; forgotten when something may have changed that."""
 
 
 def begin(*, takes_nan: bool, classes: Collection[str], texts: Collection[str]) -> None:
@@ -90,22 +87,16 @@ def say(*message: Any) -> None:
     Channel.requests.flush()
 
 
-def capture(*, prints: bool, reads: Callable[..., str] | None) -> None:
-    """Have the candidate print where the tests print, and read what they read."""
-    _ask("capture", prints, reads)
-    Channel.heard = False
-
-
 class CandidateError(Exception):
-    """What the candidate raised, where it is no built-in exception."""
+    """An exception that the candidate raised and that is no built-in one."""
 
 
 class NotSent(ValueFault):
-    """An object of a class of the tests' own, which no candidate can be given."""
+    """The tests gave the candidate an object of a class of their own, which cannot be sent."""
 
 
 def refuse(why: str) -> NoReturn:
-    """Fail the test that runs: what it compares is no value."""
+    """Fail the running test: what it compares is no value."""
     Channel.refused = Channel.refused or why
     raise TypeError(why)
 
@@ -141,14 +132,18 @@ class Remote:
         return getattr(builtins, self._nature) if self._nature in _LIVE else Remote
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
-        _check_known((*args, *kwargs.values()))
+        for given in (*args, *kwargs.values()):
+            holds = isinstance(given, (list, tuple)) and not isinstance(given, Named)
+            for each in given if holds else (given,):
+                own = type(each).__module__ in ("setup", "test")
+                if own and not (callable(each) or hasattr(each, "__next__")):
+                    what = f"an object of the tests' own class {type(each).__name__}"
+                    raise NotSent(f"{what} was given to the candidate")
         name = self._target[1]
         makes = self._target[0] == "name" and name[:1].isupper()
         if makes:
             _look(name)
-        value = _ask(
-            "call", self, tuple(map(_share, args)), {key: _share(each) for key, each in kwargs.items()}
-        )
+        value = ask("call", self, tuple(map(share, args)), {key: share(each) for key, each in kwargs.items()})
         if makes and name in Channel.classes and not isinstance(value, Remote) and not shows(value, args):
             refuse(f"{name} made no object, and nothing of what it was given")
         if makes:
@@ -161,7 +156,7 @@ class Remote:
         of_class = self._target[0] == "name" and self._target[1][:1].isupper()
         if of_class:
             _look(self._target[1])
-        value = _ask("get", self, name)
+        value = ask("get", self, name)
         if name in ("__name__", "__qualname__", "__doc__") and not isinstance(value, str):
             raise AttributeError(name)
         if of_class and isinstance(value, Remote) and value._nature != "true":  # noqa: SLF001
@@ -173,10 +168,10 @@ class Remote:
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _ask("set", self, name, _share(value))
+        ask("set", self, name, share(value))
 
     def __delattr__(self, name: str) -> None:
-        _ask("delete", self, name)
+        ask("delete", self, name)
 
     def __bool__(self) -> bool:
         if self._nature == "true":
@@ -190,15 +185,15 @@ class Remote:
         if other is None:
             return False
         if type(other) is Remote:
-            return _equal(self, other)
+            return equal(self, other)
         return _equals_value(self, other)
 
     def __hash__(self) -> int:
-        return hash(_ask("hash", self))
+        return hash(ask("hash", self))
 
     def __iter__(self) -> Generator[Any, Any, Any]:
         _need_own(self)
-        iterator = _ask("iterate", self)
+        iterator = ask("iterate", self)
         if type(iterator) is not Remote:
             raise TypeError("the candidate's object is not iterable")
         size = 0
@@ -218,7 +213,7 @@ class Remote:
     def _next(self, count: int) -> Any:
         ahead, *end = Channel.ahead.pop(self._target, ([],))
         if not ahead and not end:
-            items, result = _ask("take", self, count)
+            items, result = ask("take", self, count)
             ahead, end = items[::-1], [] if len(items) == count else [result]
         if not ahead:
             raise StopIteration(*end)
@@ -229,7 +224,7 @@ class Remote:
 
     def __len__(self) -> int:
         _need_own(self)
-        size = _ask("operate", self, "__len__", ())
+        size = ask("operate", self, "__len__", ())
         if type(size) is int:
             _agree(self, size)
         return size  # type: ignore[no-any-return]
@@ -237,49 +232,54 @@ class Remote:
     def __contains__(self, item: object) -> bool:
         _need_own(self)
         if self._made is not None:
-            return _ask("contains", self, item) is True
+            return ask("contains", self, item) is True
         # What a function returns does not learn what is looked for in it.
         return any(each == item for each in self)
 
     def __instancecheck__(self, instance: object) -> bool:
-        known = (
-            instance
-            if type(instance) is Remote
-            else vars(instance).get("_remote")
-            if _is_sub(instance)
-            else None
-        )
-        return known is not None and _ask("is of", self, known) is True
+        known = vars(instance).get("_remote") if is_sub(instance) else instance
+        return type(known) is Remote and ask("is of", self, known) is True
 
     def __subclasscheck__(self, other: Any) -> bool:
-        return type(other) is Remote and _ask("is below", self, other) is True
+        return type(other) is Remote and ask("is below", self, other) is True
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is None:
-            _ask("operate", self, "__exit__", (None, None, None))
+            ask("operate", self, "__exit__", (None, None, None))
             return False
-        left = _ask("leave", self, [each.__name__ for each in type(error).__mro__[:16]], said_by(error))
+        left = ask("leave", self, [each.__name__ for each in type(error).__mro__[:16]], said_by(error))
         # Only what a test raises by itself may be kept from it: a failed assert never.
         return left is True and getattr(error, "said_by_the_tests", False) is True
 
     def __aiter__(self) -> Any:
         _need_own(self)
-        return _ask("operate", self, "__aiter__", ())
+        return ask("operate", self, "__aiter__", ())
 
     async def __anext__(self) -> Any:
-        items = _ask("anext", self)
+        items = ask("anext", self)
         if not items:
             raise StopAsyncIteration
         return items[0]
 
     async def __aenter__(self) -> Any:
-        return _ask("aoperate", self, "__aenter__", ())
+        return ask("aoperate", self, "__aenter__", ())
 
     async def __aexit__(self, *_: object) -> None:
-        _ask("aoperate", self, "__aexit__", (None, None, None))
+        ask("aoperate", self, "__aexit__", (None, None, None))
 
     def __await__(self) -> Any:
         return _awaited(self).__await__()
+
+
+def truth(condition: Any) -> Any:
+    """Return whether an object says that it is true, where a program goes on by it; anything else as it is."""
+    if type(condition) is not Remote or condition._nature == "true":  # noqa: SLF001
+        return condition
+    _need_own(condition)
+    said = ask("truth", condition)
+    if type(said) is not bool:
+        refuse("the candidate's object is neither true nor false")
+    return said
 
 
 _LIVE = frozenset({"list", "dict", "set", "bytearray"})
@@ -295,17 +295,6 @@ def _by_method(method: Remote, *args: Any, **kwargs: Any) -> Any:
     value = method(*args, **kwargs)
     _was_made(value, "", args, kwargs)
     return value
-
-
-def _check_known(given: tuple[Any, ...]) -> None:
-    for value in given:
-        for each in value if isinstance(value, (list, tuple)) and not isinstance(value, Named) else (value,):
-            if type(each).__module__ in ("setup", "test") and not (
-                callable(each) or hasattr(each, "__next__")
-            ):
-                raise NotSent(
-                    f"an object of the tests' own class {type(each).__name__} was given to the candidate"
-                )
 
 
 # -------- What equals an object
@@ -326,87 +315,71 @@ def _was_made(value: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
 def _look(name: str) -> None:
     """Ask what objects of the candidate's are, before it hears what the tests make to compare them with."""
     if name not in Channel.parameters:
-        found = _ask("parameters", Remote(name, is_name=True))
+        found = ask("parameters", Remote(name, is_name=True))
         Channel.parameters[name] = (
             found if type(found) is list and all(type(each) is str for each in found) else []
         )
     if Channel.found and Channel.looked < Channel.moment:
-        states = _ask("states", Channel.found)
+        states = ask("states", Channel.found)
         Channel.looked = Channel.moment
         for remote, state in zip(Channel.found, states if type(states) is list else (), strict=False):
             remote._looks.append((Channel.moment, state))  # noqa: SLF001
 
 
-def _equal(one: Remote, other: Remote) -> bool:
+def equal(one: Remote, other: Remote) -> bool:
+    """Return whether two objects of the candidate's are equal; refuse where only the word of their class says so."""
     made = [each for each in (one, other) if each._made is not None]  # noqa: SLF001
     # What the tests gave to the candidate it has, and what they made the other one from, by its methods and operators.
-    known = [
-        each
-        for each in made
-        if each._passed or each._target in (other if each is one else one)._origin  # noqa: SLF001
-    ]
+    known = [each for each in made if each._passed or each._target in (other if each is one else one)._origin]  # noqa: SLF001
     if one is other or (one._target == other._target and len(made) != 1):  # noqa: SLF001
         return True
-    if len(made) == 1 and not known:
-        # One is an answer and the other one what is expected: both must show what that was made of.
-        found = other if made[0] is one else one
-        return _says_equal(one, other) and _is_told(found, made[0])
-    if one._target == other._target:  # noqa: SLF001
-        return True
-    if not _says_equal(one, other):
+    is_one = one._target == other._target  # noqa: SLF001
+    said = [True, True] if is_one else ask("equal", one, other)
+    if type(said) is not list or said != [True, True]:
         return False
-    states = _ask("states", [one, other]) if len(made) < 2 else None
+    if len(made) == 1 and not known:
+        # One is an answer and the other one what is expected: the answer must show, since before that was made, what it was
+        # made of. Where it cannot tell, nothing is known.
+        found = other if made[0] is one else one
+        moment, by_name, given = made[0]._made  # noqa: SLF001
+        before = [state for since, state in found._looks if since < moment]  # noqa: SLF001
+        state = ask("states", [made[0]])[0]
+        if not before or not tells(state, by_name, given):
+            refuse("the candidate's object equals an expected one by its class's word alone")
+        return alike(before[-1], state)
+    if is_one:
+        return True
+    states = ask("states", [one, other]) if len(made) < 2 else None
     if states is not None and not alike(*states):
         refuse("two objects of the candidate's are equal by their class's word alone")
     return True
 
 
-def _says_equal(one: Remote, other: Remote) -> bool:
-    if one._target == other._target:  # noqa: SLF001
-        return True
-    said = _ask("equal", one, other)
-    return type(said) is list and said == [True, True]
-
-
-def _is_told(found: Remote, made: Remote) -> bool:
-    """Return whether an object shows, since before another one was made, what that was made of; refuse where it cannot tell."""
-    moment, by_name, given = made._made  # noqa: SLF001
-    before = [state for since, state in found._looks if since < moment]  # noqa: SLF001
-    state = _ask("states", [made])[0]
-    if not before or not tells(state, by_name, given):
-        refuse("the candidate's object equals an expected one by its class's word alone")
-    return alike(before[-1], state)
-
-
 def tells(state: Any, by_name: dict[str, Any], given: tuple[Any, ...]) -> bool:
-    """Return whether a state tells what an object was made of, so that nobody is in it who does not know that.
+    """Return whether a state tells what an object was made of, so that only who knows that can show it.
 
-    Each argument stands in an attribute of its name; or all of them, and nothing else, stand in the attributes in their order.
+    Either each argument stands in an attribute of its name; or all arguments, and nothing else, stand in the attributes in order.
     """
     if not _is_state(state) or not given:
         return False
     shown = {name.strip("_"): value for name, value in state[2].items()}
     shown |= {name.removeprefix(f"_{state[0]}__"): value for name, value in state[2].items()}
-    if len(by_name) and all(_stands_in(shown, name, value) for name, value in by_name.items()):
+    if by_name and all(
+        name in shown and alike(shown[name], _shown(value)) for name, value in by_name.items()
+    ):
         return bool(leaves(list(by_name.values())))
-    wanted = [each for each in leaves(_shown(given)) if not _is_empty(each)]
-    return bool(wanted) and alike(
-        [each for each in leaves(list(state[2].values())) if not _is_empty(each)], wanted
+    # What is None or empty may be left out, or stand for what was.
+    own, wanted = (
+        [each for each in leaves(values) if not (each is None or each == "")]
+        for values in (list(state[2].values()), _shown(given))
     )
-
-
-def _stands_in(shown: dict[str, Any], name: str, value: Any) -> bool:
-    if name not in shown:
-        return False
-    value = _shown(value)
-    found = shown[name]
-    return alike(found, value) or (type(value) is tuple and alike(found, list(value)))
+    return bool(wanted) and alike(own, wanted)
 
 
 def _shown(value: Any) -> Any:
     """Return an argument as a state shows it: objects by their states, tuples as lists."""
     if type(value) is Remote:
-        return _ask("states", [value])[0]
+        return ask("states", [value])[0]
     return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -418,17 +391,13 @@ def _is_state(state: Any) -> bool:
     )
 
 
-def _is_empty(leaf: Any) -> bool:
-    return leaf is None or leaf == ""
-
-
 def _equals_value(one: Remote, other: object) -> bool:
     state: Any
     if one._nature in _LIVE or not one._met_value:  # noqa: SLF001
-        content = _ask("plain", one)
+        content = ask("plain", one)
         if type(content) is list and len(content) == 1:
             return bool(content[0] == other)
-    state = None if one._met_value else _ask("states", [one])[0]  # noqa: SLF001
+    state = None if one._met_value else ask("states", [one])[0]  # noqa: SLF001
     if _is_state(state) and state[1]:
         # Its class has a word on it, which is not asked for: it would hear what is expected.
         same = alike(leaves(list(state[2].values())), leaves(plain(other)))
@@ -448,12 +417,10 @@ def alike(one: Any, other: Any) -> bool:
     left, right = leaves(one), leaves(other)
     same_shape = len(left) == len(right) and (isinstance(one, (list, tuple)) or type(one) is type(other))
     return (
-        same_shape and all(map(_same_leaf, left, right)) and (not isinstance(one, dict) or [*one] == [*other])
+        same_shape
+        and all(type(a) is type(b) is not Remote and a == b for a, b in zip(left, right, strict=True))
+        and (not isinstance(one, dict) or [*one] == [*other])
     )
-
-
-def _same_leaf(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and type(one) is not Remote and bool(one == other)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -468,7 +435,7 @@ def _ordering(name: str, opposite: str) -> Callable[[Remote, object], Any]:
         if type(other) is not Remote:
             return NotImplemented
         said = [
-            _ask("operate", one, each, (two,))
+            ask("operate", one, each, (two,))
             for one, each, two in ((self, name, other), (other, opposite, self))
         ]
         if not all(type(each) is bool for each in said[:1]):
@@ -497,13 +464,13 @@ for _name, _opposite in (
 
 
 def _need_own(remote: Remote) -> None:
-    """Refuse what an operator made of a value: `len(f(3) - {1, 2})` could be anything."""
+    """Refuse an object that an operator made of a value: `len(f(3) - {1, 2})` could be anything."""
     if remote._met_value:  # noqa: SLF001
         refuse(_MADE_OF_A_VALUE)
 
 
 def _agree(remote: Remote, size: int) -> None:
-    """Refuse an object that said or showed another number of items before, and nothing was asked of it since."""
+    """Refuse an object that said or showed another number of items before, unless something may have changed it since."""
     if Channel.sizes.setdefault(remote._target, size) != size:  # noqa: SLF001
         refuse("the candidate's object does not have as many items as it says")
 
@@ -525,7 +492,7 @@ _CONVERSIONS = (
 def _operation(name: str) -> Callable[..., Any]:
     def operate(self: Remote, *args: Any) -> Any:
         if self._nature in _LIVE and name in _ARITHMETIC and not all(type(each) is Remote for each in args):
-            content = _ask("plain", self)[0]
+            content = ask("plain", self)[0]
             return getattr(content, name, lambda *_: NotImplemented)(*args)
         objects = [each for each in (self, *args) if type(each) is Remote]
         # What the tests make, and give to its class's operators, is what they test: no answer is in it.
@@ -534,7 +501,7 @@ def _operation(name: str) -> Callable[..., Any]:
             each._met_value if type(each) is Remote else name in _ARITHMETIC and not by_tests  # noqa: SLF001
             for each in (self, *args)
         )
-        value = _ask("operate", self, name, tuple(map(_share, args)))
+        value = ask("operate", self, name, tuple(map(share, args)))
         if by_tests and type(value) is Remote:
             object.__setattr__(value, "_by_tests", True)
         if met_value and name in (*_ARITHMETIC, *_CONVERSIONS):
@@ -563,7 +530,8 @@ for _name in (
 # -------- Immutable values of the candidate's classes
 
 
-def _is_sub(value: object) -> bool:
+def is_sub(value: object) -> bool:
+    """Return whether a value is one of a class of the candidate's that derives from a built-in immutable type."""
     return isinstance(getattr(type(value), "_is_sub", None), frozenset)
 
 
@@ -575,13 +543,13 @@ def _sub_class(base: Any, overridden: frozenset[str]) -> Any:
         own = getattr(base, name, None)
 
         def method(self: Any, *args: Any) -> Any:
-            # With a value on the other side, what is the candidate's own and nobody made counts as the value that it is.
+            # Beside a plain value, one of the candidate's own class counts as the built-in value that it is.
             theirs = name in ("__str__", "__repr__", "__format__", "__neg__", "__abs__") or all(
-                map(_is_sub, args)
+                map(is_sub, args)
             )
             if not theirs and own is not None:
                 return own(self, *args)
-            value = _ask("operate", self._remote, name, args)
+            value = ask("operate", self._remote, name, args)
             return own(self, *args) if value is NotImplemented and own is not None else value
 
         return method
@@ -618,23 +586,28 @@ def _sub(base: Any, number: str, overridden: str) -> Any:
 
 
 def _refer(value: Any) -> tuple[Any, ...] | None:
-    """Return how an object is told to the candidate: its own by number, the tests' as what stands for them there."""
+    """Return how an object is written for the candidate: its own by number, the tests' as a stand-in; None for a value."""
     if type(value) is Remote:
         object.__setattr__(value, "_passed" if value is not Channel.used else "_used", True)
         return value._target  # type: ignore[no-any-return]  # noqa: SLF001
     if isinstance(value, _Shared):
         return "shared", value.number, value.value
-    if _is_sub(value):
+    if is_sub(value):
         return _refer(value._remote)  # noqa: SLF001
     if isinstance(value, type):
         if type_name(value):
             return None
         bases = [each.__name__ for each in value.__mro__ if vars(builtins).get(each.__name__) is each]
         return _theirs(value, "error", bases) if issubclass(value, BaseException) else _theirs(value, "class")
-    if isinstance(value, (functools.partial, *_ROUTINES)) or (callable(value) and not _is_plain_kind(value)):
-        is_async = bool(getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE)
-        about = getattr(value, "__doc__", None), _annotations(value), _parameters(value)
-        return _theirs(value, "async function" if is_async else "function", *about)
+    if isinstance(value, (functools.partial, *_ROUTINES)) or (
+        callable(value) and not isinstance(value, _PLAIN_KINDS)
+    ):
+        annotations = getattr(value, "__annotations__", None) or {}
+        told = {
+            name: each for name, each in annotations.items() if isinstance(each, type) and type_name(each)
+        }
+        about = getattr(value, "__doc__", None), told, _parameters(value)
+        return _theirs(value, "async function" if iscoroutinefunction(value) else "function", *about)
     if type(value).__module__ == "_io":
         return _theirs(value, "object")
     if hasattr(value, "__next__"):
@@ -647,8 +620,7 @@ def _refer(value: Any) -> tuple[Any, ...] | None:
 _ROUTINES = (type(len), type(lambda: 0))
 
 
-def _is_plain_kind(value: Any) -> bool:
-    return isinstance(value, (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, dict))
+_PLAIN_KINDS = (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, dict)
 
 
 def _theirs(value: Any, kind: str, *about: Any) -> tuple[Any, ...]:
@@ -657,23 +629,12 @@ def _theirs(value: Any, kind: str, *about: Any) -> tuple[Any, ...]:
     return "theirs", str(id(value)), kind, name if type(name) is str else "", *about
 
 
-def _annotations(function: Any) -> dict[str, Any]:
-    found = getattr(function, "__annotations__", None)
-    return (
-        {name: each for name, each in found.items() if isinstance(each, type) and type_name(each)}
-        if found
-        else {}
-    )
-
-
 def _parameters(function: Any) -> list[Any]:
     """Return the parameters of a function of the tests', for decorators that look at them."""
-    if getattr(function, "__code__", None) is None:
+    if not hasattr(function, "__code__"):
         return []
-    import inspect
-
     try:
-        found = inspect.signature(function).parameters.values()
+        found = signature(function).parameters.values()
         made = [
             (each.name, int(each.kind), [] if each.default is each.empty else [each.default])
             for each in found
@@ -685,7 +646,7 @@ def _parameters(function: Any) -> list[Any]:
 
 
 class _Shared:
-    """An argument that a call may change in place."""
+    """An argument that a call may change in place, with its number."""
 
     __slots__ = ("number", "value")
 
@@ -693,35 +654,16 @@ class _Shared:
         self.number, self.value = number, value
 
 
-def _share(value: Any) -> Any:
-    """Return an argument as it is sent: what can be changed in place has a number, so that it is the same one at the next call."""
+def share(value: Any) -> Any:
+    """Return an argument as it is sent: what can be changed in place gets a number, so that it is the same one at the next call."""
     if type(value) not in (list, dict, set, bytearray) or id(value) in Channel.frozen:
         return value
     Channel.shared[str(id(value))] = (value, "")
     return _Shared(str(id(value)), value)
 
 
-def _forget_shared() -> None:
-    """Forget the arguments that the candidate does not hold."""
-    Channel.shared = {number: each for number, each in Channel.shared.items() if number in Channel.kept}
-    for number in list(Channel.shared)[:-MOST_SHARED]:
-        del Channel.shared[number]
-
-
-def _tell_shared() -> None:
-    """Tell the candidate what has become of the arguments that it holds."""
-    changed = []
-    for number, (value, text) in Channel.shared.items():
-        now = encode(value, _refer)
-        if now != text:
-            Channel.shared[number] = (value, now)
-            changed.append(_Shared(number, value))
-    if changed:
-        _exchange("share", changed)
-
-
 def change(old: Any, new: Any) -> None:
-    """Give a container the content of another one, in place, as deep as both go alike; what is frozen stays."""
+    """Give a container the content of another one, in place, as deep as both have the same types; frozen ones stay."""
     if id(old) in Channel.frozen:
         return
     if isinstance(old, list) and isinstance(new, list):
@@ -783,19 +725,36 @@ def _resolve(kind: str, *parts: Any) -> Any:
 
 
 async def _awaited(target: Remote) -> Any:
-    return _ask("await", target)
+    return ask("await", target)
 
 
-def _ask(*message: Any) -> Any:
-    """Return the candidate's value; its uses of the tests' objects are carried out meanwhile."""
-    # Threads of the tests ask one after another; what the candidate asks of the tests meanwhile comes to the thread that waits.
+def ask(*message: Any) -> Any:
+    """Return the candidate's reply to a message; carries out meanwhile what it asks of the tests' objects."""
+    # Threads of the tests ask one after another; the thread that waits also answers the candidate.
     with _turn:
-        if Channel.shared:
-            _tell_shared()
+        # It hears first what has become of the arguments that it holds.
+        changed = []
+        for number, (value, text) in Channel.shared.items():
+            now = encode(value, _refer)
+            if now != text:
+                Channel.shared[number] = (value, now)
+                changed.append(_Shared(number, value))
+        if changed:
+            _exchange("share", changed)
         try:
             return _exchange(*message)
         finally:
-            _forget_shared()
+            held = {number: each for number, each in Channel.shared.items() if number in Channel.kept}
+            Channel.shared = dict(list(held.items())[-MOST_SHARED:])
+
+
+def can_be_told(value: Any) -> bool:
+    """Return whether a value can be sent."""
+    try:
+        encode(value, _refer)
+    except ValueFault:
+        return False
+    return True
 
 
 _turn = RLock()
@@ -814,11 +773,15 @@ def _exchange(*message: Any) -> Any:
             Channel.sizes.clear()
         Channel.looked = min(Channel.looked, Channel.moment)
     Channel.moment += 1
-    origin = _origin_of(message)
+    # What comes of an object of the tests', by its methods and operators, is made of it.
+    about = message[1] if len(message) > 1 else None
+    origin: frozenset[Any] = frozenset()
+    if type(about) is Remote:
+        origin = about._origin | ({about._target} if about._made is not None else frozenset())  # noqa: SLF001
     if message[0] in ("equal", "states"):
         known = [(each, each._passed) for each in (message[1] if message[0] == "states" else message[1:])]  # noqa: SLF001
     else:
-        known, Channel.used = [], message[1] if len(message) > 1 else None
+        known, Channel.used = [], about
     _send(encode(message, _refer))
     Channel.used = None
     for each, passed in known:
@@ -852,24 +815,14 @@ def _exchange(*message: Any) -> Any:
                 change(old, new)
                 Channel.shared[number] = (old, encode(old, _refer))
         for number in kept:
-            if number in Channel.shared and not Channel.shared[number][1]:
-                Channel.shared[number] = (
-                    Channel.shared[number][0],
-                    encode(Channel.shared[number][0], _refer),
-                )
+            value, text = Channel.shared.get(number, (None, "known"))
+            if not text:
+                Channel.shared[number] = (value, encode(value, _refer))
         if Channel.refused and not Channel.takes_nan and "NaN" in Channel.refused:
             raise TypeError(Channel.refused)
         if kind == "error":
             raise made_error(content)
         return content
-
-
-def _origin_of(message: tuple[Any, ...]) -> frozenset[Any]:
-    about = message[1] if len(message) > 1 else None
-    if type(about) is not Remote:
-        return frozenset()
-    own: set[Any] = {about._target} if about._made is not None else set()  # noqa: SLF001
-    return frozenset(about._origin | own)  # noqa: SLF001
 
 
 def _send(text: str) -> None:
@@ -883,7 +836,7 @@ def _lose(why: Any) -> NoReturn:
 
 
 def _answer(operation: Any, number: Any, args: Any, kwargs: Any) -> None:
-    """Use an object of the tests as the candidate asks, and say what came of it."""
+    """Use an object of the tests as the candidate asks, and send what came of it."""
     target, kind = Channel.objects[int(number)]
     try:
         if operation == "call" and kind in ("function", "class", "error", "async function"):
@@ -916,6 +869,7 @@ def _raised(error: BaseException) -> str:
 
 def _finished(coroutine: Any) -> Any:
     """Return the result of a coroutine of the tests', from a thread: a loop of theirs may be running in this one."""
+    # Tests know an exception's class by whether its module is loaded: none is loaded before it is needed.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -930,7 +884,7 @@ _ENDS_ITERATIONS = (StopIteration, StopAsyncIteration)
 
 
 def exception_class(name: str, above: Collection[str] = ()) -> type[Exception]:
-    """Return the class by which tests catch an exception of the candidate's, derived from the built-in one of these names."""
+    """Return the class by which tests catch an exception of the candidate's; it derives from the built-in one among these names."""
     if name not in _known:
         built_in = _built_in(above)
         bases = (CandidateError,) if built_in is CandidateError else (CandidateError, built_in)
@@ -952,19 +906,22 @@ def is_candidates(error: BaseException) -> bool:
 
 
 def made_error(content: Any) -> BaseException:
-    """Return what the candidate raised, by the names of its class and of what that derives from, with its arguments and attributes."""
+    """Return the exception that a reply describes: names of its classes, text, arguments, attributes, itself and its cause."""
     kinds = [tuple, str, tuple, dict]
     if type(content) is not tuple or list(map(type, content[:4])) != kinds or len(content) != len(kinds) + 2:
         _lose("it sent something that is not an error")
     names, text, args, attributes, itself, cause = content
     if not all(type(name) is str for name in (*names, *attributes)):
         _lose("it sent something that is not an error")
+    # A class of the tests' own, which they gave to the candidate, or one of the standard library's that they know.
     own: list[Any] = [
         kind for kind, nature in Channel.objects.values() if nature == "error" and kind.__name__ in names[:1]
     ]
-    own += _standard(names)
+    for module in _RAISES:
+        each = vars(sys.modules[module]).get(names[0]) if names and module in sys.modules else None
+        if isinstance(each, type) and issubclass(each, Exception):
+            own += [each] if tuple(above.__name__ for above in each.__mro__[:16]) == names else []
     if own:
-        # A class of the tests' own, which they gave to the candidate, or one of the standard library's.
         raised: Any = _made(own[0], args, text)
     else:
         built_in = _built_in(names)
@@ -986,7 +943,7 @@ def made_error(content: Any) -> BaseException:
         type(raised).__getattr__ = _attribute
         vars(raised)["_remote"] = itself
         if said_by(raised) != text:
-            type.__setattr__(type(raised), "__str__", _shown_text)
+            type.__setattr__(type(raised), "__str__", lambda error: str(vars(error).get("_text", "")))
     if vars(builtins).get(type(raised).__name__) is not type(raised):
         vars(raised)["_text"] = text
     if isinstance(cause, BaseException):
@@ -996,48 +953,10 @@ def made_error(content: Any) -> BaseException:
 
 
 _RAISES = (
-    *(
-        "dataclasses",
-        "decimal",
-        "json.decoder",
-        "queue",
-        "asyncio.exceptions",
-        "asyncio.queues",
-        "concurrent.futures",
-        "statistics",
-    ),
-    *(
-        "struct",
-        "re",
-        "csv",
-        "configparser",
-        "ipaddress",
-        "binascii",
-        "subprocess",
-        "shutil",
-        "copy",
-        "pickle",
-        "zoneinfo",
-        "graphlib",
-    ),
-)
+    "dataclasses", "decimal", "json.decoder", "queue", "asyncio.exceptions", "asyncio.queues", "concurrent.futures", "statistics",
+    "struct", "re", "csv", "configparser", "ipaddress", "binascii", "subprocess", "shutil", "copy", "pickle", "zoneinfo", "graphlib",
+)  # fmt: skip
 """Modules whose exceptions tests expect by their own names; never those of `unittest`, which decide what a test is worth."""
-
-
-def _standard(names: tuple[str, ...]) -> list[Any]:
-    """Return the standard library's exception that has these names, where the tests know it."""
-    found = (vars(sys.modules[module]).get(names[0]) for module in _RAISES if names and module in sys.modules)
-    return [
-        kind
-        for kind in found
-        if isinstance(kind, type)
-        and issubclass(kind, Exception)
-        and tuple(each.__name__ for each in kind.__mro__[:16]) == names
-    ]
-
-
-def _shown_text(error: Any) -> str:
-    return str(vars(error).get("_text", ""))
 
 
 def _attribute(error: Any, name: str) -> Any:
@@ -1058,211 +977,3 @@ def _made(kind: Any, args: tuple[Any, ...], text: str) -> Any:
     found = kind.__new__(kind, text)
     found.args = args or (text,)
     return found
-
-
-# -------- What rewritten tests call
-
-
-def value(name: str) -> Any:
-    """Return what the candidate calls so: a plain value as it is now, anything else as an object."""
-    try:
-        found = _ask("fetch", name)
-    except NameError:
-        return Remote(name, is_name=True)
-    is_name = type(found) is Remote and found._nature == "true"  # noqa: SLF001
-    return Remote(name, is_name=True) if is_name else found
-
-
-def frozen(argument: Any) -> Any:
-    """Return an argument that no call may change, nor what is inside of it."""
-    left = [argument]
-    while left:
-        one = left.pop()
-        if id(one) not in Channel.frozen and isinstance(one, (list, dict, set, bytearray)):
-            Channel.frozen[id(one)] = one
-            left += one.values() if isinstance(one, dict) else [] if isinstance(one, bytearray) else one
-        elif isinstance(one, tuple):
-            left += one
-    return argument
-
-
-def check(condition: Any) -> Any:
-    """Count what is checked."""
-    Channel.checks += 1
-    return condition
-
-
-def truth(condition: Any) -> Any:
-    """Return whether an object says that it is true, where a program goes on by it; anything else as it is."""
-    if type(condition) is not Remote or condition._nature == "true":  # noqa: SLF001
-        return condition
-    _need_own(condition)
-    said = _ask("truth", condition)
-    if type(said) is not bool:
-        refuse("the candidate's object is neither true nor false")
-    return said
-
-
-def number(operand: Any) -> Any:
-    """Return an operand of `<` or `>`; refuse NaN, of which nothing is true, and the opposite neither."""
-    if isinstance(operand, float) and operand != operand and Channel.heard:  # noqa: PLR0124 (NaN alone)
-        refuse("NaN, which the candidate brought about, stands where a number belongs")
-    return operand
-
-
-def as_float(*given: Any) -> float:
-    """Return what `float` makes of a text or a number: NaN that the candidate wrote as a text is NaN."""
-    return _ordered(float(*given))  # type: ignore[no-any-return]
-
-
-def _ordered(operand: Any) -> Any:
-    return operand if Channel.takes_nan else number(operand)
-
-
-def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    def applied(*args: Any, **kwargs: Any) -> Any:
-        # `max(0, nan)` is 0: the order of what is no number says nothing.
-        if len(args) == 1:
-            return function(map(_ordered, args[0]), **kwargs)
-        return function(*map(_ordered, args), **kwargs)
-
-    return applied
-
-
-def evaluated(function: Callable[..., Any], text: Any, *scopes: Any) -> Any:
-    """Return what the tests' `eval` or `exec` makes of a text; one that the candidate wrote is worked out where the candidate is."""
-    if not Channel.heard or (isinstance(text, str) and text in Channel.texts):
-        Channel.checks += function.__name__ == "exec"
-        return function(text, *scopes)
-    shown = (_share(scope) for scope in scopes[:1] if _can_be_sent(scope))
-    return _ask("apply", "builtins", function.__name__, (text, *shown), {})
-
-
-def _can_be_sent(value: Any) -> bool:
-    if type(value) is not dict or "__builtins__" in value:
-        return False
-    try:
-        encode(value, _refer)
-    except ValueFault:
-        return False
-    return True
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two names stand for one object."""
-    if type(one) is Remote and type(other) is Remote:
-        a, b = (value_target(each) for each in (one, other))
-        # Which one it is of those that the tests have used is for the candidate to say: it has them.
-        known = all(each._used or each._made is None for each in (one, other))  # noqa: SLF001
-        return one is other or (a == b and (known or _equal(one, other)))
-    if _is_sub(one) and _is_sub(other):
-        return bool(one._remote._target == other._remote._target and one == other)  # noqa: SLF001
-    return one is other
-
-
-def value_target(remote: Remote) -> Any:
-    """Return an object by its number, whatever name it has."""
-    kind, name = remote._target  # noqa: SLF001
-    if kind != "name":
-        return remote._target  # noqa: SLF001
-    found = _ask("fetch", name)
-    return found._target if type(found) is Remote else None  # noqa: SLF001
-
-
-def kind_of(thing: Any) -> Any:
-    """Return the class of a thing; of an object of the candidate's, its own."""
-    if type(thing) is Remote:
-        return _ask("class", thing)
-    if _is_sub(thing):
-        return _ask("class", thing._remote)  # noqa: SLF001
-    return type(thing)
-
-
-def said(error: Any = None) -> Any:
-    """Return an exception that the tests raise of their own accord, marked as such."""
-    error = sys.exc_info()[1] if error is None else error
-    error = error() if isinstance(error, type) else error
-    if not is_candidates(error) and not isinstance(error, AssertionError):
-        Channel.checks += 1
-        error.said_by_the_tests = True
-    return error
-
-
-_MISSING = object()
-
-
-def next_item(iterator: Any, default: Any = _MISSING) -> Any:
-    """Return the next item; the end of a candidate's iterator must not end an iteration of the tests that asks for it."""
-    if type(iterator) is not Remote:
-        return next(iterator) if default is _MISSING else next(iterator, default)
-    try:
-        return iterator.__next__()
-    except StopIteration:
-        if default is not _MISSING:
-            return default
-        raise CandidateError("the candidate's iterator has no more items") from None
-
-
-class _Classes:
-    """The candidate's classes, as `match` wants them: types."""
-
-    def __getattr__(self, name: str) -> Any:
-        def holds(_: Any, thing: Any) -> bool:
-            return isinstance(thing, Remote(name, is_name=True))  # type: ignore[arg-type]
-
-        found = _ask("get", Remote(name, is_name=True), "__match_args__") if not self.fails(name) else ()
-        return type("Type", (type,), {"__instancecheck__": holds})(name, (), {"__match_args__": found})
-
-    @staticmethod
-    def fails(name: str) -> bool:
-        return (
-            _ask("apply", "builtins", "hasattr", (Remote(name, is_name=True), "__match_args__"), {})
-            is not True
-        )
-
-
-HELPERS: dict[str, Any] = {
-    "classes": _Classes(),
-    "value": value,
-    "frozen": frozen,
-    "check": check,
-    "truth": truth,
-    "number": number,
-    "float": as_float,
-    "max": _of_numbers(max),
-    "min": _of_numbers(min),
-    "evaluated": evaluated,
-    "same": same,
-    "type": kind_of,
-    "said": said,
-    "next": next_item,
-}
-"""By the names with which rewritten tests call them."""
-
-_APPLIED = {
-    "dataclasses": ("asdict", "astuple", "replace", "is_dataclass"),
-    "copy": ("copy", "deepcopy"),
-    "pickle": ("loads", "dumps"),
-    "inspect": ("isgenerator", "isgeneratorfunction", "iscoroutinefunction", "iscoroutine", "isclass", "isfunction", "signature"),
-}  # fmt: skip
-
-
-def apply_where_objects_are(names: Collection[str]) -> None:
-    """Let functions that look into objects work where those are."""
-    import importlib
-
-    for module, functions in _APPLIED.items():
-        for name in functions:
-            if name in names:
-                known = importlib.import_module(module)
-                setattr(known, name, _applied(module, name, getattr(known, name)))
-
-
-def _applied(module: str, name: str, function: Any) -> Any:
-    def applied(thing: Any, *args: Any, **kwargs: Any) -> Any:
-        # A pickle runs what it names: one that comes when the candidate has been heard is read where the candidate is.
-        if type(thing) is Remote or _is_sub(thing) or (module == "pickle" and Channel.heard):
-            return _ask("apply", module, name, (thing, *args), kwargs)
-        return function(thing, *args, **kwargs)
-
-    return applied

@@ -1,8 +1,8 @@
-"""What is changed in a test program before it runs beside a candidate that it meets by message only.
+"""Changes a test program before it runs beside a candidate that it meets by message only.
 
-Python decides some things without asking anybody: that `not (nan > 1)` holds, that a loop is over when `next` says so, that an
-argument which was cleared sorts to nothing. In a test those places call a function of `remote.py` instead, which decides with the knowledge
-of what is the candidate's. Nothing is read from frames or bytecode.
+Python decides some things without asking: `not (nan > 1)` is true, a loop is over when `next` raises StopIteration, an argument that was
+cleared sorts to nothing. At these places a test calls a function of `rewritten_calls.py` instead, which knows what is the
+candidate's. The syntax tree alone says where; frames and bytecode are not read.
 
 Standard library only: the file is copied into sandboxes as it stands.
 """
@@ -13,18 +13,18 @@ import ast
 import builtins
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 _CHECKS = re.compile(r"assert|raises|fail|_?exit$|quit$", re.IGNORECASE)
-"""How functions are called that check something: `pytest.raises`, `self.assertEqual`, `sys.exit`."""
+"""Names of functions that check something: `pytest.raises`, `self.assertEqual`, `sys.exit`."""
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ENDS = {"StopIteration", "Exception", "BaseException"}
 _DECIDE_BY_THEMSELVES = {"float", "max", "min"}
-"""Built-in functions for which `remote.py` has its own."""
+"""Built-in functions for which `rewritten_calls.py` has its own."""
 PREFIX = "_kapelle_"
-"""Of the names of what `remote.py` gives to tests."""
+"""Begins the names by which tests call `rewritten_calls.py`."""
 
 
 def parsed(program: str) -> ast.Module:
@@ -55,7 +55,7 @@ def defined_names(tree: ast.AST) -> set[str]:
 
 
 def speaks_of_nan(tree: ast.AST, candidates: Iterable[str]) -> bool:
-    """Return whether a program has to do with NaN, so that one that is returned may be right."""
+    """Return whether a program mentions NaN, so that one that is returned may be right."""
     for node in ast.walk(tree):
         told = getattr(node, "attr", getattr(node, "id", getattr(node, "value", "")))
         if isinstance(told, str) and told not in candidates and told.strip("+-").lower() in ("nan", "isnan"):
@@ -104,7 +104,7 @@ def _is_checking_call(call: ast.Call) -> bool:
 
 
 def _always_holds(test: ast.expr, candidates: Collection[str]) -> bool:
-    """Return whether a condition has nothing to do with the candidate: it names nothing, or what it makes is never false."""
+    """Return whether a condition holds whatever the candidate does: it names nothing of the candidate's, or is never false."""
     if isinstance(test, (ast.Lambda, ast.GeneratorExp)):
         return True
     if isinstance(test, (ast.List, ast.Tuple, ast.Set)) and test.elts:
@@ -154,36 +154,34 @@ class _Frozen:
 
     def _walk(self, body: Iterable[ast.AST]) -> None:
         for node in body:
-            self._statement(node)
-
-    def _statement(self, node: ast.AST) -> None:
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            self._walk(node.body)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            found = self._value(node.value) if node.value is not None else (False, set())
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                self._bind(target, node.value, found, more=isinstance(node, ast.AugAssign))
-        elif isinstance(node, (ast.For, ast.AsyncFor)):
-            for _ in range(2):
-                self._bind(node.target, node.iter, self._value(node.iter))
+            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 self._walk(node.body)
-            self._walk(node.orelse)
-        elif isinstance(node, (ast.While, ast.If)):
-            for _ in range(2 if isinstance(node, ast.While) else 1):
-                self._value(node.test)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+                found = self._value(node.value) if node.value is not None else (False, set())
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    self._bind(target, node.value, found, more=isinstance(node, ast.AugAssign))
+            elif isinstance(node, (ast.For, ast.AsyncFor)):
+                # Twice: what the end of a loop does to a name, its next round meets.
+                for _ in range(2):
+                    self._bind(node.target, node.iter, self._value(node.iter))
+                    self._walk(node.body)
+                self._walk(node.orelse)
+            elif isinstance(node, (ast.While, ast.If)):
+                for _ in range(2 if isinstance(node, ast.While) else 1):
+                    self._value(node.test)
+                    self._walk(node.body)
+                self._walk(node.orelse)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                for item in node.items:
+                    found = self._value(item.context_expr)
+                    if item.optional_vars is not None:
+                        self._bind(item.optional_vars, item.context_expr, found)
                 self._walk(node.body)
-            self._walk(node.orelse)
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            for item in node.items:
-                found = self._value(item.context_expr)
-                if item.optional_vars is not None:
-                    self._bind(item.optional_vars, item.context_expr, found)
-            self._walk(node.body)
-        elif isinstance(node, ast.expr):
-            self._value(node)
-        else:
-            self._walk(ast.iter_child_nodes(node))
+            elif isinstance(node, ast.expr):
+                self._value(node)
+            else:
+                self._walk(ast.iter_child_nodes(node))
 
     def _bind(
         self, target: ast.expr, value: ast.expr | None, found: tuple[bool, set[str]], *, more: bool = False
@@ -203,7 +201,7 @@ class _Frozen:
         return self._alias.get(name, name)
 
     def _value(self, node: ast.AST) -> tuple[bool, set[str]]:
-        """Return whether a value is a result of the candidate's, and which given arguments it is worked out from."""
+        """Return whether a value is a result of the candidate's, and from which given arguments it is computed."""
         if isinstance(node, ast.Name):
             root = self._root(node.id)
             given = {root, node.id} if root in self._given else set()
@@ -213,7 +211,19 @@ class _Frozen:
                 self._bind(each.target, each.iter, self._value(each.iter))
             self._mixed([each.iter for each in node.generators])
         if isinstance(node, ast.Call):
-            return self._call(node)
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            base = _base(node.func)
+            if base not in self._results and base not in self._calls:
+                return self._mixed([node.func, *arguments], freezes=True)
+            for part in arguments:
+                self._value(part)
+            self._given |= {
+                self._root(each.id)
+                for part in arguments
+                for each in ast.walk(part)
+                if isinstance(each, ast.Name)
+            }
+            return True, set()
         # Which object it is does not depend on what is in it.
         is_same = isinstance(node, ast.Compare) and all(
             isinstance(each, (ast.Is, ast.IsNot)) for each in node.ops
@@ -229,18 +239,6 @@ class _Frozen:
                     self.names |= after if other != place else set()
         return any(is_result for is_result, _ in found), {name for _, after in found for name in after}
 
-    def _call(self, node: ast.Call) -> tuple[bool, set[str]]:
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        base = _base(node.func)
-        if not (base in self._results or base in self._calls):
-            return self._mixed([node.func, *given], freezes=True)
-        for part in given:
-            self._value(part)
-        self._given |= {
-            self._root(each.id) for part in given for each in ast.walk(part) if isinstance(each, ast.Name)
-        }
-        return True, set()
-
 
 def _base(node: ast.AST) -> str:
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript, ast.Await)):
@@ -252,69 +250,51 @@ def _base(node: ast.AST) -> str:
 
 
 class _ExpectedLast(ast.NodeTransformer):
-    """Makes objects of the candidate's classes that are only compared with after what they are compared with.
+    """Makes expected objects of the candidate's classes after the answers that they are compared with.
 
     `P(4, 6) == add(P(1, 2), P(3, 4))` would tell the candidate what is expected before it answers. So operands change places, a name that
-    stands for such an object gives way to it, and in a table of cases each is made when its case is compared.
+    stands for such an object is replaced by it, and in a table of cases each object is made when its case is compared.
     """
 
     def __init__(self, tree: ast.Module, candidates: Iterable[str]) -> None:
         self._classes = {name for name in candidates if name[:1].isupper()}
-        self._candidates = {*candidates}
         self._above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
         self._inlined: dict[str, ast.expr] = {}
         self._tables: dict[str, ast.expr] = {}
         for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and self._is_expected(node.value)
+            if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+                continue
+            # Where something waits for an exception, a value stays where a name is given it.
+            above: ast.AST | None = node
+            while above is not None and not isinstance(
+                above, (ast.Try, ast.With, ast.For, ast.While, ast.If)
             ):
-                own = [each for each in names if each.id == node.targets[0].id]
-                if all(
-                    each is node.targets[0] or self._is_compared(each) for each in own
-                ) and not self._may_raise(node):
-                    self._inlined[node.targets[0].id] = node.value
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and isinstance(node.value, (ast.List, ast.Tuple))
-            ):
-                uses = [
-                    each for each in names if each.id == node.targets[0].id and each is not node.targets[0]
-                ]
-                if (
-                    len(uses) == 1
-                    and isinstance(loop := self._above[uses[0]], ast.For)
-                    and loop.iter is uses[0]
-                    and not self._may_raise(node)
-                ):
-                    self._tables[node.targets[0].id] = node.value
+                above = self._above.get(above)
+            if above is not None:
+                continue
+            name = node.targets[0].id
+            uses = [each for each in names if each.id == name and each is not node.targets[0]]
+            if self._is_expected(node.value) and all(map(self._is_compared, uses)):
+                self._inlined[name] = node.value
+            if isinstance(node.value, (ast.List, ast.Tuple)) and len(uses) == 1:
+                loop = self._above[uses[0]]
+                if isinstance(loop, ast.For) and loop.iter is uses[0]:
+                    self._tables[name] = node.value
 
     def _is_expected(self, node: ast.AST) -> bool:
         """Return whether an expression makes objects of classes, of constants alone."""
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        plain = (
-            ast.Constant,
-            ast.Name,
-            ast.Call,
-            ast.keyword,
-            ast.List,
-            ast.Tuple,
-            ast.Dict,
-            ast.Set,
-            ast.Attribute,
-            ast.UnaryOp,
+        parts = [*ast.walk(node)]
+        names = {each.id for each in parts if isinstance(each, ast.Name)}
+        makes = any(
+            isinstance(each, ast.Call) or (isinstance(each, ast.Attribute) and each.attr.isupper())
+            for each in parts
         )
         return (
             bool(names)
             and names <= self._classes
-            and any(
-                isinstance(each, ast.Call) or (isinstance(each, ast.Attribute) and each.attr.isupper())
-                for each in ast.walk(node)
-            )
-            and all(isinstance(each, (*plain, ast.expr_context, ast.unaryop)) for each in ast.walk(node))
+            and makes
+            and all(isinstance(each, _OF_CONSTANTS) for each in parts)
         )
 
     def _is_compared(self, node: ast.AST) -> bool:
@@ -322,15 +302,6 @@ class _ExpectedLast(ast.NodeTransformer):
         if isinstance(above, ast.Compare):
             return all(isinstance(each, _EQUALITIES) for each in above.ops)
         return isinstance(above, ast.Call) and node in above.args[:2] and _is_equality(above)
-
-    def _may_raise(self, node: ast.AST) -> bool:
-        """Return whether something waits for an exception where a name is given its value."""
-        above: ast.AST | None = node
-        while above is not None:
-            if isinstance(above, (ast.Try, ast.With, ast.For, ast.While, ast.If)):
-                return True
-            above = self._above.get(above)
-        return False
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if isinstance(node.targets[0], ast.Name) and node.targets[0].id in {*self._inlined, *self._tables}:
@@ -387,11 +358,24 @@ class _ExpectedLast(ast.NodeTransformer):
                     nothing = ast.arguments([], [], None, [], [], None, [])
                     for row in rows:
                         row.elts[place] = ast.Lambda(nothing, row.elts[place])  # type: ignore[attr-defined]
-                    _replaced(node.body, uses, lambda use: ast.Call(use, [], []))
+                    for part in node.body:
+                        for above in ast.walk(part):
+                            for field, value in ast.iter_fields(above):
+                                if value in uses:
+                                    setattr(above, field, ast.Call(value, [], []))
+                                elif isinstance(value, list):
+                                    value[:] = [
+                                        ast.Call(use, [], []) if use in uses else use for use in value
+                                    ]
         self.generic_visit(node)
         return node
 
 
+_OF_CONSTANTS = (
+    *(ast.Constant, ast.Name, ast.Call, ast.keyword, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Attribute, ast.UnaryOp),
+    *(ast.expr_context, ast.unaryop),
+)  # fmt: skip
+"""What an expression is made of that makes objects of constants."""
 _EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
@@ -403,22 +387,11 @@ def _is_equality(call: ast.Call) -> bool:
     )
 
 
-def _replaced(body: list[ast.stmt], nodes: list[Any], by: Callable[[Any], ast.AST]) -> None:
-    """Replace nodes of a program by others."""
-    for part in body:
-        for above in ast.walk(part):
-            for field, value in ast.iter_fields(above):
-                if value in nodes:
-                    setattr(above, field, by(value))
-                elif isinstance(value, list):
-                    value[:] = [by(each) if each in nodes else each for each in value]
-
-
 # -------- The program that runs
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Lets `remote.py` decide where Python would not ask it; `candidates` are the names that are the candidate's."""
+    """Lets `rewritten_calls.py` decide where Python would not ask it; `candidates` are the names that are the candidate's."""
 
     def __init__(self, tree: ast.Module, candidates: Iterable[str]) -> None:
         self._candidates = {*candidates}
@@ -531,13 +504,12 @@ class _Rewriter(ast.NodeTransformer):
         node.test = _truth(node.test)
         return self._loop(node)
 
-    def visit_For(self, node: ast.For) -> ast.AST | list[ast.AST]:
-        return self._loop(node)
-
     def _loop(self, node: ast.For | ast.While) -> ast.AST | list[ast.AST]:
         counts = any(_is_check(each, self._candidates) for part in node.orelse for each in ast.walk(part))
         self.generic_visit(node)
         return [ast.Expr(_helper("check", ast.Constant(value=True))), node] if counts else node
+
+    visit_For = _loop
 
     def visit_Match(self, node: ast.Match) -> list[ast.AST]:
         self.generic_visit(node)
@@ -601,20 +573,13 @@ class _Rewriter(ast.NodeTransformer):
         found = (self.visit(each) for each in body)
         return [each for one in found for each in (one if isinstance(one, list) else [one])]
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return self._function(node)
-
     def _function(self, node: ast.AST) -> ast.AST:
         before, self._may_end = self._may_end, False
         self.generic_visit(node)
         self._may_end = before
         return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
 
 
 def _own_fault(node: ast.stmt) -> ast.stmt:
@@ -629,7 +594,7 @@ def _own_fault(node: ast.stmt) -> ast.stmt:
 
 
 def _truth(test: ast.expr) -> ast.expr:
-    """Return a condition that asks what stands there whether it is true: `while node:`."""
+    """Return a condition in which objects are asked whether they are true: `while node:`."""
     if isinstance(test, ast.BoolOp):
         test.values = [_truth(value) for value in test.values]
     elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.abc
 import os
@@ -24,79 +25,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kapelle.grading.code import remote
+from kapelle.grading.code import remote, rewritten_calls
 from kapelle.grading.code.remote import Channel, Remote, say
 from kapelle.grading.code.rewriting import PREFIX, classes, defined_names, parsed, rewritten, speaks_of_nan
 from kapelle.grading.code.values import ValueFault
 
 _EXPECTS = {"raises": 1, "assertRaises": 1, "assertRaisesRegex": 1, "suppress": None}
 """Calls whose first arguments, so many of them, are classes of exceptions."""
-_FORGOTTEN = frozenset(
-    [
-        "ChainMap",
-        "Counter",
-        "Decimal",
-        "Fraction",
-        "OrderedDict",
-        "Path",
-        "deepcopy",
-        "defaultdict",
-        "deque",
-        "heapify",
-        "heappop",
-        "heappush",
-        "isclose",
-        "isinf",
-        "isnan",
-        "lru_cache",
-        "namedtuple",
-        "nlargest",
-        "nsmallest",
-        "np",
-        "numpy",
-        "pandas",
-        "pd",
-        "plt",
-        "pytest",
-        "reduce",
-        "timedelta",
-        "torch",
-        "zip_longest",
-        "Any",
-        "Callable",
-        "Dict",
-        "Iterable",
-        "List",
-        "Optional",
-        "Sequence",
-        "Tuple",
-        "Union",
-    ]
-)
-"""What tests mean by these names, where they forgot to import them, nobody else defines."""
+_FORGOTTEN = frozenset({
+    "ChainMap", "Counter", "Decimal", "Fraction", "OrderedDict", "Path", "deepcopy", "defaultdict", "deque", "heapify", "heappop",
+    "heappush", "isclose", "isinf", "isnan", "lru_cache", "namedtuple", "nlargest", "nsmallest", "np", "numpy", "pandas", "pd", "plt",
+    "pytest", "reduce", "timedelta", "torch", "zip_longest",
+    "Any", "Callable", "Dict", "Iterable", "List", "Optional", "Sequence", "Tuple", "Union",
+})  # fmt: skip
+"""Names that tests forgot to import, rather than names of the candidate's."""
 
 
 def missing_names(programs: list[ast.Module]) -> list[str]:
     """Return the names that programs use and neither define nor import, built-in ones left out."""
     nodes = [node for program in programs for node in ast.walk(program) if isinstance(node, ast.Name)]
     used = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
-    texts = [node for program in programs for node in ast.walk(program) if isinstance(node, ast.Constant)]
     if used & {"eval", "exec"}:
-        used |= {
-            name.id
-            for text in texts
-            for name in ast.walk(_tree_or_none(text.value))
-            if isinstance(name, ast.Name)
-        }
+        # The texts that are evaluated use names, too.
+        constants = [
+            node for program in programs for node in ast.walk(program) if isinstance(node, ast.Constant)
+        ]
+        for text in (node.value for node in constants if isinstance(node.value, str)):
+            with contextlib.suppress(SyntaxError):
+                used |= {name.id for name in ast.walk(parsed(text)) if isinstance(name, ast.Name)}
     known = {"__name__", "__file__", "__doc__", *vars(builtins)}
     return sorted(used.difference(known, *map(defined_names, programs)))
-
-
-def _tree_or_none(text: Any) -> ast.Module:
-    try:
-        return parsed(text if isinstance(text, str) else "")
-    except SyntaxError:
-        return ast.Module([], [])
 
 
 def _expected_exceptions(programs: list[ast.Module]) -> set[str]:
@@ -112,16 +70,6 @@ def _expected_exceptions(programs: list[ast.Module]) -> set[str]:
     return {part.id for part in inside if isinstance(part, ast.Name)}
 
 
-def _nobodys(missing: list[str], candidates_own: list[str]) -> list[str]:
-    """Return the missing names that are not the candidate's to define: the tests forgot to import them."""
-    strange = [name for name in missing if name not in candidates_own and name not in sys.stdlib_module_names]
-    if candidates_own:
-        return strange
-    found = [name for name in strange if name in _FORGOTTEN]
-    # A single name is what is asked for, whatever it is called.
-    return found if len(strange) > 1 else []
-
-
 class _Loader(importlib.abc.InspectLoader):
     """Runs a program of the tests as the module that it is given."""
 
@@ -132,11 +80,11 @@ class _Loader(importlib.abc.InspectLoader):
         return self._code
 
     def get_source(self, _: str) -> None:
-        """Return nothing: the program runs as it was rewritten."""
+        """Return None: the program runs as it was rewritten."""
 
 
 class Broken(Exception):
-    """The tests cannot be run, whoever the candidate is."""
+    """The tests cannot be run with any candidate."""
 
 
 class _Tests:
@@ -145,9 +93,16 @@ class _Tests:
     def __init__(self, setup: str, programs: list[str], candidates_own: list[str]) -> None:
         self._trees = [parsed(text) for text in (setup, *programs)]
         missing = missing_names(self._trees)
-        nobodys = _nobodys(missing, candidates_own)
-        if nobodys:
-            raise Broken(f"nobody defines {', '.join(nobodys)}")
+        # Names that are not the candidate's to define: the tests forgot to import them.
+        undefined = [
+            name for name in missing if name not in candidates_own and name not in sys.stdlib_module_names
+        ]
+        if not candidates_own:
+            # A single name is what is asked for, whatever it is called.
+            undefined = [name for name in undefined if name in _FORGOTTEN] if len(undefined) > 1 else []
+        if undefined:
+            listed = ", ".join(undefined)
+            raise Broken(f"it uses {listed}, which it has to define or import, or name as the candidate's")
         exceptions = _expected_exceptions(self._trees)
         names = [node for tree in self._trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
         called = {
@@ -175,7 +130,7 @@ class _Tests:
                 if isinstance(node, ast.ClassDef) and any(
                     getattr(base, "id", "") in self.own for base in node.bases
                 ):
-                    raise Broken(f"the class {node.name} of the tests derives from one of the program's")
+                    raise Broken(f"its class {node.name} derives from one of the candidate's")
         self.used = {node.id for node in names} | {
             name
             for tree in self._trees
@@ -204,10 +159,10 @@ class _Tests:
             self._codes.append((_Loader.source_to_code(rewritten(tree, own), path), said))
 
     def ask_exceptions(self) -> None:
-        """Learn what the exceptions derive from that the tests make themselves, or ask about."""
+        """Ask what those exceptions of the candidate's derive from that the tests raise or inspect."""
         for name in self._asked:
             try:
-                kind = remote.value(name)
+                kind = rewritten_calls.value(name)
                 above = [each.__name__ for each in kind.__mro__]
             except Exception:  # noqa: BLE001 (the candidate's; a test will show it)
                 above = []
@@ -223,8 +178,8 @@ class _Tests:
         sys.modules[module.__name__] = module
         # `unittest.main()` looks for its tests there.
         sys.modules["__main__"] = module
-        helpers = {f"{PREFIX}{name}": helper for name, helper in remote.HELPERS.items()}
-        vars(module).update({**namespace, **helpers, "__file__": code.co_filename})
+        known = {f"{PREFIX}{name}": helper for name, helper in rewritten_calls.HELPERS.items()}
+        vars(module).update({**namespace, **known, "__file__": code.co_filename})
         _Loader(code).exec_module(module)
         return {name: value for name, value in vars(module).items() if not name.startswith(("__", PREFIX))}
 
@@ -237,15 +192,32 @@ def run_all(count: int, candidates_own: list[str]) -> None:
     ]
     try:
         tests = _Tests(setup, programs, candidates_own)
-    except (SyntaxError, Broken) as error:
+    except SyntaxError as error:
         say("broken", f"a test is not a program: {error}")
         return
-    empty = _decides_nothing(tests, count)
-    _help(tests.used)
-    namespace = _begin(tests, count)
-    if namespace is None:
+    except Broken as error:
+        say("broken", f"a test cannot be run: {error}")
         return
-    namespace.update(tests.own)
+    empty = _decides_nothing(tests, count)
+    # What is printed and read, and functions that look into objects, meet the candidate where tests have to do with them.
+    rewritten_calls.apply_where_objects_are(tests.used)
+    prints = bool(tests.used & {"redirect_stdout", "stdout", "StringIO"})
+    reads = bool(tests.used & {"stdin", "input", "patch"})
+    if prints or reads:
+        remote.ask("capture", prints, _read_line if reads else None)
+        Channel.heard = False
+    try:
+        tests.ask_exceptions()
+        namespace = tests.run(0, tests.names) | tests.own
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it is said whose fault it is)
+        shown = f"{type(error).__name__}: {error}"[:500]
+        if _is_the_tests_fault(error, tests.defined):
+            say("broken", f"the setup of the tests failed: {shown}")
+            return
+        for index in range(count):
+            say("result", index, "error", shown)
+        say("done")
+        return
     for index in range(count):
         outcome = _run(tests, index, namespace)
         if outcome[0] == "passed" and index in empty:
@@ -267,11 +239,11 @@ _TRY_SECONDS = 2
 
 
 def _decides_nothing(tests: _Tests, count: int) -> list[int]:
-    """Return the tests that reach their end whatever the candidate is: they would pay everyone.
+    """Return the tests that reach their end with any candidate: they would pay every one.
 
-    Each is run, in a process of its own, with something in the candidate's place of which nothing is true, and again with something
-    that raises at every call. Functions that nobody calls, main guards, coroutines that nobody awaits, and failures that are swallowed
-    pass both.
+    A process of its own runs each with a candidate of which nothing is true, and again with one that raises at every
+    call. Functions that are never called, main guards, coroutines that are never awaited, and swallowed failures pass
+    both.
     """
     read, write = os.pipe()
     child = os.fork()
@@ -286,7 +258,7 @@ def _decides_nothing(tests: _Tests, count: int) -> list[int]:
                 Nothing.failed = False
                 if _passes(tests, index, _nothing):
                     checks = Channel.checks
-                    # A failure that nobody hears of, or nothing that fails, or nothing that is checked.
+                    # A failure was swallowed, or nothing fails, or nothing is checked.
                     if Nothing.failed or _passes(tests, index, _fails) or checks + Channel.checks == 0:
                         os.write(write, f"{index} ".encode())
         finally:
@@ -321,7 +293,7 @@ def _fails(operation: str, *_: Any) -> Any:
 
 
 class Nothing:
-    """Stands in the candidate's place: whatever is made of it is the same again, and a condition on it fails as an assert does."""
+    """A candidate whose every result is itself again; a condition on it fails as an assert does."""
 
     failed = False
     """Whether a condition failed."""
@@ -359,48 +331,19 @@ class Nothing:
     __repr__ = __str__
 
 
-def _same_again(self: Nothing, *_: Any, **__: Any) -> Nothing:
-    return self
-
-
 def _no_value(*_: Any) -> Any:
     Nothing.failed = True
     raise AssertionError("there is no candidate")
 
 
-for _name in (
-    *(
-        "__call__",
-        "__enter__",
-        "__getitem__",
-        "__setitem__",
-        "__delitem__",
-        "__next__",
-        "__anext__",
-        "__neg__",
-        "__pos__",
-        "__abs__",
-    ),
-    *(
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__invert__",
-        "__round__",
-        "__divmod__",
-        "__rdivmod__",
-    ),
-    *(
-        f"__{side}{name}__"
-        for side in ("", "r")
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-    ),
+_SAME_AGAIN = (
+    *("__call__", "__enter__", "__getitem__", "__setitem__", "__delitem__", "__next__", "__anext__", "__neg__", "__pos__", "__abs__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__invert__", "__round__", "__divmod__", "__rdivmod__"),
+    *(f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")),
     *(f"__{side}{name}__" for side in ("", "r") for name in ("and", "or", "xor", "lshift", "rshift")),
-):
-    setattr(Nothing, _name, _same_again)
+)  # fmt: skip
+for _name in _SAME_AGAIN:
+    setattr(Nothing, _name, lambda self, *_, **__: self)
 for _name in ("__bool__", "__int__", "__float__", "__complex__", "__index__", "__hash__", "__contains__"):
     setattr(Nothing, _name, _no_value)
 
@@ -408,33 +351,6 @@ for _name in ("__bool__", "__int__", "__float__", "__complex__", "__index__", "_
 def _read_line(*prompt: str) -> str:
     # Not `input` itself, which a test may replace.
     return input(*prompt)
-
-
-def _help(used: set[str]) -> None:
-    """Carry what is printed and read, and functions that look into objects, where tests have to do with them."""
-    remote.apply_where_objects_are(used)
-    prints, reads = (
-        bool(used & {"redirect_stdout", "stdout", "StringIO"}),
-        bool(used & {"stdin", "input", "patch"}),
-    )
-    if prints or reads:
-        remote.capture(prints=prints, reads=_read_line if reads else None)
-
-
-def _begin(tests: _Tests, count: int) -> dict[str, Any] | None:
-    """Run the setup and return what it defines, beside what the tests need; None where that failed, which is said."""
-    try:
-        tests.ask_exceptions()
-        return tests.run(0, tests.names)
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it is said whose fault it is)
-        shown = f"{type(error).__name__}: {error}"[:500]
-        if _is_the_tests_fault(error, tests.defined):
-            say("broken", f"the setup of the tests failed: {shown}")
-            return None
-        for index in range(count):
-            say("result", index, "error", shown)
-        say("done")
-        return None
 
 
 def _run(tests: _Tests, index: int, namespace: dict[str, Any]) -> tuple[str, str]:
@@ -464,7 +380,7 @@ def _run(tests: _Tests, index: int, namespace: dict[str, Any]) -> tuple[str, str
 
 
 def _is_the_tests_fault(error: BaseException, defined: set[str]) -> bool:
-    """Return whether a program would have failed with any candidate: else what one says could leave it ungraded."""
+    """Return whether a test would have failed with any candidate: no candidate's word may leave it ungraded."""
     if remote.is_candidates(error):
         return False
     if not Channel.heard or isinstance(error, (ImportError, remote.NotSent)):
@@ -479,11 +395,11 @@ def _is_the_tests_fault(error: BaseException, defined: set[str]) -> bool:
 
 def serve() -> None:
     """Run the tests that the arguments name (their number, and names that are the candidate's)."""
-    # Numbers may have as many digits as anybody works out, and values be nested deeper than Python's own limit.
+    # Numbers may have any number of digits, and values may nest deeper than Python's own limit.
     sys.set_int_max_str_digits(0)
     sys.setrecursionlimit(10_000)
     with os.fdopen(os.dup(0), "rb") as replies, os.fdopen(os.dup(1), "wb") as requests:
-        remote.connect(requests, replies)
+        Channel.requests, Channel.replies = requests, replies
         count, candidates_own = int(sys.argv[1]), sys.argv[2:]
         # `unittest.main()` reads them.
         del sys.argv[1:]

@@ -13,8 +13,8 @@ themselves, or the place of an earlier node. The last node is the value. So no v
     ["type", "int"]: one of the built-in types and exceptions, or of the standard library's values
     [any other kind, part, ..]: what stays in one process, told by `refer` and found by `resolve`
 
-Nothing else is read: no floats of JSON, no second spelling. What is decoded is always of a built-in type or the standard library's, so that
-no method of the candidate's can run where its answers are compared. Standard library only: the file is copied into sandboxes as it stands.
+Nothing else is read: no floats of JSON, no second spelling. What is decoded is always of a built-in type or the standard library's: no
+method of the candidate's can run where its answers are compared. Standard library only: the file is copied into sandboxes as it stands.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any, NoReturn, Self
 
 MAX_TEXT = 16_000_000
 """Characters of one message."""
 MAX_COLLIDING = 50
-"""Elements of one set or dictionary with the same hash: it can be chosen, and each then costs as much as all before it."""
+"""Elements of one set or dictionary with the same hash: a candidate can choose hashes, and each then costs as much as all before it."""
 MAX_EXPONENT = 6000
 """Of a decimal number."""
 MAX_KEY_DEPTH = 200
 """Of a key, or of an element of a set: hashing goes down into it."""
 SHORT = 2**62
-"""Beyond it, integers are written in base 16, which takes no quadratic time."""
+"""From here on integers are written in base 16: decimal digits would take quadratic time."""
 
 
 class ValueFault(Exception):
@@ -259,11 +260,9 @@ def _collection(value: Any) -> tuple[Any, ...] | None:
         return "defaultdict", value.default_factory, dict(dict.items(value))
     if isinstance(value, (known.Counter, known.OrderedDict)):
         return "counter" if isinstance(value, known.Counter) else "ordered", dict(value.items())
-    return ("deque", _text(value.maxlen), list(value)) if isinstance(value, known.deque) else None
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
+    if isinstance(value, known.deque):
+        return "deque", None if value.maxlen is None else str(value.maxlen), list(value)
+    return None
 
 
 def _read(nodes: Any, resolve: Resolve | None) -> Plain:
@@ -314,7 +313,9 @@ def _value(kind: str, parts: list[Any], resolve: Resolve | None) -> Plain:
         return dict(zip(parts[::2], parts[1::2], strict=True))
     container, of, item = kind.partition(" of ")
     if of and container in _SEQUENCES and item in _PACKED:
-        read = [_PACKED[item](text) for text in _expect(_only(parts), str).split(" ")]
+        if len(parts) != 1:
+            raise ValueFault("a node with the wrong number of parts")
+        read = [_PACKED[item](text) for text in _expect(parts[0], str).split(" ")]
         return _value(container, [_number(each, resolve) for each in read], None)
     if kind in _READERS:
         return _number(_READERS[kind](*parts), resolve)
@@ -327,12 +328,6 @@ def _number(value: Any, resolve: Resolve | None) -> Any:
     """Return a value; what NaN is, is for `resolve` to say."""
     is_nan = resolve is not None and type(value) in (float, complex) and value != value  # noqa: PLR0124 (NaN alone)
     return resolve("nan", value) if is_nan and resolve is not None else value
-
-
-def _only(parts: list[Any]) -> Any:
-    if len(parts) != 1:
-        raise ValueFault("a node with the wrong number of parts")
-    return parts[0]
 
 
 def _spread(keys: Iterable[Plain]) -> None:
@@ -390,12 +385,6 @@ def _fraction(text: Any) -> Any:
 _DECIMAL = re.compile(r"-?[0-9]{1,9999}(?:\.[0-9]{0,9999})?(?:E([+-]?[0-9]{1,4}))?|-?Infinity", re.ASCII)
 
 
-def _decimal(text: Any) -> Any:
-    from decimal import Decimal
-
-    return Decimal(_decimal_text(_expect(text, str)))
-
-
 def _decimal_text(value: Any) -> str:
     text = str(value)
     found = _DECIMAL.fullmatch(text)
@@ -404,26 +393,21 @@ def _decimal_text(value: Any) -> str:
     return text
 
 
-def _moment(kind: str) -> Callable[[Any], Any]:
-    def read(text: Any) -> Any:
-        import datetime as dt
+def _library(module: str, path: str, *kinds: Any) -> Callable[..., Any]:
+    """Return what calls a class, or a method of one, of the standard library with parts of these kinds: a type, or what reads one.
 
-        return getattr(dt, kind).fromisoformat(_expect(text, str))
+    The module is loaded with the first value.
+    """
 
-    return read
-
-
-def _timedelta(*parts: Any) -> Any:
-    import datetime as dt
-
-    return dt.timedelta(*map(_integer, parts))
-
-
-def _of_text(module: str, name: str) -> Callable[[Any], Any]:
-    def read(text: Any) -> Any:
-        import importlib
-
-        return getattr(importlib.import_module(module), name)(_expect(text, str))
+    def read(*parts: Any) -> Any:
+        made: Any = import_module(module)
+        for name in path.split("."):
+            made = getattr(made, name)
+        checked = [
+            _expect(part, kind) if isinstance(kind, type) else kind(part)
+            for part, kind in zip(parts, kinds, strict=True)
+        ]
+        return made(*checked)
 
     return read
 
@@ -436,20 +420,31 @@ _LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[..., Any]]] =
         lambda v: f"{_write_integer(v.numerator)}/{_write_integer(v.denominator)}",
         _fraction,
     ),
-    "decimal": ("decimal", "Decimal", _decimal_text, _decimal),
-    "datetime": ("datetime", "datetime", lambda v: v.isoformat(), _moment("datetime")),
-    "date": ("datetime", "date", lambda v: v.isoformat(), _moment("date")),
-    "time": ("datetime", "time", lambda v: v.isoformat(), _moment("time")),
+    "decimal": (
+        "decimal",
+        "Decimal",
+        _decimal_text,
+        _library("decimal", "Decimal", lambda text: _decimal_text(_expect(text, str))),
+    ),
+    **{
+        kind: ("datetime", kind, lambda v: v.isoformat(), _library("datetime", f"{kind}.fromisoformat", str))
+        for kind in ("datetime", "date", "time")
+    },
     "timedelta": (
         "datetime",
         "timedelta",
         lambda v: [str(v.days), str(v.seconds), str(v.microseconds)],
-        _timedelta,
+        _library("datetime", "timedelta", _integer, _integer, _integer),
     ),
-    "real path": ("pathlib", "PosixPath", str, _of_text("pathlib", "PosixPath")),
-    "path": ("pathlib", "PurePosixPath", str, _of_text("pathlib", "PurePosixPath")),
-    "uuid": ("uuid", "UUID", str, _of_text("uuid", "UUID")),
-    "ip": ("ipaddress", "IPv4Address", str, _of_text("ipaddress", "IPv4Address")),
+    **{
+        kind: (module, name, str, _library(module, name, str))
+        for kind, module, name in (
+            ("real path", "pathlib", "PosixPath"),
+            ("path", "pathlib", "PurePosixPath"),
+            ("uuid", "uuid", "UUID"),
+            ("ip", "ipaddress", "IPv4Address"),
+        )
+    },
 }
 
 _TYPES: dict[str, type] = {
@@ -486,35 +481,8 @@ def _type(text: Any) -> type:
         return _TYPES[name]
     if name not in _LIBRARY_TYPES[module]:
         raise ValueFault("an unknown type")
-    import importlib
-
-    found: type = getattr(importlib.import_module(module), name)
+    found: type = getattr(import_module(module), name)
     return found
-
-
-def _made(
-    name: str, kind: type, read: Callable[[Any], tuple[Any, ...]] = lambda part: (part,)
-) -> Callable[[Any], Any]:
-    """Return a reader of a collection of the standard library's, of a part of a certain type."""
-
-    def reader(part: Any) -> Any:
-        import collections
-
-        return getattr(collections, name)(*read(_expect(part, kind)))
-
-    return reader
-
-
-def _deque(longest: Any, items: Any) -> Any:
-    from collections import deque
-
-    return deque(_expect(items, list), None if longest is None else _integer(longest))
-
-
-def _defaultdict(factory: Any, items: Any) -> Any:
-    from collections import defaultdict
-
-    return defaultdict(factory, _expect(items, dict))
 
 
 def _named(name: Any, fields: Any, items: Any) -> Named:
@@ -523,18 +491,6 @@ def _named(name: Any, fields: Any, items: Any) -> Named:
     ):
         raise TypeError("a name for each item belongs here")
     return Named(_expect(name, str), fields, items)
-
-
-def _namespace(parts: Any) -> Any:
-    from types import SimpleNamespace
-
-    return SimpleNamespace(**_expect(parts, dict))
-
-
-def _array(code: Any, items: Any) -> Any:
-    from array import array
-
-    return array(_expect(code, str), _expect(items, list))
 
 
 def _exception(kind: Any, args: Any) -> BaseException:
@@ -589,13 +545,15 @@ _READERS: dict[str, Callable[..., Any]] = {
     "slice": slice,
     "constant": lambda name: _CONSTANTS[name],
     "type": _type,
-    "counter": _made("Counter", dict),
-    "ordered": _made("OrderedDict", dict),
-    "defaultdict": _defaultdict,
-    "deque": _deque,
+    "counter": _library("collections", "Counter", dict),
+    "ordered": _library("collections", "OrderedDict", dict),
+    "defaultdict": _library("collections", "defaultdict", lambda factory: factory, dict),
+    "deque": lambda longest, items: import_module("collections").deque(
+        _expect(items, list), None if longest is None else _integer(longest)
+    ),
     "named": _named,
-    "namespace": _namespace,
-    "array": _array,
+    "namespace": lambda parts: import_module("types").SimpleNamespace(**_expect(parts, dict)),
+    "array": _library("array", "array", str, list),
     "exception": _exception,
     **{kind: read for kind, (_, read) in _VIEWS.items()},
     **{name: each[3] for name, each in _LIBRARY.items()},

@@ -19,7 +19,7 @@ MAX_BITS = 1024
 """Bits of one numerator or denominator."""
 MAX_DEGREE = 64
 MAX_RADICAND = 10**8
-"""Largest integer under a root: its square factors are found by trial division."""
+"""Largest integer under a root."""
 
 Letters = tuple[tuple[str, int], ...]
 """Letters with their powers, sorted: x²y is (("x", 2), ("y", 1))."""
@@ -128,9 +128,14 @@ def square_root(value: Fraction) -> Quotient:
     radicand = abs(value.numerator) * value.denominator
     if radicand > MAX_RADICAND:
         raise TooLarge
-    outside, inside = _square_factor(radicand)
     if not radicand:
         return number(Fraction(0))
+    # Each square that divides it comes out, by trial division: √12 = 2√3.
+    outside, inside, divisor = 1, radicand, 2
+    while divisor * divisor <= inside:
+        while inside % (divisor * divisor) == 0:
+            outside, inside = outside * divisor, inside // (divisor * divisor)
+        divisor += 1
     factor = Fraction(outside, value.denominator)
     return Quotient({(inside, int(value < 0), ()): factor}, ONE)
 
@@ -161,15 +166,6 @@ def _decimal(terms: Polynomial) -> Decimal | None:
             part = PRECISION.multiply(part, PRECISION.power(_PI, exponent))
         total = PRECISION.add(total, part)
     return total
-
-
-def _square_factor(radicand: int) -> tuple[int, int]:
-    outside, inside, divisor = 1, radicand, 2
-    while divisor * divisor <= inside:
-        while inside % (divisor * divisor) == 0:
-            outside, inside = outside * divisor, inside // (divisor * divisor)
-        divisor += 1
-    return outside, inside
 
 
 def _constant(terms: Polynomial) -> Fraction | None:
@@ -207,14 +203,10 @@ def _times(one: Polynomial, other: Polynomial) -> Polynomial:
             common = math.gcd(root, other_root)
             inside = root * other_root // common**2
             sign = -1 if imaginary and other_imaginary else 1
-            monomial = (inside, imaginary ^ other_imaginary, _joined(letters, other_letters))
+            powers = dict(letters)
+            for name, exponent in other_letters:
+                powers[name] = powers.get(name, 0) + exponent
+            monomial = (inside, imaginary ^ other_imaginary, tuple(sorted(powers.items())))
             product = sign * common * factor * other_factor
             terms[monomial] = terms.get(monomial, Fraction(0)) + product
     return _bounded(terms)
-
-
-def _joined(one: Letters, other: Letters) -> Letters:
-    powers = dict(one)
-    for name, exponent in other:
-        powers[name] = powers.get(name, 0) + exponent
-    return tuple(sorted(powers.items()))

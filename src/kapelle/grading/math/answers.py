@@ -1,6 +1,6 @@
 """Reads what a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
 
-`read_answer` takes a text apart without evaluating any of it; `sameness.py` compares two readings.
+`read_answer` takes a text apart and evaluates none of it as code; `sameness.py` compares two readings.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
-from kapelle.grading.math.expression import Nothing, Refused, Unfamiliar, read_expression
+from kapelle.grading.math.expression import NotAnAnswer, Unfamiliar, Unreadable, read_expression
 from kapelle.grading.math.notation import alternatives, opened, split_marked, split_top, together, with_commas
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import (
     NUMBER_WORDS,
     PLAIN_UNITS,
-    Part,
+    AnswerPart,
     is_word,
     mathematics,
     part_of,
@@ -33,7 +33,7 @@ from kapelle.grading.math.parts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordAnswer:
     """A name or a sentence, in lower case where it is longer than a letter."""
 
     text: str
@@ -57,11 +57,11 @@ class Based:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """What is 0."""
+    """Two sides that are equal, as the difference that is 0."""
 
     difference: Quotient
     left: Quotient | None = field(default=None, compare=False)
-    """The side before `=` as it is written; the other one is it less the difference."""
+    """The side before `=` as it is written; the other side is this one less the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class Several:
     items: tuple[Value, ...]
 
 
-Value = Quotient | Words | Infinity | Based | Equation | Several
+Value = Quotient | WordAnswer | Infinity | Based | Equation | Several
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MathAnswer:
     """One answer as it was read."""
 
     value: Value
@@ -103,7 +103,7 @@ class Answer:
 # refused. Inequalities in several unknowns are not read here.
 
 Read = Callable[[str], Quotient]
-"""Reads one expression. Raises Refused and Unfamiliar."""
+"""Reads one expression. Raises Unreadable and Unfamiliar."""
 
 _LESS, _GREATER = r"<|\\lt(?![A-Za-z])", r">|\\gt(?![A-Za-z])"
 _UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|!=|\\not\s*=")
@@ -125,7 +125,7 @@ def has_relation(body: str) -> bool:
 
 
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
-    """Return the name of what an inequality bounds, and where it lies. Raises Refused and Unfamiliar."""
+    """Return the name of what an inequality bounds, and where it lies. Raises Unreadable and Unfamiliar."""
     parts, marks = split_marked(body, _RELATION)
     if any(_UNEQUAL.fullmatch(mark) for mark in marks):
         # What `x \ne 5` leaves.
@@ -159,11 +159,20 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
         return subject["name"], _interval(ends, shut)
     moved = _end(subject["moved"] or "0", read, subject["name"])
     assert moved is not None, "no infinity stands behind a name"
-    return subject["name"], _moved(_of_size(ends, shut), algebra.negate(moved))
+    # The size of a number is bounded, `|x - 1| < 3`: two ends for each that there is, moved by what is added to the name.
+    for end in ends:
+        if end is not None and (end.rational is None or end.rational < 0):
+            raise Unfamiliar
+    left, right = (algebra.negate(end) if end is not None else None for end in ends[::-1])
+    if ends[0] is None:
+        of_size = _interval((left, ends[1]), (shut[1], shut[1]))
+    else:
+        of_size = Several("union", (_interval((left, right), shut[::-1]), _interval(ends, shut)))
+    return subject["name"], _moved(of_size, algebra.negate(moved))
 
 
 def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
-    r"""Return what two bounds of one name say together: `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    r"""Return what two bounds of one name say together, `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
     names = {name for name, _ in bounds}
     intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
     low = [each for each in intervals if isinstance(each.items[1], Infinity)]
@@ -227,41 +236,6 @@ def _interval(ends: tuple[End, End], closed: tuple[bool, bool]) -> Several:
     return Several(kind, (low or Infinity(positive=False), high or Infinity(positive=True)))
 
 
-def _of_size(ends: tuple[End, End], closed: tuple[bool, bool]) -> Several:
-    """Return where a number lies whose size is bounded."""
-    low, high = ends
-    for end in ends:
-        if end is not None and (end.rational is None or end.rational < 0):
-            raise Unfamiliar
-    left, right = (algebra.negate(end) if end is not None else None for end in (high, low))
-    if low is None:
-        return _interval((left, high), (closed[1], closed[1]))
-    return Several("union", (_interval((left, right), closed[::-1]), _interval(ends, closed)))
-
-
-def has_chain(body: str) -> bool:
-    r"""Return whether a text has several sides, by `=` or `\approx`."""
-    return _ABOUT.search(body) is not None
-
-
-def read_chain(body: str, read: Read) -> str:
-    """Return the side that has the value of a chain: the last one that is exact. Raises Nothing where it contradicts itself.
-
-    Numbers that differ contradict one another, unless a side is worked out (`x = 5 + 6 = 11`): then what it ends with
-    counts, as it does behind wrong steps. What stands behind `≈` has to round or cut what stands before it.
-    """
-    sides, marks = split_marked(body, _ABOUT)
-    sides = [side.strip() for side in sides]
-    exact = 1 + next((place for place, mark in enumerate(marks) if mark != "="), len(marks))
-    values = [read(side) for side in sides[:exact]]
-    worked_out = any(_OPERATION.search(side) for side in sides[:exact])
-    if not worked_out and not all(value.same(values[-1]) for value in values):
-        raise Nothing("It contradicts itself.")
-    if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
-        raise Nothing("It names a value and another one as about the same.")
-    return sides[exact - 1]
-
-
 _OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\b)")
 
 
@@ -281,21 +255,23 @@ MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
 
 
-def read_answer(text: str) -> Answer:
-    """Return the value that a text writes. Raises Refused for what must not be read as an answer, Unfamiliar for the rest."""
+def read_answer(text: str) -> MathAnswer:
+    """Return the answer that a text writes. Raises Unreadable for what must not be read as one, Unfamiliar for what this reader lacks."""
     body = opened(text)
     words = words_of(body)
     if len(words) == 1 and (spoken := in_figures(words[0])):
         return _Reading().answer(spoken)
     if words:
         values = [_said(each) for each in words]
-        return Answer(values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset())
+        return MathAnswer(
+            values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset()
+        )
     return _Reading().answer(mathematics(body))
 
 
 def _said(words: str) -> Value:
     figures = in_figures(words)
-    return algebra.number(Fraction(figures)) if figures.isdigit() else _SAID.get(words, Words(words))
+    return algebra.number(Fraction(figures)) if figures.isdigit() else _SAID.get(words, WordAnswer(words))
 
 
 def in_figures(words: str) -> str:
@@ -346,9 +322,13 @@ class _Reading:
     def __init__(self) -> None:
         self.letters: set[str] = set()
 
-    def answer(self, body: str) -> Answer:
-        sides = [self._alternative(side) for side in alternatives(body)]
-        bounds = [side for side in sides if side is not None]
+    def answer(self, body: str) -> MathAnswer:
+        """Return the reading of a whole answer: bounds with `or` between them, groups with `;`, or one list."""
+        sides, bounds = alternatives(body), list[tuple[str, Value]]()
+        for side in sides:
+            if has_relation(side):
+                found = [read_bounds(each, self._single) for each in together(side)]
+                bounds.append(found[0] if len(found) == 1 else both(found))
         if bounds and len(bounds) == len(sides) and len({name for name, _ in bounds}) == 1:
             values = [value for _, value in bounds]
             return self._made(
@@ -360,6 +340,7 @@ class _Reading:
         groups = [group.strip() for group in split_top(body, ";")]
         if len(groups) == 1:
             return self._listed(body)
+        # `x = 1; y = 2` is one solution; `1, 2; 3, 4` are two.
         if all(without_name(group)[0] and len(split_top(group, ",")) == 1 for group in groups):
             return self._listed(", ".join(groups))
         answers = [self._listed(group) for group in groups]
@@ -369,30 +350,27 @@ class _Reading:
             answers[0].name, Several("list", tuple(answer.value for answer in answers)), answers[0].unit
         )
 
-    def _made(self, name: str, value: Value, unit: str = "", plain: str = "") -> Answer:
-        return Answer(value, name, unit, frozenset(self.letters), plain)
+    def _made(self, name: str, value: Value, unit: str = "", plain: str = "") -> MathAnswer:
+        return MathAnswer(value, name, unit, frozenset(self.letters), plain)
 
-    def _alternative(self, body: str) -> tuple[str, Value] | None:
-        if not has_relation(body):
-            return None
-        bounds = [read_bounds(each, self._single) for each in together(body)]
-        return bounds[0] if len(bounds) == 1 else both(bounds)
-
-    def _listed(self, body: str) -> Answer:
+    def _listed(self, body: str) -> MathAnswer:
+        """Return the reading of values with commas between them, of one value, or of an equation."""
+        # A number may hold commas of its own: `1,234`.
         one = part_of(body)
         whole = parse_number(one.body)
         if whole is not None:
             return self._made(one.name, algebra.number(whole.figure), one.unit)
+        # Names that belong to several values: `a:b:c = 1:2:3`, `P(3, 4)`, `(x, y) = (1, 2)`.
         ratio = _NAMED_RATIO.fullmatch(body)
         if ratio is not None:
             return self._made(re.sub(r"\s", "", ratio[1]), _listing(tuple(self._item(ratio[2]))))
         called = _CALLED.fullmatch(body)
         if called is not None and len(split_top(called[2][1:-1], ",")) > 1:
-            return self._made(called[1], _listing(self._items(called[2])))
+            return self._made(called[1], _listing(self._items(split_top(called[2], ","))))
         named = _POINT.match(body)
         if named is not None:
             letters = ",".join(letter.strip() for letter in named[1].split(","))
-            return self._made(letters, _listing(self._items(body[named.end() :])))
+            return self._made(letters, _listing(self._items(split_top(body[named.end() :], ","))))
         if len(split_top(body, ",")) == 1 and not without_name(body)[0] and len(split_top(body, "=")) > 1:
             # An equation, or what it is a longer way to write: `\binom{5}{2} = 10`, `2x = y`.
             sides = split_top(body, "=")
@@ -403,17 +381,31 @@ class _Reading:
             sides = [*sides[:-1], last]
             if unit == "%" and self._worked_out([*sides[:-1], rf"\frac{{{last}}}{{100}}"]):
                 return self._made("", self._single(last), unit)
-            return self._made("", self._worked_out(sides) or self._equation(sides), unit)
+            number = self._worked_out(sides)
+            if number is not None:
+                return self._made("", number, unit)
+            if len(sides) != 2:
+                raise Unreadable("It holds several equations.")
+            left, right = (self._single(side) for side in sides)
+            try:
+                equation = Equation(algebra.add(left, algebra.negate(right)), left)
+            except algebra.TooLarge:
+                raise Unreadable("It is larger than any answer that is considered.") from None
+            return self._made("", equation, unit)
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
-            raise Refused(f"It lists more than {MAX_ITEMS} values.")
+            raise Unreadable(f"It lists more than {MAX_ITEMS} values.")
         several = len(parts) > 1
         values = [tuple(self._item(part.body, among_others=several)) for part in parts]
         return self._gathered(parts, values)
 
-    def _gathered(self, parts: Sequence[Part], values: Sequence[tuple[Value, ...]]) -> Answer:
+    def _gathered(self, parts: Sequence[AnswerPart], values: Sequence[tuple[Value, ...]]) -> MathAnswer:
+        """Return values as one answer: `x = 1, 2` has one name for all, `x_1 = 1, x_2 = 2` is a list, `x = 1, y = 2` one solution."""
         items = tuple(value for several in values for value in several)
-        unit, names = _common_unit(parts), [part.name for part in parts]
+        # Each has the same unit, or it stands behind the last one alone.
+        units, unit, names = {part.unit for part in parts}, parts[-1].unit, [part.name for part in parts]
+        if len(units) > 1 and (units != {"", unit} or any(part.unit for part in parts[:-1])):
+            raise Unfamiliar
         distinct = sorted(set(names))
         if len(distinct) == 1 or not any(names[1:]):
             solid = parts[0].body.replace(" ", "")
@@ -426,82 +418,91 @@ class _Reading:
             return self._made(letters.pop(), Several("list", items), unit)
         return self._made(",".join(names), Several("named", items), unit)
 
-    def _chained(self, part: Part) -> Part:
-        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with the value once."""
-        if not has_chain(part.body):
+    def _chained(self, part: AnswerPart) -> AnswerPart:
+        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with the last exact side alone.
+
+        Raises NotAnAnswer where it contradicts itself: by numbers that differ, unless a side is worked out (then what it ends
+        with counts, as it does behind wrong steps), or by what does not round or cut what stands before its `≈`.
+        """
+        if not _ABOUT.search(part.body):
             return part
         if not part.name and "=" in part.body:
             raise Unfamiliar
-        return Part(read_chain(part.body, self._single), part.name, part.unit)
+        sides, marks = split_marked(part.body, _ABOUT)
+        sides = [side.strip() for side in sides]
+        exact = 1 + next((place for place, mark in enumerate(marks) if mark != "="), len(marks))
+        values = [self._single(side) for side in sides[:exact]]
+        worked_out = any(_OPERATION.search(side) for side in sides[:exact])
+        if not worked_out and not all(value.same(values[-1]) for value in values):
+            raise NotAnAnswer("It contradicts itself.")
+        if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
+            raise NotAnAnswer("It names a value and another one as about the same.")
+        return AnswerPart(sides[exact - 1], part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
-        """Return the number that all sides are; None for what says more than that, or is wrong."""
-        if all(parse_number(side) is not None for side in sides) and len(set(map(_is_ratio, sides))) == 1:
+        """Return the number that all sides of an equation are; None where it has unknowns, is wrong, or says nothing."""
+        ratios = ["/" in side or "frac" in side for side in sides]
+        if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
             return None  # `5 = 5` says nothing
         values = [self._single(side) for side in sides]
         same = all(value.rational is not None and value.same(values[0]) for value in values)
         return values[0] if same and not self.letters else None
 
-    def _equation(self, sides: list[str]) -> Equation:
-        if len(sides) != 2:
-            raise Refused("It holds several equations.")
-        left, right = (self._single(side) for side in sides)
-        try:
-            return Equation(algebra.add(left, algebra.negate(right)), left)
-        except algebra.TooLarge:
-            raise Refused("It is larger than any answer that is considered.") from None
-
     def _single(self, text: str) -> Quotient:
         values = read_expression(text, self.letters)
         if len(values) != 1:
-            raise Refused("It holds ± in an equation.")
+            raise Unreadable("It holds ± in an equation.")
         return values[0]
 
-    def _items(self, body: str) -> tuple[Value, ...]:
-        parts = split_top(body, ",")
+    def _items(self, parts: Sequence[str]) -> tuple[Value, ...]:
         if len(parts) > MAX_ITEMS:
-            raise Refused(f"It lists more than {MAX_ITEMS} values.")
+            raise Unreadable(f"It lists more than {MAX_ITEMS} values.")
         return tuple(value for part in parts for value in self._item(part.strip()))
 
     def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
+        """Return what stands between two commas, by the first kind that it is; an expression with `±` is two values."""
         if not text:
-            raise Refused("Something is missing between commas.")
+            raise Unreadable("Something is missing between commas.")
         if among_others and text.isalpha() and text.isascii() and is_word(text):
-            return [Words(text.casefold() if len(text) > 2 else text)]
-        single = _atom(text)
-        if single is not None:
-            return [single]
+            return [WordAnswer(text.casefold() if len(text) > 2 else text)]
+        if _INFINITY.fullmatch(text):
+            return [Infinity(not text.startswith("-"))]
+        if text in _SIGNS:
+            return [_SIGNS[text]]
+        based = _BASED.fullmatch(text)
+        if based is not None and based[2][0].isdigit():
+            sign, digits, base = based[1], based[2], int(based[3])
+            if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
+                raise Unreadable("Its digits are not of its base.")
+            if base == 10:
+                return [algebra.number(Fraction(int(sign + digits)))]
+            bare = digits.lstrip("0")
+            return [Based(sign + bare if bare else "0", base)]
+        if _INDEXED.search(text):
+            raise Unreadable("A number has an index that is no base.")
         ratio = split_top(text, ":")
         if len(ratio) > 2:
             return [Several("ratio", tuple(self._single(part) for part in ratio))]
         rest = _MODULO.fullmatch(text)
         if rest is not None:
             # A number modulo another one: 10 and 3 modulo 7 are the same.
-            value = self._single(rest[1])
-            modulus = int(rest[2])
-            whole = value.rational
+            whole, modulus = self._single(rest[1]).rational, int(rest[2])
             if whole is None or whole.denominator != 1:
                 raise Unfamiliar
-            return [
-                Several(
-                    "mod",
-                    (algebra.number(Fraction(whole.numerator % modulus)), algebra.number(Fraction(modulus))),
-                )
-            ]
+            residue = algebra.number(Fraction(whole.numerator % modulus))
+            return [Several("mod", (residue, algebra.number(Fraction(modulus))))]
         matrix = _MATRIX.fullmatch(text)
         if matrix is not None:
             rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
-            return [Several("matrix", tuple(self._several("row", row.split("&")) for row in rows))]
+            return [Several("matrix", tuple(Several("row", self._items(row.split("&"))) for row in rows))]
         reals = _BUT.fullmatch(text)
         if reals is not None:
             return [without([self._single(part) for part in split_top(reals[1], ",")])]
-        parts = _bracketed(text)
-        return [self._several(*parts)] if parts is not None else list(read_expression(text, self.letters))
-
-    def _several(self, kind: str, parts: Sequence[str]) -> Several:
-        if len(parts) > MAX_ITEMS:
-            raise Refused(f"It lists more than {MAX_ITEMS} values.")
-        return Several(kind, tuple(value for part in parts for value in self._item(part.strip())))
+        bracketed = _bracketed(text)
+        if bracketed is None:
+            return read_expression(text, self.letters)
+        kind, parts = bracketed
+        return [Several(kind, self._items(parts))]
 
 
 _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
@@ -532,10 +533,11 @@ _SAID: dict[str, Value] = {
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
 """What words mean that are also written as mathematics."""
-
-
-def _is_ratio(text: str) -> bool:
-    return "/" in text or "frac" in text
+_SIGNS: dict[str, Value] = {
+    **dict.fromkeys(("\\emptyset", "\\varnothing"), Several("set", ())),
+    "\\mathbb{R}": REALS,
+}
+"""Values that have a sign of their own."""
 
 
 def _listing(items: tuple[Value, ...]) -> Value:
@@ -551,37 +553,6 @@ def _flat(values: Sequence[Value]) -> tuple[Value, ...]:
     )
 
 
-def _common_unit(parts: Sequence[Part]) -> str:
-    """Return the one unit of all values: each has it, or it stands behind the last. Raises Unfamiliar for several."""
-    units = {part.unit for part in parts}
-    if len(units) == 1 or (units == {"", parts[-1].unit} and not any(part.unit for part in parts[:-1])):
-        return parts[-1].unit
-    raise Unfamiliar
-
-
-def _atom(text: str) -> Value | None:
-    if _INFINITY.fullmatch(text):
-        return Infinity(not text.startswith("-"))
-    if text in {"\\emptyset", "\\varnothing"}:
-        return Several("set", ())
-    if text == "\\mathbb{R}":
-        return REALS
-    based = _BASED.fullmatch(text)
-    if based is not None and based[2][0].isdigit():
-        sign = based[1]
-        digits = based[2]
-        base = int(based[3])
-        if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
-            raise Refused("Its digits are not of its base.")
-        if base == 10:
-            return algebra.number(Fraction(int(sign + digits)))
-        bare = digits.lstrip("0") or "0"
-        return Based(sign + bare if bare != "0" else bare, base)
-    if _INDEXED.search(text):
-        raise Refused("A number has an index that is no base.")
-    return None
-
-
 def _bracketed(text: str) -> tuple[str, list[str]] | None:
     joined = split_top(text, "\\cup")
     if len(joined) > 1:
@@ -591,16 +562,8 @@ def _bracketed(text: str) -> tuple[str, list[str]] | None:
         return "set", split_top(inner, ",") if inner else []
     if (text[0] in "([" and text[-1] in ")]") or (text[0] == "{" and text[-1] == "}"):
         # `(1)(2)` opens with a bracket and ends with another one.
-        inside = split_top(text[1:-1].replace(";", ","), ",") if _balanced(text[1:-1]) else []
+        depths = [0, *accumulate((mark in "([{") - (mark in ")]}") for mark in text[1:-1])]
+        inside = split_top(text[1:-1].replace(";", ","), ",") if min(depths) == depths[-1] == 0 else []
         if len(inside) > 1:
             return "set" if text[0] == "{" else text[0] + text[-1], inside
     return None
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0:
-            return False
-    return depth == 0

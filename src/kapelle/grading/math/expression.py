@@ -24,16 +24,16 @@ MAX_FACTORIAL = 20
 MAX_BINOMIAL = 200
 
 
-class Refused(Exception):
-    """Nothing that any grader may read as an answer: ambiguous, oversized or undefined."""
+class Unreadable(Exception):
+    """What no grader may read as an answer: it is ambiguous, too large or undefined."""
 
 
-class Nothing(Refused):
-    """No value at all, in a gold answer either: it is empty, or contradicts itself."""
+class NotAnAnswer(Unreadable):
+    """What has no value, even as a gold answer: it is empty, or contradicts itself."""
 
 
 class Unfamiliar(Exception):
-    """Outside this grammar; another reader may know it."""
+    """What this reader does not know; math-verify may."""
 
 
 _GREEK = (
@@ -62,7 +62,7 @@ _STARTS = frozenset({"(", "{", "\\frac", "\\binom", "\\sqrt", "\\pi"})
 
 
 def tokens(text: str) -> list[str]:
-    """Return the tokens of an expression; Refused for too many, Unfamiliar for strange ones."""
+    """Return the tokens of an expression. Raises Unreadable for too many, Unfamiliar for unknown ones."""
     found: list[str] = []
     for match in _TOKEN.finditer(text):
         token = match[0]
@@ -71,42 +71,37 @@ def tokens(text: str) -> list[str]:
         if match["other"]:
             raise Unfamiliar
         if match["run"]:
-            found.extend(_run(token))
+            if token in {"pi", "sqrt"}:
+                found.append(f"\\{token}")
+            elif len(token) > 3 or token.lower() in _NOT_A_PRODUCT:
+                raise Unfamiliar
+            else:
+                # Two or three letters side by side are a product; more are a word.
+                found.extend(token)
         else:
             found.append(_SAME.get(token, token))
         if len(found) > MAX_TOKENS:
-            raise Refused(f"It has more than {MAX_TOKENS} parts.")
+            raise Unreadable(f"It has more than {MAX_TOKENS} parts.")
     return found
-
-
-def _run(letters: str) -> Sequence[str]:
-    if letters == "pi":
-        return ("\\pi",)
-    if letters == "sqrt":
-        return ("\\sqrt",)
-    # Two or three letters side by side are a product; more are a word.
-    if len(letters) > 3 or letters.lower() in _NOT_A_PRODUCT:
-        raise Unfamiliar
-    return tuple(letters)
 
 
 def read_expression(text: str, letters: set[str]) -> list[Quotient]:
     r"""Return the value of an expression: one, or two where it holds one `\pm`. Adds its letters.
 
-    Raises Refused and Unfamiliar.
+    Raises Unreadable and Unfamiliar.
     """
     parts = tokens(text)
     if parts.count("\\pm") > 1:
-        raise Refused("It holds several ±.")
+        raise Unreadable("It holds several ±.")
     signs = ("+", "-") if "\\pm" in parts else ("+",)
     try:
         return [
             _Reader([sign if part == "\\pm" else part for part in parts], letters).whole() for sign in signs
         ]
     except TooLarge:
-        raise Refused("It is larger than any answer that is considered.") from None
+        raise Unreadable("It is larger than any answer that is considered.") from None
     except Undefined:
-        raise Refused("It divides by zero.") from None
+        raise Unreadable("It divides by zero.") from None
 
 
 class _Reader:
@@ -121,7 +116,7 @@ class _Reader:
             "\\frac": self._fraction,
             "\\binom": self._binomial,
             "\\sqrt": self._root,
-            "\\pi": self._pi,
+            "\\pi": lambda: algebra.letter("\\pi"),
         }
 
     def whole(self) -> Quotient:
@@ -141,12 +136,12 @@ class _Reader:
     def _expect(self, part: str) -> None:
         found = self._take()
         if found != part:
-            raise Refused(f"'{part}' is missing.") if found in _INCOMPLETE else Unfamiliar
+            raise Unreadable(f"'{part}' is missing.") if found in _INCOMPLETE else Unfamiliar
 
     def _sum(self) -> Quotient:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Refused(f"It nests deeper than {MAX_DEPTH} levels.")
+            raise Unreadable(f"It nests deeper than {MAX_DEPTH} levels.")
         negative = self._next() == "-"
         if self._next() in {"+", "-"}:
             self._take()
@@ -176,7 +171,7 @@ class _Reader:
                 value = algebra.divide(value, factor) if divided else algebra.multiply(value, factor)
             elif part in _STARTS or part.isalpha() or part[1:] in GREEK:
                 if divided or mixed is not None:
-                    raise Refused("It can be read in two ways.")
+                    raise Unreadable("It can be read in two ways.")
                 value = algebra.multiply(value, self._factor())
             elif part[:1].isdigit() or part[:1] == ".":
                 before = self._parts[self._place - 1]
@@ -185,12 +180,12 @@ class _Reader:
                     continue
                 if before == ")":
                     raise Unfamiliar
-                raise Refused("Two numbers stand side by side.")
+                raise Unreadable("Two numbers stand side by side.")
             else:
                 return value
 
     def _mixed(self) -> Quotient | None:
-        r"""Return the mixed number `2\frac{1}{3}`; Refused for what only looks like one."""
+        r"""Return the mixed number `2\frac{1}{3}`. Raises Unreadable for what only looks like one."""
         if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
             return None
         place = self._place
@@ -200,7 +195,7 @@ class _Reader:
             self._place = place  # `2\frac{\pi}{3}` is a product
             return None
         if not 0 < part.rational < 1:
-            raise Refused("It can be read as a mixed number and as a product.")
+            raise Unreadable("It can be read as a mixed number and as a product.")
         return algebra.add(whole, part)
 
     def _factor(self) -> Quotient:
@@ -214,22 +209,18 @@ class _Reader:
                 raise TooLarge
             value = algebra.number(Fraction(math.factorial(plain.numerator)))
             if self._next() == "!":
-                raise Refused("It can be read as a double factorial and as one of a factorial.")
+                raise Unreadable("It can be read as a double factorial and as one of a factorial.")
         if self._next() == "^":
             self._take()
-            value = _raised(value, self._exponent(), self._letters)
+            # A sign belongs to the exponent: `2^-3`.
+            negative = self._next() == "-"
+            if negative:
+                self._take()
+            exponent = self._base()
+            value = _raised(value, algebra.negate(exponent) if negative else exponent, self._letters)
             if self._next() == "^":
-                raise Refused("It raises a power to a power without brackets.")
+                raise Unreadable("It raises a power to a power without brackets.")
         return value
-
-    def _exponent(self) -> Quotient:
-        if self._next() == "{":
-            return self._enclosed("{", "}")
-        negative = self._next() == "-"
-        if negative:
-            self._take()
-        value = self._base()
-        return algebra.negate(value) if negative else value
 
     def _enclosed(self, opening: str, closing: str) -> Quotient:
         self._expect(opening)
@@ -247,7 +238,7 @@ class _Reader:
         if part.isalpha() or part[1:] in GREEK:
             return self._letter(part)
         if part not in self._commands:
-            raise Refused("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
+            raise Unreadable("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
         return self._commands[part]()
 
     def _fraction(self) -> Quotient:
@@ -262,9 +253,6 @@ class _Reader:
             raise TooLarge
         return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
 
-    def _pi(self) -> Quotient:
-        return algebra.letter("\\pi")
-
     def _argument(self) -> Quotient:
         part = self._next()
         if part == "{":
@@ -275,7 +263,7 @@ class _Reader:
             part = part[0]
         if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
             return self._base()
-        raise Refused("Its fraction or root can be read in two ways.")
+        raise Unreadable("Its fraction or root can be read in two ways.")
 
     def _root(self) -> Quotient:
         if self._next() == "[":
@@ -318,11 +306,8 @@ class _Reader:
 _INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
 
 
-_ROOTS: dict[Fraction, Callable[[Fraction], Quotient]] = {Fraction(1, 2): algebra.square_root}
-
-
 MAX_EXPONENT = 10**5
-"""Of a power that is larger than what is worked out; it stands for itself."""
+"""Of a power that is too large to be worked out: it stands for itself, like a letter."""
 
 
 def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
@@ -334,7 +319,13 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
     if plain.denominator == 1:
         whole = base is not None and base.denominator == 1 and base > 1
         if whole and base is not None and 0 < plain <= MAX_EXPONENT:
-            root, times = _least_root(base.numerator)
+            # The least base of which it is a power: 3 and 2 for 9.
+            root, times = base.numerator, 1
+            for each in range(root.bit_length() - 1, 1, -1) if root.bit_length() < 50 else ():
+                least = round(root ** (1.0 / each))
+                if least > 1 and least**each == root:
+                    root, times = least, each
+                    break
             if root.bit_length() * times * plain > algebra.MAX_BITS:
                 # 3^2023 is not worked out: it is the same as itself, like a letter.
                 name = f"{root}^{times * plain.numerator}"
@@ -343,15 +334,6 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
         if abs(plain) > algebra.MAX_BITS and base not in {Fraction(-1), Fraction(0), Fraction(1)}:
             raise TooLarge
         return algebra.power(value, plain.numerator)
-    if base is None or base < 0 or plain not in _ROOTS:
+    if base is None or base < 0 or plain != Fraction(1, 2):
         raise Unfamiliar
-    return _ROOTS[plain](base)
-
-
-def _least_root(number: int) -> tuple[int, int]:
-    """Return the least base of which a number is a power, and the exponent: 3 and 2 for 9."""
-    for power in range(number.bit_length() - 1, 1, -1):
-        root = round(number ** (1.0 / power)) if number.bit_length() < 50 else 0
-        if root > 1 and root**power == number:
-            return root, power
-    return number, 1
+    return algebra.square_root(base)

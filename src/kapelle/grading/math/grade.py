@@ -1,13 +1,13 @@
-r"""Mathematical answers: an own exact reader first, math-verify in a process that can be killed after it.
+r"""Grades mathematical answers: by our own exact reader first, else by math-verify in a process that can be killed.
 
-What both read is decided by exact algebra (`math_answers`): numbers, polynomials and their quotients,
-square roots, lists, sets, intervals, points, matrices, equations, words. Only what that reader does not
-know (`\sin x`, inequalities, cube roots) goes to math-verify, and only when the answer could be the gold
-one at all: no letter, decimal point or command that would let a loose comparison be talked round.
+Our reader decides about numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
+equations and words, by exact algebra. What it does not know (`\sin x`, cube roots) goes to math-verify, which compares loosely: so an
+answer goes there only if no letter, word or command in it could talk the comparison round (`why_not_comparable`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kapelle.grading.math.algebra import Quotient, TooLarge
-from kapelle.grading.math.answers import Answer, has_relation, read_answer, shortens
-from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
+from kapelle.grading.math.answers import MathAnswer, has_relation, read_answer, shortens
+from kapelle.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
 from kapelle.grading.math.sameness import Percent, same_answer
-from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
+from kapelle.grading.processes import Answering, AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
 from kapelle.grading.text.extraction import ExtractionRule, clean, extract
 from kapelle.grading.text.match import plain_text
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=3.0)
-"""What one comparison by math-verify may cost: five times the CPU of the most expensive honest one (0.6 s at a load of 20)."""
+"""What one comparison by math-verify may cost: five times the CPU that the most expensive honest one takes (0.6 s)."""
 
 
 def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
@@ -51,7 +51,7 @@ def _pool_of(_process: int) -> KillableProcesses:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """An answer that the own reader does not decide: math-verify is to compare it."""
+    """An answer that our reader does not decide: math-verify has to compare it."""
 
     answer: str
     gold: str
@@ -66,8 +66,8 @@ def grade_math(
 ) -> Grade:
     """Return whether the final answer of a text means the same as the gold one.
 
-    `ungraded` where the machine or the gold answer is the reason; an answer that is itself oversized, ambiguous or undefined,
-    or on which math-verify needs more seconds of CPU or memory than `processes` gives it, is `no_answer`.
+    An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
+    `no_answer`. Where the machine or the gold answer is the reason, the verdict is `ungraded`.
     """
     read = read_math(text, gold, rules, percent)
     return compare_math(read, processes) if isinstance(read, Undecided) else read
@@ -76,7 +76,7 @@ def grade_math(
 def read_math(
     text: str, gold: str, rules: Sequence[ExtractionRule], percent: Percent = "figure"
 ) -> Grade | Undecided:
-    """Return the verdict of the own reader, or what it leaves open; never blocks."""
+    """Return the verdict of our reader, or what it leaves to math-verify; never blocks."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -89,7 +89,7 @@ def read_math(
         same = (short and plain_text(tidy(answer)) == plain_text(tidy(gold))) or _same(answer, truth, percent)
     except _GoldRefused as problem:
         return _no_gold(answer, truth, str(problem))
-    except Refused as problem:
+    except Unreadable as problem:
         return _unreadable(answer, str(problem))
     if same is None:
         return _without_names(*_with_one_constant(answer, truth))
@@ -112,7 +112,7 @@ _LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
 
 
 def gold_problem(gold: str) -> str | None:
-    """Return why a gold answer cannot be read, empty where it can; None where only math-verify may know it."""
+    """Return why a gold answer cannot be read, empty if it can; None if only math-verify may know it."""
     truth = gold_answer(gold)
     try:
         return None if parse_number(truth) is None and _known_gold(truth) is None else ""
@@ -137,7 +137,7 @@ def compare_math(left: Undecided, processes: Answering) -> Grade:
         if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
             return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
-    except GaveUp as problem:
+    except ProcessGaveUp as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     if same == "gold":
         return _no_gold(answer, gold, "No reader knows it.")
@@ -173,6 +173,11 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
+    """Return whether two answers are the same by all that is decided here, None for what only math-verify may know.
+
+    Raises Unreadable for what must not be read as an answer, _GoldRefused for such a gold answer.
+    """
+    # What is the same as it is written needs no reader.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
     if any(
@@ -181,26 +186,28 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         for left, right in ((answer, gold), (gold, answer))
     ):
         return True
-    told = [_label(text) for text in (answer, gold)]
-    if told[1][0]:
-        return told[0] == told[1]
+    # The name of a figure has no value: `\\angle ABC`.
+    named, truth_named = _label(answer), _label(gold)
+    if truth_named is not None:
+        return named == truth_named
     if _spelled(answer) == _spelled(gold) or _rows(answer) == _rows(gold) != []:
         return True
-    answer, gold = (_INTEGERS.sub("", tidy(text)) for text in (answer, gold))
-    answer, gold = _with_one_constant(answer, gold)
+    answer, gold = _with_one_constant(*(_INTEGERS.sub("", tidy(text)) for text in (answer, gold)))
     unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
     if len(unknowns) > 1:
         return False  # `f(c) = c|x|` and `f(x) = c|x|`
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
-    by_reading = _same_by_reading(answer, gold, percent)
-    if by_reading is not None:
-        return by_reading
+    # The gold answer is read first: where it cannot be, the answer is not to blame.
+    truth, read = _known_gold(gold), _known(answer)
+    if read is not None and truth is not None:
+        with contextlib.suppress(TooLarge):
+            return same_answer(read, truth, percent)
     left = _without_names(answer, gold)
     why = why_not_comparable(left.answer, left.gold)
     if why:
-        raise Refused(why)
+        raise Unreadable(why)
     return None
 
 
@@ -211,11 +218,11 @@ _LABELLED = re.compile(
 _TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "widehat"}
 
 
-def _label(text: str) -> tuple[str, str]:
-    r"""Return what a figure's name says, `\angle ABC`, in one of the ways in which it may be read; empty for what is none."""
+def _label(text: str) -> tuple[str, str] | None:
+    r"""Return what a figure's name says, `\angle ABC`, in one of the ways in which it may be read; None for anything else."""
     found = _LABELLED.fullmatch(tidy(text))
     if found is None:
-        return "", ""
+        return None
     points = re.findall(r"[A-Z]['0-9]*", found[2])
     kind = found[1].removeprefix("measured")
     return kind, " ".join(min(points, points[::-1]) if kind in _TURNS_ROUND else points)
@@ -249,12 +256,10 @@ _ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
 
 def _spelled(text: str) -> str:
     """Return an answer's characters with fractions in a line and without space: two that agree say the same."""
-
-    def in_a_line(found: re.Match[str]) -> str:
-        above, below = (part if _ONE.fullmatch(part) else f"({part})" for part in found.groups())
-        return f"{above}/{below}"
-
-    body = _SIMPLE_FRACTION.sub(in_a_line, re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)))
+    body = _SIMPLE_FRACTION.sub(
+        lambda found: "/".join(part if _ONE.fullmatch(part) else f"({part})" for part in found.groups()),
+        re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)),
+    )
     # Space between two digits or letters means something.
     return re.sub(r"\s*([^A-Za-z0-9\s])\s*", r"\1", " ".join(body.split()))
 
@@ -269,16 +274,11 @@ def _rows(text: str) -> list[str]:
     found = _CASES.fullmatch(tidy(text))
     if found is None or "&" not in found[1]:
         return []
-    rows = re.split(r"\\\\", found[1])
-    plain = [
-        re.sub(
-            r"\\([lg])eq(?:slant)?(?![A-Za-z])",
-            r"\\\1e",
-            re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", row),
-        )
-        for row in rows
-    ]
-    return sorted(row for row in plain if row)
+    rows = []
+    for written in found[1].split("\\\\"):
+        row = re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", written)
+        rows.append(re.sub(r"\\([lg])eq(?:slant)?(?![A-Za-z])", r"\\\1e", row))
+    return sorted(row for row in rows if row)
 
 
 def _without_names(answer: str, gold: str) -> Undecided:
@@ -326,7 +326,7 @@ def _is_float_of(text: str, other: str) -> bool:
         return False
     try:
         read = _known(exact)
-    except Refused:
+    except Unreadable:
         return False
     if read is None or read.unit or not read.letters <= {"\\pi"}:
         return False
@@ -334,43 +334,31 @@ def _is_float_of(text: str, other: str) -> bool:
     return isinstance(value, Quotient) and value.rational is None and shortens(written, value)
 
 
-def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
-    """Return the own reader's verdict, None when it does not know one of both; Refused for the answer's."""
-    truth = _known_gold(gold)
-    read = _known(answer)
-    if read is None or truth is None:
-        return None
-    try:
-        return same_answer(read, truth, percent)
-    except TooLarge:
-        return None
-
-
 GOLD_CHARACTERS = 20_000
 """Of a gold answer; reading one costs time for each of its characters."""
 
 
 class _GoldRefused(Exception):
-    """A gold answer that nobody can read."""
+    """A gold answer that no reader can read."""
 
 
-def _known_gold(gold: str) -> Answer | None:
+def _known_gold(gold: str) -> MathAnswer | None:
     if len(gold) > GOLD_CHARACTERS:
         raise _GoldRefused(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
     try:
         split_top(tidy(gold), ",")
-    except Refused as problem:
+    except Unreadable as problem:
         raise _GoldRefused(str(problem)) from None
     try:
         return _known(gold)
-    except Nothing as problem:
+    except NotAnAnswer as problem:
         raise _GoldRefused(str(problem)) from None
-    except Refused:
+    except Unreadable:
         # A gold answer may be larger, and stranger, than what an answer is allowed to surprise with.
         return None
 
 
-def _known(text: str) -> Answer | None:
+def _known(text: str) -> MathAnswer | None:
     try:
         return read_answer(text)
     except Unfamiliar:
@@ -390,7 +378,7 @@ _HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", 
 
 
 def why_not_comparable(answer: str, gold: str) -> str:
-    """Return why an answer is not handed to a library that compares loosely; empty when it may be.
+    """Return why an answer must not be handed to math-verify, which compares loosely; empty if it may be.
 
     The rules keep a guess from being accepted by approximation or by more than one reading.
     """
@@ -406,7 +394,7 @@ def why_not_comparable(answer: str, gold: str) -> str:
         return f"It uses {', '.join(sorted(strange)[:3])}."
     try:
         alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
-    except Refused as problem:
+    except Unreadable as problem:
         return str(problem)
     # Whether one is a ratio of three or more, and the other one of another number.
     marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]

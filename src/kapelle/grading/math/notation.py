@@ -1,4 +1,4 @@
-r"""Other ways to write the same mathematics, made one: `½` and `{1 \over 2}` are `\frac{1}{2}`, `]0,1[` is `(0,1)`.
+r"""Turns the ways to write the same mathematics into one: `½` and `{1 \over 2}` become `\frac{1}{2}`, `]0,1[` becomes `(0,1)`.
 
 Works on characters only and in linear time; nothing here changes what a text means.
 """
@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from kapelle.grading.math.expression import Nothing, Refused
+from kapelle.grading.math.expression import NotAnAnswer, Unreadable
 from kapelle.grading.text.extraction import boxes, joined
 
 _HIGH = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
@@ -28,7 +28,7 @@ _ODD = re.compile(f"[{''.join(_HIGH)}]+|[{''.join(_LOW)}]+|[^\x00-\x7f]")
 
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
-# What is written otherwise and means the same, one after the other.
+# Spellings and the one that readers know, replaced one after the other.
 _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\(?:nice|s|c)frac(?![A-Za-z])": r"\\frac",
     r"([A-Za-z])\s*\\equiv(?![A-Za-z])(?=[^\\=]{1,40}\\(?:p|b)?mod(?![A-Za-z]))": r"\1=",
@@ -60,41 +60,33 @@ _REWRITTEN = [(re.compile(pattern, re.DOTALL), to) for pattern, to in _NAMES.ite
 _ABROAD = re.compile(r"([\[\]])([^\[\]()]{1,80}[,;][^\[\]()]{1,80})([\[\]])")
 _COLOUR = r"\\(?:textcolor|color)\{[A-Za-z]{1,20}\}\{"
 _BOUND = re.compile(r"[<>]|\\(?:[lg]eq?(?:slant)?|lt|gt)(?![A-Za-z])")
-_WHOLES: dict[str, Callable[[re.Match[str]], str]] = {
+_WHOLES: dict[str, str | Callable[[re.Match[str]], str]] = {
     # 5 in a box or in colour; 12:30 in a text.
     rf"(?:\\(?:fbox|underline|boldsymbol|bm)\{{|{_COLOUR})([^{{}}]*)\}}": lambda found: found[1].strip(" $"),
-    r"\\(?:text|mathrm|textbf|mathbf)\{\s*([-+]?(?:\\?\$)?[0-9][0-9:.,]*(?:\s?\\?%)?)\s*\}": lambda found: (
-        found[1]
-    ),
+    r"\\(?:text|mathrm|textbf|mathbf)\{\s*([-+]?(?:\\?\$)?[0-9][0-9:.,]*(?:\s?\\?%)?)\s*\}": r"\1",
     # \text{5 cm}, \mathrm{5\,cm}
     r"\\(?:text|mathrm|textbf|mathbf)\{\s*([-+]?[0-9][0-9.,]*)(?:\s|\\[,;: ]|~)*([A-Za-z]{1,15}(?: [A-Za-z]{1,15}){0,2}(?:\^[23])?)\s*\}": (
         lambda found: rf"{found[1]}\text{{ {found[2]}}}"
     ),
-    r"\\text\{\s*([-+0-9., ]{1,80})\s*\}": lambda found: found[1],
+    r"\\text\{\s*([-+0-9., ]{1,80})\s*\}": r"\1",
     # Equations one above the other.
     r"(?:\\begin\{cases\}((?:(?!\\begin|&)[^<>])+)\\end\{cases\}|\\\{\s*\\begin\{array\}\{[lcr]{1,3}\}((?:(?!\\begin|&)[^<>])+)\\end\{array\})": (
         lambda found: re.sub(r"\s*(?:[,;]\s*)?\\\\\s*", ", ", (found[1] or found[2]).strip(" \\,;"))
     ),
     # 3 to 2
-    r"([0-9.]{1,12})\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*([0-9.]{1,12})": lambda found: (
-        f"{found[1]}:{found[2]}"
-    ),
+    r"([0-9.]{1,12})\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*([0-9.]{1,12})": r"\1:\2",
     # "March", Option E
-    r"(?:\\text\{\s*)?[\"`']{1,2}([A-Za-z][A-Za-z ]{1,40})[\"']{1,2}\s*\}?": lambda found: found[1],
-    r"(?:\\(?:text|textbf)\{\s*)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?:\s*:\s*|\s+)\(?([A-Z])\)?\s*\}?": lambda found: (
-        found[1]
-    ),
-    r"\\mathbf\s?\{?R\}?|\\mathbb R": lambda _: r"\mathbb{R}",
+    r"(?:\\text\{\s*)?[\"`']{1,2}([A-Za-z][A-Za-z ]{1,40})[\"']{1,2}\s*\}?": r"\1",
+    r"(?:\\(?:text|textbf)\{\s*)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?:\s*:\s*|\s+)\(?([A-Z])\)?\s*\}?": r"\1",
+    r"\\mathbf\s?\{?R\}?|\\mathbb R": r"\\mathbb{R}",
     # |x| = 3 is x = ±3.
-    r"\|\s*([abcdxy])\s*\|\s*=\s*([0-9\\][^|=,;<>]{0,60})": lambda found: rf"{found[1]}=\pm ({found[2]})",
+    r"\|\s*([abcdxy])\s*\|\s*=\s*([0-9\\][^|=,;<>]{0,60})": r"\1=\\pm (\2)",
     # A set by the bounds of what it holds.
     r"\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid(?![A-Za-z]))\s*((?:(?!\\in(?![A-Za-z])).)+)\\\}": (
         lambda found: found[1].strip() if _BOUND.search(found[1]) else found[0]
     ),
     # 5th, 5^{\text{th}}
-    r"([0-9]{1,9})\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?": lambda found: (
-        found[1]
-    ),
+    r"([0-9]{1,9})\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?": r"\1",
     # March 3, 2020
     r"(?:\\(?:text|mathrm)\{)?\s*([A-Za-z]{3,9})\.?\s+([0-9]{1,2})(?:st|nd|rd|th)?,?\s+([0-9]{4})\s*\}?": (
         lambda found: rf"\text{{{found[1].lower()} {found[2]} {found[3]}}}"
@@ -104,8 +96,8 @@ _WHOLES: dict[str, Callable[[re.Match[str]], str]] = {
         lambda found: rf"\text{{{found[1]} {found[2].lower()}m}}"
     ),
     # (A), A)
-    r"\\(?:text|textbf|mathrm|mathbf)\{\s*\(?([A-Z])\)?\.?\s*\}": lambda found: found[1],
-    r"\(?\s*([A-Z])\s*\)\.?": lambda found: found[1],
+    r"\\(?:text|textbf|mathrm|mathbf)\{\s*\(?([A-Z])\)?\.?\s*\}": r"\1",
+    r"\(?\s*([A-Z])\s*\)\.?": r"\1",
 }
 _KINDS = [(re.compile(pattern, re.DOTALL), rewrite) for pattern, rewrite in _WHOLES.items()]
 _AMPERSAND = re.compile(r"\s*\\?&\s*")
@@ -127,17 +119,17 @@ def plain_notation(body: str) -> str:
     if "\\exp" in body:
         body = _as_power(body)
     if body[:1] == "]" or body[-1:] == "[":
-        body = _ABROAD.sub(_with_usual_ends, body)
-    body = _REPEATING.sub(_as_fraction, body)
-    return _whole(body.strip())
-
-
-def _whole(body: str) -> str:
-    """Return an answer that is written as a whole in one of the ways for its kind in the usual one."""
-    for pattern, rewrite in _KINDS:
+        # Brackets that are turned outwards leave out the ends: `]0,1]` is `(0,1]`.
+        body = _ABROAD.sub(
+            lambda found: f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}",
+            body,
+        )
+    body = _REPEATING.sub(_as_fraction, body).strip()
+    # What is written as a whole in one of the ways for its kind, in the usual one.
+    for pattern, to in _KINDS:
         found = pattern.fullmatch(body)
         if found is not None:
-            body = rewrite(found)
+            body = found.expand(to) if isinstance(to, str) else to(found)
     return body
 
 
@@ -153,11 +145,6 @@ def _in_ascii(found: re.Match[str]) -> str:
         top, _, bottom = unicodedata.normalize("NFKC", character).partition("\N{FRACTION SLASH}")
         return rf"\frac{{{top}}}{{{bottom}}}"
     return character
-
-
-def _with_usual_ends(found: re.Match[str]) -> str:
-    """Return an interval of which brackets turned outwards leave out the ends: `]0,1]` is `(0,1]`."""
-    return f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}"
 
 
 def _as_power(body: str) -> str:
@@ -184,7 +171,7 @@ def _as_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
 
 
-# -------- What LaTeX writes for the eye alone, taken off: sizes, fonts, thin spaces, braces around one sign, environments around a whole
+# -------- Takes off what LaTeX writes for the eye alone: sizes, fonts, thin spaces, braces around one sign, environments around a whole
 #
 # Works on characters only and in linear time; nothing here changes what a text means.
 
@@ -266,67 +253,39 @@ _GROUP = re.compile(r"(?<=[0-9]),[0-9]{3}(?![0-9])")
 _OVER = re.compile(r"\\(over|choose)(?![A-Za-z])")
 
 
-def unadorned(text: str) -> str:
+def _unadorned(text: str) -> str:
     """Return a text without what stands in it for the eye alone."""
     if not text.isascii():
         text = _SPACES.sub(" ", text).replace("–", "-")
-        text = _HIGH_LOW.sub(lambda found: rf"\frac{{{_d(found[1])}}}{{{_d(found[2])}}}", text).replace(
-            "⁄", "/"
-        )
+        text = _HIGH_LOW.sub(
+            lambda found: rf"\frac{{{found[1].translate(_DIGITS)}}}{{{found[2].translate(_DIGITS)}}}", text
+        ).replace("⁄", "/")
         text = _ROOTS.sub(
             lambda found: rf"\sqrt[{'34'['∛∜'.index(found[1])]}]{{{found[2] or found[3]}}}", text
         )
     if not text.isalnum():
         for pattern, to in _SPELLED:
             text = pattern.sub(to, text)
-    if _OVER.search(text):
-        text = _without_over(text)
+    # The first `{a \\over b}` or `\\choose`, whatever brackets it holds: patterns cannot count them.
+    found = _OVER.search(text)
+    if found is not None:
+        opening = _outer_brace(text, range(found.start() - 1, -1, -1), "}", "{")
+        closing = _outer_brace(text, range(found.end(), len(text)), "{", "}")
+        if opening is not None and closing is not None:
+            top, bottom = text[opening + 1 : found.start()].strip(), text[found.end() : closing].strip()
+            command = "frac" if found[1] == "over" else "binom"
+            text = rf"{text[:opening]}\{command}{{{top}}}{{{bottom}}}{text[closing + 1 :]}"
     return text
 
 
-def _d(digits: str) -> str:
-    return digits.translate(_DIGITS)
-
-
-def _without_over(text: str) -> str:
-    r"""Return a text with `\frac{a}{b}` for the first `{a \over b}`, and `\binom{a}{b}` for `\choose`, whatever brackets it has."""
-    found = _OVER.search(text)
-    assert found is not None, "it was looked for"
-    opening, closing = _brace_before(text, found.start()), _brace_behind(text, found.end())
-    if opening is None or closing is None:
-        return text
-    top, bottom = text[opening + 1 : found.start()].strip(), text[found.end() : closing].strip()
-    command = "frac" if found[1] == "over" else "binom"
-    return rf"{text[:opening]}\{command}{{{top}}}{{{bottom}}}{text[closing + 1 :]}"
-
-
-def _brace_before(text: str, place: int) -> int | None:
+def _outer_brace(text: str, places: range, deeper: str, higher: str) -> int | None:
+    """Return the place of the brace that ends what encloses the places."""
     depth = 0
-    for index in range(place - 1, -1, -1):
-        depth += (text[index] == "}") - (text[index] == "{")
+    for place in places:
+        depth += (text[place] == deeper) - (text[place] == higher)
         if depth < 0:
-            return index
+            return place
     return None
-
-
-def _brace_behind(text: str, place: int) -> int | None:
-    depth = 0
-    for index in range(place, len(text)):
-        depth += (text[index] == "{") - (text[index] == "}")
-        if depth < 0:
-            return index
-    return None
-
-
-def without_frame(body: str) -> str:
-    """Return an answer without an environment or braces around the whole of it; `{1, 2}` is a set and stays."""
-    found = _ENVIRONMENT.fullmatch(body)
-    inside = found["inside"].strip().removesuffix("\\\\").strip().removeprefix("&").strip() if found else ""
-    if inside and "\\\\" not in _INNER.sub("", inside):
-        return inside
-    if body[:1] == "{" and _brace_behind(body, 1) == len(body) - 1 and not _has_comma(body[1:-1]):
-        return body[1:-1].strip()
-    return body
 
 
 def _has_comma(text: str) -> bool:
@@ -365,18 +324,18 @@ _OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
 
 
 def opened(text: str) -> str:
-    """Return an answer's text without its wrapping. Raises Nothing where it is empty, Refused where it is too long."""
+    """Return an answer's text without its wrapping. Raises NotAnAnswer if it is empty, Unreadable if it is too long."""
     if len(text) > MAX_CHARACTERS:
-        raise Refused(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are read.")
+        raise Unreadable(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are read.")
     body = tidy(text)
     if not body:
-        raise Nothing("It is empty.")
+        raise NotAnAnswer("It is empty.")
     return body
 
 
 def tidy(text: str) -> str:
     """Return an answer without delimiters, marks around it, spacing commands and a full stop at its end."""
-    body = unadorned(text)
+    body = _unadorned(text)
     for _ in range(MAX_WRAPPINGS):
         body = _unmarked(body)
     if "\\begin" not in body:
@@ -424,8 +383,15 @@ _MARKED = re.compile(
 
 
 def _unmarked(text: str) -> str:
-    """Return an answer without what a writer puts around the whole of it: bold, a box, `=` before, `,` behind."""
-    body = without_frame(_END.sub("", text.strip()))
+    """Return an answer without what stands around the whole of it: bold, a box, `=` before it, `,` behind it."""
+    body = _END.sub("", text.strip())
+    # An environment or braces around the whole of it; `{1, 2}` is a set and stays.
+    framed = _ENVIRONMENT.fullmatch(body)
+    inside = framed["inside"].strip().removesuffix("\\\\").strip().removeprefix("&").strip() if framed else ""
+    if inside and "\\\\" not in _INNER.sub("", inside):
+        body = inside
+    elif body[:1] == "{" and _outer_brace(body, range(1, len(body)), "{", "}") == len(body) - 1:
+        body = body if _has_comma(body[1:-1]) else body[1:-1].strip()
     found = _MARKED.fullmatch(body)
     if found:
         return next(part for part in found.groups() if part).strip()
@@ -437,7 +403,7 @@ def _unmarked(text: str) -> str:
 def split_top(text: str, mark: str) -> list[str]:
     """Return the parts between the marks that stand outside all brackets.
 
-    A bracket closes whatever is open, as `[0, 1)` does. Refused when they do not balance.
+    Any bracket closes whatever is open, as in `[0, 1)`. Raises Unreadable if they do not balance.
     """
     return split_marked(text, re.compile(re.escape(mark)))[0]
 
@@ -464,8 +430,8 @@ def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]
         elif character in ")]}":
             depth -= 1
         if depth < 0:
-            raise Refused("Its brackets do not match.")
+            raise Unreadable("Its brackets do not match.")
         place += 1
     if depth:
-        raise Refused("Its brackets do not match.")
+        raise Unreadable("Its brackets do not match.")
     return [*parts, text[start:]], marks

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from kapelle.grading.math.expression import Refused, Unfamiliar
-from kapelle.grading.math.parts import PLAIN_UNITS, take_apart
+from kapelle.grading.math.expression import Unfamiliar, Unreadable
+from kapelle.grading.math.notation import opened, with_commas
+from kapelle.grading.math.parts import PLAIN_UNITS, mathematics, part_of, words_of
 from kapelle.grading.text.extraction import ExtractionRule, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 
@@ -72,9 +73,19 @@ def parse_number(text: str) -> Number | None:
     match = _NUMBER.fullmatch(text)
     if match is None or (match["sign"] and match["inner"]) or (match["currency"] and match["after"]):
         return None
-    magnitude = _magnitude(match)
-    if magnitude is None:
-        return None
+    if match["decimal"] is not None:
+        exponent = int(match["exponent"] or 0)
+        if abs(exponent) > MAX_EXPONENT:
+            return None
+        magnitude = Fraction(re.sub("[, ]", "", match["decimal"]).rstrip(".")) * Fraction(10) ** exponent
+    else:
+        short = match["short"]
+        top = int(short[0] if short else match["top"] or match["tex_top"])
+        bottom = int(short[1] if short else match["bottom"] or match["tex_bottom"])
+        # `11 7/6` may be a mixed number or a slip: it is not decided here.
+        if bottom == 0 or (match["whole"] and top >= bottom):
+            return None
+        magnitude = int(re.sub("[ ,]", "", match["whole"] or "0")) + Fraction(top, bottom)
     negative = match["sign"] == "-" or match["inner"] == "-"
     currency = match["currency"] or match["after"] or ("$" if dollars else "")
     return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
@@ -89,10 +100,13 @@ def read_number(text: str) -> Number | None:
     if plain is not None or len(text) > MAX_CHARACTERS:
         return plain
     try:
-        written = take_apart(text)
-    except (Refused, Unfamiliar):
+        body = opened(text)
+        if words_of(body) or ", " in (body := with_commas(mathematics(body))):
+            return None
+        written = part_of(body)
+    except (Unreadable, Unfamiliar):
         return None
-    if written is None or (written.unit and written.unit not in {"%", *PLAIN_UNITS}):
+    if written.unit and written.unit not in {"%", *PLAIN_UNITS}:
         return None
     bare = _BRACKETS.fullmatch(written.body)
     number = parse_number(bare[1] if bare else written.body)
@@ -105,22 +119,6 @@ def read_number(text: str) -> Number | None:
 
 
 _BRACKETS = re.compile(r"[({]([^(){}]*)[)}]")
-
-
-def _magnitude(match: re.Match[str]) -> Fraction | None:
-    if match["decimal"] is not None:
-        exponent = int(match["exponent"] or 0)
-        if abs(exponent) > MAX_EXPONENT:
-            return None
-        return Fraction(re.sub("[, ]", "", match["decimal"]).rstrip(".")) * Fraction(10) ** exponent
-    if match["short"] is not None:
-        top, bottom = int(match["short"][0]), int(match["short"][1])
-    else:
-        top, bottom = int(match["top"] or match["tex_top"]), int(match["bottom"] or match["tex_bottom"])
-    # `11 7/6` may be a mixed number or a slip; nobody can tell.
-    if bottom == 0 or (match["whole"] and top >= bottom):
-        return None
-    return int(re.sub("[ ,]", "", match["whole"] or "0")) + Fraction(top, bottom)
 
 
 Same = Callable[[Number, Number], bool]

@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kapelle.grading.math.expression import Refused, Unfamiliar
-from kapelle.grading.math.notation import opened, with_commas
+from kapelle.grading.math.expression import Unfamiliar, Unreadable
 
 _LHS = re.compile(
     r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
@@ -118,19 +117,16 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
 
 
 def times(one: str, other: str) -> Fraction | None:
-    """Return how many of the other unit one unit is: 10 `mm` for a `cm`. None where they measure different things."""
-    sizes = [_size(unit) for unit in (one, other)]
-    if sizes[0] is None or sizes[1] is None or sizes[0][0] != sizes[1][0]:
-        return None
-    return sizes[0][1] / sizes[1][1]
-
-
-def _size(unit: str) -> tuple[str, Fraction] | None:
-    name, raised, power = unit.partition("^")
-    if name not in _SIZES or (raised and not power.lstrip("-").isdigit()):
-        return None
-    base, size = _SIZES[name]
-    return f"{base}^{power or 1}", size ** int(power or 1)
+    """Return how many of the other unit one unit is: 10 `mm` for a `cm`. None if they measure different things."""
+    measured = []
+    for unit in (one, other):
+        name, raised, power = unit.partition("^")
+        if name not in _SIZES or (raised and not power.lstrip("-").isdigit()):
+            return None
+        base, size = _SIZES[name]
+        measured.append((f"{base}^{power or 1}", size ** int(power or 1)))
+    (ours, size), (theirs, other_size) = measured
+    return size / other_size if ours == theirs else None
 
 
 def is_word(letters: str) -> bool:
@@ -143,7 +139,7 @@ def is_word(letters: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """One value as it is written."""
 
     body: str
@@ -194,25 +190,13 @@ def mathematics(body: str) -> str:
     return body
 
 
-def take_apart(text: str) -> Part | None:
-    """Return the parts of an answer that is one value; None for words and for several values.
-
-    Raises Refused where it is empty or too long, Unfamiliar where it is unreadable.
-    """
-    body = opened(text)
-    if words_of(body):
-        return None
-    body = with_commas(mathematics(body))
-    return None if ", " in body else part_of(body)
-
-
-def part_of(text: str) -> Part:
+def part_of(text: str) -> AnswerPart:
     """Return the parts of one value."""
     name, body = without_name(text.strip())
     body, unit = without_unit(body)
     if not body:
-        raise Refused("It is a name or a unit without a value.")
-    return Part(body, name, unit)
+        raise Unreadable("It is a name or a unit without a value.")
+    return AnswerPart(body, name, unit)
 
 
 def without_name(text: str) -> tuple[str, str]:
@@ -221,13 +205,10 @@ def without_name(text: str) -> tuple[str, str]:
     if found is None:
         return "", text
     rest = text[found.end() :]
-    # `x = y = 5`: which of both is it?
-    return ("", text) if _LHS.match(rest) else (_plain_name(found), rest)
-
-
-def _plain_name(found: re.Match[str]) -> str:
+    if _LHS.match(rest):
+        return "", text  # `x = y = 5`: which of both is it?
     name = re.sub(r"[{}\s]|^m(?=\s*\\angle)", "", found[1] + found[2])
-    return name + re.sub(r"\s", "", found[3] or "")
+    return name + re.sub(r"\s", "", found[3] or ""), rest
 
 
 def without_unit(body: str) -> tuple[str, str]:

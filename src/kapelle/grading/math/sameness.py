@@ -10,8 +10,17 @@ from typing import Literal
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Monomial, Polynomial, Quotient, TooLarge
-from kapelle.grading.math.answers import Answer, Based, Equation, Infinity, Several, Value, Words, read_answer
-from kapelle.grading.math.expression import Refused, Unfamiliar
+from kapelle.grading.math.answers import (
+    Based,
+    Equation,
+    Infinity,
+    MathAnswer,
+    Several,
+    Value,
+    WordAnswer,
+    read_answer,
+)
+from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, tidy
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import PLAIN_UNITS, is_word, times
@@ -21,7 +30,7 @@ Percent = Literal["figure", "hundredths"]
 """`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
 
 
-def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool:
+def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure") -> bool:
     """Return whether two answers are the same; symmetric.
 
     A name or a plain unit counts where both have one. An answer with letters that the other lacks is
@@ -38,7 +47,7 @@ def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool
     return _same_values(one, _renamed(one, other), percent)
 
 
-def _renamed(one: Answer, other: Answer) -> Answer:
+def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
     r"""Return the other answer with the first one's letter for what any letter stands for: C in `x^2 + C`, k in `k\pi`."""
     missing, extra = one.letters - other.letters, other.letters - one.letters
     if len(missing) != 1 or len(extra) != 1:
@@ -50,8 +59,18 @@ def _renamed(one: Answer, other: Answer) -> Answer:
     ) and not ({new, old} <= set("kmnl") and _counts_pi(one.value, new) and _counts_pi(other.value, old)):
         return other
     assert isinstance(values[1], Quotient), "it has terms"
-    renamed = Quotient(*(_with_letter(terms, old, new) for terms in (values[1].top, values[1].bottom)))
-    return replace(other, value=renamed, letters=one.letters)
+    top, bottom = (
+        {
+            (
+                root,
+                imaginary,
+                tuple(sorted((new if name == old else name, power) for name, power in letters)),
+            ): (factor)
+            for (root, imaginary, letters), factor in terms.items()
+        }
+        for terms in (values[1].top, values[1].bottom)
+    )
+    return replace(other, value=Quotient(top, bottom), letters=one.letters)
 
 
 def _has_constant(value: Value, letter: str) -> bool:
@@ -75,25 +94,15 @@ def _uses(terms: Polynomial, letter: str) -> bool:
     return any(letter in dict(each[2]) for each in terms)
 
 
-def _with_letter(terms: Polynomial, old: str, new: str) -> dict[algebra.Monomial, Fraction]:
-    return {
-        (
-            root,
-            imaginary,
-            tuple(sorted((new if name == old else name, power) for name, power in letters)),
-        ): factor
-        for (root, imaginary, letters), factor in terms.items()
-    }
-
-
-def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
+def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
+    """Return whether two answers that are no equations are the same, by each unit that their values may have."""
     if _is_named(one.value) or _is_named(other.value):
         return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
     if one.name and other.name and one.name != other.name:
         # `y = 2x` is `x = y/2`.
         return bool(one.letters and other.letters) and _same_equation(one, other)
-    word, plain = (one, other) if isinstance(one.value, Words) else (other, one)
-    if isinstance(word.value, Words) and plain.plain.isalpha() and len(word.value.text) > 1:
+    word, plain = (one, other) if isinstance(one.value, WordAnswer) else (other, one)
+    if isinstance(word.value, WordAnswer) and plain.plain.isalpha() and len(word.value.text) > 1:
         # `odd` is a word where the other answer is one.
         return word.value.text == plain.plain.casefold() and one.unit == other.unit
     if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
@@ -116,7 +125,7 @@ def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
     return factor is not None and _same(_times(one.value, algebra.number(factor)), other.value)
 
 
-def _with_unit(answer: Answer, other: Answer) -> Answer:
+def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
     """Return an answer whose unit is written as a letter, `0.05 m`, with the unit, if the other one's measures the same."""
     if answer.unit or not other.unit or len(answer.letters) != 1 or not isinstance(answer.value, Quotient):
         return answer
@@ -132,7 +141,7 @@ def _with_unit(answer: Answer, other: Answer) -> Answer:
     )
 
 
-def _is_unit_as_letter(one: Answer, other: Answer) -> bool:
+def _is_unit_as_letter(one: MathAnswer, other: MathAnswer) -> bool:
     r"""Return whether the unit of an answer is written as a letter of the other one: `5\text{ m}` and `5 m`."""
     if len(one.unit) != 1 or not one.unit.isalpha() or other.unit or one.unit in one.letters:
         return False
@@ -145,7 +154,8 @@ def _is_unit_as_letter(one: Answer, other: Answer) -> bool:
     )
 
 
-def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
+def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
+    """Return the values that an answer may stand for, each with its unit: 180° is also π, with and without `radians`."""
     value, unit = answer.value, answer.unit
     if unit == "%":
         return [(value if percent == "figure" else _times(value, HUNDREDTH), "%")]
@@ -158,8 +168,8 @@ def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
     return [(value, unit), *([(value, "")] if is_angle(answer) else [])]
 
 
-def is_angle(answer: Answer) -> bool:
-    """Return whether an answer is an angle in radians that nobody takes for degrees: a number of π, or at most one turn."""
+def is_angle(answer: MathAnswer) -> bool:
+    """Return whether an answer is an angle in radians that cannot be meant in degrees: a number of π, or at most one turn."""
     return answer.unit in {"rad", "radian", "radians"} and all(
         each.rational is None or abs(each.rational) <= TURN for each in _numbers(answer.value)
     )
@@ -197,10 +207,11 @@ def _is_plain(unit: str) -> bool:
 
 
 def _has_words(value: Value) -> bool:
-    return isinstance(value, Words) or (isinstance(value, Several) and any(map(_has_words, value.items)))
+    return isinstance(value, WordAnswer) or (isinstance(value, Several) and any(map(_has_words, value.items)))
 
 
-def _same_equation(one: Answer, other: Answer) -> bool:
+def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
+    """Return whether two equations have the same solutions: one difference is a multiple of the other."""
     letters = _all_letters(one)
     if letters != _all_letters(other) or not _units_agree(one.unit, other.unit):
         return False
@@ -225,7 +236,7 @@ def _same_equation(one: Answer, other: Answer) -> bool:
     return differences[0].proportional(differences[1])
 
 
-def _is_sum(one: Answer, other: Answer) -> bool:
+def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
     """Return whether an equation says of letters together what the other answer says alone: `m + n = 5` and 5, `xy = 6` and 6."""
     if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
         return False
@@ -253,26 +264,31 @@ def _is_sum_of_letters(terms: Polynomial) -> bool:
     return plain and once and len({len(each[2]) for each in terms}) == 1 and set(terms.values()) == {1}
 
 
-def _all_letters(answer: Answer) -> frozenset[str]:
+def _all_letters(answer: MathAnswer) -> frozenset[str]:
     return answer.letters | {answer.name} if answer.name else answer.letters
 
 
 def _same(one: Value, other: Value) -> bool:
+    """Return whether two values are the same, names and units aside."""
     if isinstance(one, Quotient) and isinstance(other, Quotient):
         return one.same(other)
     if isinstance(one, Several) and isinstance(other, Several):
         return _same_several(one, other)
-    if isinstance(one, Words) != isinstance(other, Words):
+    if isinstance(one, WordAnswer) != isinstance(other, WordAnswer):
         # `\text{C}` and `C` are the same letter.
-        words, value = (one, other) if isinstance(one, Words) else (other, one)
-        assert isinstance(words, Words), "one of both is"
+        words, value = (one, other) if isinstance(one, WordAnswer) else (other, one)
+        assert isinstance(words, WordAnswer), "one of both is"
         return len(words.text) == 1 and isinstance(value, Quotient) and value == algebra.letter(words.text)
     return type(one) is type(other) and one == other
 
 
 def _same_several(one: Several, other: Several) -> bool:
+    """Return whether two collections are the same: in order only where the order means something."""
     kinds = {one.kind, other.kind}
-    if kinds == {"list"} and all(_is_point(item) for item in (*one.items, *other.items)):
+    if kinds == {"list"} and all(
+        isinstance(item, Several) and item.kind == "()" and len(item.items) > 1
+        for item in (*one.items, *other.items)
+    ):
         # Solutions of an equation in several unknowns: one that is named twice is no other one.
         return _covers(one.items, other.items) and _covers(other.items, one.items)
     if len(kinds) == 1 and one.kind in {"list", "union"}:
@@ -281,7 +297,7 @@ def _same_several(one: Several, other: Several) -> bool:
         return _covers(one.items, other.items) and _covers(other.items, one.items)
     if kinds == {"set", "list"}:
         # A list names the members of a set when it names each once.
-        once = all(_no_twice(each) for each in (one, other))
+        once = all(each.kind == "set" or len(_distinct(each)) == len(each.items) for each in (one, other))
         return _matched(one.items, other.items) or (once and _matched(_distinct(one), _distinct(other)))
     if kinds == {"ratio"} and len(one.items) == len(other.items):
         sides = [
@@ -303,7 +319,7 @@ def _is_named(value: Value) -> bool:
     )
 
 
-def orders(answer: Answer) -> list[Answer]:
+def orders(answer: MathAnswer) -> list[MathAnswer]:
     """Return how values with names are written without: as a point in the order of the alphabet, or one after the other."""
     value, names = answer.value, answer.name.split(",")
     if not isinstance(value, Several) or not _is_named(value):
@@ -321,20 +337,12 @@ def orders(answer: Answer) -> list[Answer]:
     ]
 
 
-def _is_point(value: Value) -> bool:
-    return isinstance(value, Several) and value.kind == "()" and len(value.items) > 1
-
-
 def _distinct(several: Several) -> tuple[Value, ...]:
     kept: list[Value] = []
     for value in several.items:
         if not any(_same(value, before) for before in kept):
             kept.append(value)
     return tuple(kept)
-
-
-def _no_twice(several: Several) -> bool:
-    return several.kind == "set" or len(_distinct(several)) == len(several.items)
 
 
 def _covers(members: Sequence[Value], others: Sequence[Value]) -> bool:
@@ -366,50 +374,43 @@ def math_form(text: str, percent: Percent = "figure") -> str:
         return str(number.figure if percent == "figure" else number.value)
     try:
         answer = orders(read_answer(text))[0]
-        form = _form(_measured(answer, percent))
-    except (Refused, Unfamiliar, TooLarge):
+        value = answer.value
+        if isinstance(value, Quotient) and answer.unit == "%" and percent == "hundredths":
+            form = _form(algebra.divide(value, algebra.number(Fraction(100))))
+        else:
+            form = _form(value)
+    except (Unreadable, Unfamiliar, TooLarge):
         return plain_text(tidy(text) if len(text) <= MAX_CHARACTERS else text)
     unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} or is_angle(answer) else f" {answer.unit}"
-    return f"{form}{unit}{_cancelled(answer)}"
-
-
-def _measured(answer: Answer, percent: Percent) -> Value:
-    if isinstance(answer.value, Quotient) and answer.unit == "%" and percent == "hundredths":
-        return algebra.divide(answer.value, algebra.number(Fraction(100)))
-    return answer.value
-
-
-def _cancelled(answer: Answer) -> str:
-    """Return the letters that the value no longer shows: `5x/x` is not the answer 5."""
-    if not isinstance(answer.value, Quotient):
-        return ""
-    polynomials = (answer.value.top, answer.value.bottom)
-    shown = {letter for terms in polynomials for _, _, powers in terms for letter, _ in powers}
+    if not isinstance(value, Quotient):
+        return f"{form}{unit}"
+    # Letters that the value no longer shows: `5x/x` is not the answer 5.
+    shown = {letter for terms in (value.top, value.bottom) for _, _, powers in terms for letter, _ in powers}
     hidden = sorted(answer.letters - shown)
-    return f" with {', '.join(hidden)}" if hidden else ""
+    return f"{form}{unit} with {', '.join(hidden)}" if hidden else f"{form}{unit}"
 
 
 def _form(value: Value) -> str:
     if isinstance(value, Quotient):
         return _quotient(value)
-    if isinstance(value, Words):
+    if isinstance(value, WordAnswer):
         return value.text
     if isinstance(value, Infinity):
         return "∞" if value.positive else "-∞"
     if isinstance(value, Based):
         return f"{value.digits} in base {value.base}"
     if isinstance(value, Equation):
-        return f"{_zero(value.difference)} = 0"
-    return _several(value)
-
-
-def _several(several: Several) -> str:
-    items = [_form(item) for item in several.items]
-    if several.kind in {"set", "list"} and (several.kind == "set" or len(set(items)) == len(items)):
+        # What is 0 in an equation: its scale means nothing.
+        top, bottom = value.difference.top, value.difference.bottom
+        zero = _polynomial(_scaled(top, top[max(top)])) if top else "0"
+        over = f" over {_quotient(Quotient(bottom, algebra.ONE))}" if top and bottom != algebra.ONE else ""
+        return f"{zero}{over} = 0"
+    items = [_form(item) for item in value.items]
+    if value.kind == "set" or (value.kind == "list" and len(set(items)) == len(items)):
         return f"{{{'; '.join(sorted(set(items)))}}}"
-    if several.kind in {"list", "union"}:
+    if value.kind in {"list", "union"}:
         items.sort()
-    return f"{several.kind}<{'; '.join(items)}>"
+    return f"{value.kind}<{'; '.join(items)}>"
 
 
 def _quotient(value: Quotient) -> str:
@@ -441,18 +442,6 @@ def _without_roots_below(value: Quotient) -> Quotient:
         }
         value = algebra.multiply(value, Quotient(other, other))
     return value
-
-
-def _zero(difference: Quotient) -> str:
-    """Return what is 0 in an equation, whose scale means nothing."""
-    if not difference.top:
-        return "0"
-    top = _polynomial(_scaled(difference.top, difference.top[max(difference.top)]))
-    return (
-        top
-        if difference.bottom == algebra.ONE
-        else f"{top} over {_quotient(Quotient(difference.bottom, algebra.ONE))}"
-    )
 
 
 def _scaled(terms: Polynomial, lead: Fraction) -> dict[Monomial, Fraction]:

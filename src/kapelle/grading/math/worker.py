@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kapelle.grading.fork_server import serve
+from kapelle.grading.processes import serve
 from kapelle.types import Json
 
 # Past what sympy's 15 digits of working precision hide: e^2 is not 7.389056.

@@ -67,19 +67,14 @@ def score_argument(
     if not distinct:
         nothing = "The side said nothing."
         return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
-    evidence = _evidence(distinct)
-    structure = _structure(own, distinct, topic, side)
-    consistency = _consistency(sentences, distinct, topic, rivals, others)
-    return ArgumentScore(
-        _quarters(evidence),
-        _quarters(structure),
-        _quarters(consistency),
-        {"evidence": _told(evidence), "structure": _told(structure), "consistency": _told(consistency)},
-    )
-
-
-def _quarters(found: Mapping[str, bool]) -> float:
-    return sum(found.values()) / 4
+    found = {
+        "evidence": _evidence(distinct),
+        "structure": _structure(own, distinct, topic, side),
+        "consistency": _consistency(sentences, distinct, topic, rivals, others),
+    }
+    evidence, structure, consistency = (sum(each.values()) / 4 for each in found.values())
+    explanations = {name: _told(each) for name, each in found.items()}
+    return ArgumentScore(evidence, structure, consistency, explanations)
 
 
 def _evidence(sentences: Sequence[str]) -> Mapping[str, bool]:
@@ -118,8 +113,9 @@ def _consistency(
 ) -> Mapping[str, bool]:
     about = content_words(topic) | content_words(distinct[0])
     close = [bool(content_words(sentence) & about) for sentence in distinct]
+    named = "|".join(re.escape(name.casefold()) for name in others)
     turned = re.compile(
-        rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{'|'.join(map(_escaped, others))})\b"
+        rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{named})\b"
     )
     heard = content_words(" ".join(rivals)) - about
     return {
@@ -149,10 +145,6 @@ def _sentences(texts: Sequence[str]) -> list[str]:
 
 def _plain(sentence: str) -> str:
     return " ".join(re.sub(r"[^\w%'\s.,-]", " ", sentence.casefold()).strip(" .!?").split())
-
-
-def _escaped(name: str) -> str:
-    return re.escape(name.casefold())
 
 
 def _told(found: Mapping[str, bool]) -> str:

@@ -7,10 +7,11 @@ the search, so that an answer which hedges under one rule cannot be read kindly 
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -50,7 +51,7 @@ def joined(text: str) -> str:
 
 
 def _together(text: str, found: list[re.Match[str]]) -> str | None:
-    """Return formulas as one list, None where more than a comma, `and` or `or` stands between two of them."""
+    """Return formulas as one list, None if more than a comma, `and` or `or` stands between two of them."""
     inner = [next(part for part in match.groups() if part is not None).strip(" .,;") for match in found]
     pieces = [inner[0]]
     for before, after, formula in zip(found[:-1], found[1:], inner[1:], strict=True):
@@ -64,10 +65,10 @@ def _together(text: str, found: list[re.Match[str]]) -> str | None:
 
 def last_formula(text: str) -> tuple[str, int] | None:
     """Return the last formula of a text, with those before it that belong to it, and where it ends; None without one."""
-    found = list(FORMULA.finditer(without_currencies(text)))
+    text = without_currencies(text)
+    found = list(FORMULA.finditer(text))
     if not found:
         return None
-    text = without_currencies(text)
     first = len(found) - 1
     while first and _BETWEEN.fullmatch(text, found[first - 1].end(), found[first].start()):
         first -= 1
@@ -109,14 +110,6 @@ def boxes(text: str) -> list[Box]:
             place += 1
         found.append(Box(text[opened : place - 1].strip() if depth == 0 else None, start, place))
     return found
-
-
-def last_boxes(text: str, found: list[Box]) -> list[str | None]:
-    r"""Return the contents of the last box and of those before it that belong to it: `\boxed{1}` and `\boxed{2}`."""
-    first = len(found) - 1
-    while first and _BETWEEN_BOXES.fullmatch(text, found[first - 1].end, found[first].start):
-        first -= 1
-    return list(dict.fromkeys(box.content for box in found[first:]))
 
 
 ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "prose", "whole"]
@@ -177,7 +170,7 @@ def said(text: str) -> Extraction:
     """Return the part of a turn that others read, or why that cannot be known.
 
     What stands in `<think>…</think>` is left out, and all that follows a mark that ends the turn: a model
-    that writes the next turn of the chat itself speaks for nobody. Characters that make a text read
+    that writes the next turn of the chat itself does not speak for the user. Characters that make a text read
     otherwise than it is stored are undone (zero-width, digits of other scripts, look-alike minus signs) or
     refused (text direction overrides, NUL, lone surrogates).
     """
@@ -200,7 +193,8 @@ def defused(text: str) -> str:
 
 def own_turn(text: str) -> str:
     """Return the part of a turn that others read, letter by letter: no thoughts, nothing after the end of the turn."""
-    return _after_thinking(_END_OF_TURN.split(text, maxsplit=1)[0])
+    spoken = _END_OF_TURN.split(text, maxsplit=1)[0]
+    return spoken.rpartition("</think>")[2].partition("<think>")[0]
 
 
 _END_OF_TURN = re.compile(
@@ -228,11 +222,6 @@ def _plain(character: str) -> str:
     if category == "Nd":
         return str(unicodedata.decimal(character))
     return "" if category == "Cf" else character
-
-
-def _after_thinking(text: str) -> str:
-    said = text.rpartition("</think>")[2]
-    return said.partition("<think>")[0]
 
 
 _NOT_OWN = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```|\Z)|^[ \t]*>[^\n]*$", re.DOTALL | re.MULTILINE)
@@ -268,15 +257,12 @@ def _tag(text: str) -> Extraction | None:
     in_turns = all((tag[0] == "<answer>") == (place % 2 == 0) for place, tag in enumerate(tags))
     if len(tags) % 2 or not in_turns or len(tags) > 2 * MAX_MARKS:
         return Extraction(None, "The answer tags do not open and close in turns.")
-    contents = {own[opening.end() : closing.start()].strip() for opening, closing in _pairs(tags)}
+    pairs = zip(tags[::2], tags[1::2], strict=True)
+    contents = {own[opening.end() : closing.start()].strip() for opening, closing in pairs}
     if len(contents) > 1:
         return Extraction(None, f"{len(tags) // 2} answer tags differ.")
     content = contents.pop()
     return Extraction(content) if content else Extraction(None, "The answer tag is empty.")
-
-
-def _pairs(tags: list[re.Match[str]]) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
-    return zip(tags[::2], tags[1::2], strict=True)
 
 
 def _last_box(text: str) -> Extraction | None:
@@ -284,20 +270,20 @@ def _last_box(text: str) -> Extraction | None:
     found = boxes(own)
     if not found:
         return None
-    contents = last_boxes(own, found)
+    # Those before the last one that belong to it are one list with it: `\\boxed{1}` and `\\boxed{2}`.
+    first = len(found) - 1
+    while first and _BETWEEN_BOXES.fullmatch(own, found[first - 1].end, found[first].start):
+        first -= 1
+    contents = dict.fromkeys(box.content for box in found[first:])
     each = [_box(content, len(found)) for content in contents]
     wrong = next((box for box in each if box.text is None), None)
     return wrong or Extraction(", ".join(box.text or "" for box in each))
 
 
-def _first_box(text: str) -> Extraction | None:
-    found = boxes(_own(text))
-    return _box(found[0].content, len(found)) if found else None
-
-
-def _only_box(text: str) -> Extraction | None:
+def _first_box(text: str, *, only: bool = False) -> Extraction | None:
+    """Return the content of the first box; where it is to be the `only` one, any others agree with it."""
     contents = [box.content for box in boxes(_own(text))]
-    if len(set(contents)) > 1:
+    if only and len(set(contents)) > 1:
         return Extraction(None, f"{len(contents)} boxes differ.")
     return _box(contents[0], len(contents)) if contents else None
 
@@ -363,7 +349,14 @@ def _prose(text: str) -> Extraction | None:
     said = deque(_ANSWER.finditer(own), maxlen=1)
     if said and said[0]["is"] and said[0].start() > own.rfind("\\boxed{"):
         behind = own[said[0].end() :]
-        concluded = _confirmed(behind, marked) or _conclusion(behind)
+        # The formula right behind `answer is`, where the box says the same, or the words that end Minerva's answers follow.
+        formula = _AT_ONCE.match(behind)
+        content = (formula[1] or formula[2]).strip() if formula else ""
+        boxed = marked.text if marked is not None else None
+        same = boxed is not None and _bare(boxed) == _bare(content)
+        if formula and (same or _HOPED.match(behind, formula.end())):
+            return Extraction(content)
+        concluded = _conclusion(behind)
         if concluded is not None:
             return concluded
     if marked is not None or not own:
@@ -373,17 +366,6 @@ def _prose(text: str) -> Extraction | None:
 
 _AT_ONCE = re.compile(r"\s*:?\s*(?:\$([^$]{1,400})\$|\\\(((?:(?!\\\().){1,400}?)\\\))")
 _HOPED = re.compile(r"[.\s]*I hope it is correct")
-
-
-def _confirmed(text: str, marked: Extraction | None) -> Extraction | None:
-    """Return the formula with which a text begins, where a box says the same, or the words that end Minerva's answers follow."""
-    found = _AT_ONCE.match(text)
-    if found is None:
-        return None
-    content = (found[1] or found[2]).strip()
-    boxed = marked.text if marked is not None else None
-    same = boxed is not None and _bare(boxed) == _bare(content)
-    return Extraction(content) if same or _HOPED.match(text, found.end()) else None
 
 
 def _bare(text: str) -> str:
@@ -408,7 +390,7 @@ _RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
     "hash": _hash,
     "last_box": _last_box,
     "first_box": _first_box,
-    "only_box": _only_box,
+    "only_box": functools.partial(_first_box, only=True),
     "tag": _tag,
     "last_number": _last_number,
     "prose": _prose,
@@ -424,7 +406,7 @@ T = TypeVar("T")
 def read_answer(
     text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None], otherwise: str
 ) -> T | Grade:
-    """Return what `read` makes of the final answer of a text; the verdict `no_answer` where there is none.
+    """Return what `read` makes of the final answer of a text; the verdict `no_answer` if there is none.
 
     `read` returns None for what is no answer; the explanation then calls it `otherwise`.
     """
@@ -436,6 +418,6 @@ def read_answer(
 
 
 def answer_in(text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None]) -> T | None:
-    """Return what `read` makes of the final answer of a text; None where there is none."""
+    """Return what `read` makes of the final answer of a text; None if there is none."""
     found = extract(text, rules).text
     return None if found is None else read(found)

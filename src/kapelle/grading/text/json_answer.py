@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import accumulate
 
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.text.match import composed
@@ -30,7 +31,9 @@ def parse_json(text: str) -> Json:
     """
     if len(text) > MAX_CHARACTERS:
         raise NotJson(f"It has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
-    if _depth(text) > MAX_DEPTH:
+    # Before anything is built: outside its texts, brackets in brackets.
+    outside = ((mark in "[{") - (mark in "]}") for mark in _STRING.sub("", text))
+    if max(accumulate(outside), default=0) > MAX_DEPTH:
         raise NotJson(f"It nests deeper than {MAX_DEPTH} levels.")
     try:
         return json.loads(
@@ -45,17 +48,6 @@ def parse_json(text: str) -> Json:
 
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
-
-
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for character in _STRING.sub("", text):
-        if character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
 
 
 def _integer(digits: str) -> int:

@@ -6,7 +6,14 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
+from kapelle.grading.processes import (
+    Answering,
+    AnswerLimits,
+    KillableProcesses,
+    ProcessGaveUp,
+    TooCostly,
+    serve,
+)
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
@@ -56,22 +63,13 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
         return no_answer(
             f"The answer has {len(found.text):,} characters; at most {_MOST_OF_A_CHOICE:,} are read."
         )
-    picked = _picked(found.text, options)
-    if picked is None:
+    match = _LETTER.fullmatch(_WRAPPED.sub(r"\1", found.text.strip().strip("$")).strip())
+    letter, words = (match["letter"].casefold(), match["words"] or "") if match else (None, "")
+    words = words.strip(" .*\n")
+    picked = next((known for known in options if known.casefold() == letter), None)
+    if picked is None or (words and plain_text(words).casefold() != plain_text(options[picked]).casefold()):
         return no_answer(f"'{found.text[:80]}' picks none of {', '.join(options)}.")
     return right(picked) if picked == gold else wrong(picked, gold)
-
-
-def _picked(answer: str, options: Mapping[str, str]) -> str | None:
-    answer = _WRAPPED.sub(r"\1", answer.strip().strip("$")).strip()
-    match = _LETTER.fullmatch(answer)
-    if match is None:
-        return None
-    letter = next((known for known in options if known.casefold() == match["letter"].casefold()), None)
-    words = (match["words"] or "").strip(" .*\n")
-    if letter is None or (words and plain_text(words).casefold() != plain_text(options[letter]).casefold()):
-        return None
-    return letter
 
 
 # -------- Answers that must match a regular expression of the data set
@@ -82,14 +80,15 @@ MAX_CHARACTERS = 10_000
 
 def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
     """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
-    return KillableProcesses("kapelle.grading.text.regex_worker", size, limits)
+    # This module, run as a program: see its end.
+    return KillableProcesses("kapelle.grading.text.match", size, limits)
 
 
 def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], processes: Answering) -> Grade:
     """Return whether the whole final answer of a text matches a pattern.
 
-    A pattern that backtracks for too long on this answer makes it `ungraded`: it runs in a process that
-    is killed. ValueError for a pattern that is none; it is the data set's, so that is said at once.
+    An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a process that can be killed, and
+    a failure of that is `ungraded`. Raises ValueError for an invalid pattern, which is the data set's fault.
     """
     try:
         re.compile(pattern)
@@ -109,6 +108,10 @@ def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], proces
         matches = processes.ask({"pattern": pattern, "text": answer})
     except TooCostly as problem:
         return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
-    except GaveUp as problem:
+    except ProcessGaveUp as problem:
         return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
     return right(answer) if matches else wrong(answer, f"what matches {pattern}")
+
+
+if __name__ == "__main__":
+    serve(lambda question: re.fullmatch(question["pattern"], question["text"]) is not None)

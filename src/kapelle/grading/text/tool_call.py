@@ -4,8 +4,8 @@ An accepted call lists for each argument every value that is right; the empty te
 the argument may be left out (BFCL v4, its `possible_answer` files). Calls side by side are matched in any
 order, as there.
 
-Stricter than the leaderboard where two different values would be the same: numbers and formulas in texts (`tool_words.py`),
-true and 1, and lists and mappings inside others, which it compares one level deep and we to the bottom, there with its rules for texts.
+Stricter than the leaderboard where that takes two different values for the same: numbers and formulas in texts (`same_words`),
+true and 1, and lists and mappings inside others, which it compares one level deep and we compare to the bottom.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
 from typing import Literal
 
 from kapelle.grading.text.extraction import said
@@ -42,7 +43,7 @@ MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ReadCall:
     """One call: a tool's name and its arguments by name, JSON values."""
 
     name: str
@@ -53,7 +54,7 @@ class NotCalls(Exception):
     """A text that tries to call tools and does not succeed."""
 
 
-def parse_calls(text: str, forms: Sequence[Form]) -> tuple[Call, ...]:
+def parse_calls(text: str, forms: Sequence[Form]) -> tuple[ReadCall, ...]:
     """Return the calls of a text in the first of the forms that it uses; empty when it calls nothing.
 
     NotCalls for a text that uses a form and breaks it.
@@ -73,7 +74,7 @@ def parse_calls(text: str, forms: Sequence[Form]) -> tuple[Call, ...]:
 _HERMES = re.compile(r"</?tool_call>")
 
 
-def _hermes(text: str) -> list[Call] | None:
+def _hermes(text: str) -> list[ReadCall] | None:
     marks = list(_HERMES.finditer(text))
     if not marks:
         return None
@@ -89,7 +90,7 @@ def _hermes(text: str) -> list[Call] | None:
     return calls
 
 
-def _llama(text: str) -> list[Call] | None:
+def _llama(text: str) -> list[ReadCall] | None:
     if text.lstrip().startswith(_MISTRAL):
         return _mistral(text)
     body = unfenced(text.strip().removeprefix("<|python_tag|>")).strip()
@@ -104,9 +105,9 @@ _MISTRAL = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,127})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
-def _mistral(text: str) -> list[Call]:
+def _mistral(text: str) -> list[ReadCall]:
     """Return calls behind `[TOOL_CALLS]`: a list of objects, or each tool's name before its arguments."""
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     for part in text.strip().split(_MISTRAL)[1:]:
         named = _NAMED.match(part)
         if named is not None:
@@ -171,7 +172,7 @@ def _json(text: str) -> Json:
         raise NotCalls(f"A call cannot be read. {problem}") from None
 
 
-def _call(value: Json, names: Sequence[str]) -> Call:
+def _call(value: Json, names: Sequence[str]) -> ReadCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise NotCalls("A call is an object with a `name`.")
     given = [name for name in names if name in value]
@@ -183,7 +184,7 @@ def _call(value: Json, names: Sequence[str]) -> Call:
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
         raise NotCalls(f"The `{given[0]}` of a call are an object.")
-    return Call(value["name"], arguments)
+    return ReadCall(value["name"], arguments)
 
 
 _STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
@@ -200,7 +201,7 @@ _OPERATION = re.compile(
 _CODE = re.compile(r"```(?:python|py|tool_code|tool_call)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
-def _pythonic(text: str) -> list[Call] | None:
+def _pythonic(text: str) -> list[ReadCall] | None:
     fence = _CODE.fullmatch(text.strip())
     body = (fence[1] if fence and "```" not in fence[1] else text).strip()
     if not _OPENS.match(body):
@@ -208,39 +209,29 @@ def _pythonic(text: str) -> list[Call] | None:
     if len(body) > MAX_PYTHON:
         raise NotCalls(f"The calls have {len(body):,} characters; at most {MAX_PYTHON:,} are read.")
     skeleton = _STRINGS.sub('"', body)
-    if not _SKELETON.fullmatch(skeleton) or _OPERATION.search(skeleton) or _deep(skeleton):
+    depths = accumulate((mark in "([{") - (mark in ")]}") for mark in skeleton)
+    deep = max(depths, default=0) > MAX_DEPTH
+    if not _SKELETON.fullmatch(skeleton) or _OPERATION.search(skeleton) or deep:
         raise NotCalls("Only calls with literal arguments are read.")
     try:
         lines = ast.parse(body).body
     except (SyntaxError, ValueError) as problem:
         raise NotCalls(f"The calls cannot be read: {problem}.") from None
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     for line in lines:
         if not isinstance(line, ast.Expr):
             raise NotCalls("Only calls stand there, one behind the other, in a list or in a line each.")
         tree = line.value
-        calls += map(_python_call, tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree])
+        for node in tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]:
+            if not isinstance(node, ast.Call) or node.args:
+                raise NotCalls("A call names its tool and each of its arguments: tool(name=value).")
+            arguments: dict[str, Json] = {}
+            for keyword in node.keywords:
+                if keyword.arg is None or keyword.arg in arguments:
+                    raise NotCalls("A call gives each argument once, by name.")
+                arguments[keyword.arg] = _literal(keyword.value)
+            calls.append(ReadCall(_dotted(node.func), arguments))
     return calls
-
-
-def _deep(skeleton: str) -> bool:
-    depth = 0
-    for character in skeleton:
-        depth += (character in "([{") - (character in ")]}")
-        if depth > MAX_DEPTH:
-            return True
-    return False
-
-
-def _python_call(node: ast.expr) -> Call:
-    if not isinstance(node, ast.Call) or node.args:
-        raise NotCalls("A call names its tool and each of its arguments: tool(name=value).")
-    arguments: dict[str, Json] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None or keyword.arg in arguments:
-            raise NotCalls("A call gives each argument once, by name.")
-        arguments[keyword.arg] = _literal(keyword.value)
-    return Call(_dotted(node.func), arguments)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -271,44 +262,25 @@ def _literal(node: ast.expr) -> Json:
     raise NotCalls("An argument is a literal: text, number, true, false, none, list or mapping.")
 
 
-_FORMS: Mapping[Form, Callable[[str], list[Call] | None]] = {
+_FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
     "hermes": _hermes,
     "llama": _llama,
     "pythonic": _pythonic,
 }
 
 
-def write_calls(calls: Sequence[Call], form: Form) -> str:
+def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
     """Return a text that makes these calls in a form; `parse_calls` reads them back."""
-    return _WRITERS[form](calls)
-
-
-def _written_hermes(calls: Sequence[Call]) -> str:
-    return "\n".join(f"<tool_call>\n{_object(call, 'arguments')}\n</tool_call>" for call in calls)
-
-
-def _written_llama(calls: Sequence[Call]) -> str:
-    objects = [_object(call, "parameters") for call in calls]
+    if form == "pythonic":
+        given = [", ".join(f"{name}={value!r}" for name, value in call.arguments.items()) for call in calls]
+        return f"[{', '.join(f'{call.name}({each})' for call, each in zip(calls, given, strict=True))}]"
+    key = "arguments" if form == "hermes" else "parameters"
+    objects = [
+        json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False) for call in calls
+    ]
+    if form == "hermes":
+        return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
     return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
-
-
-def _object(call: Call, arguments: str) -> str:
-    return json.dumps({"name": call.name, arguments: dict(call.arguments)}, ensure_ascii=False)
-
-
-def _written_pythonic(calls: Sequence[Call]) -> str:
-    inside = (
-        f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
-        for call in calls
-    )
-    return f"[{', '.join(inside)}]"
-
-
-_WRITERS: Mapping[Form, Callable[[Sequence[Call]], str]] = {
-    "hermes": _written_hermes,
-    "llama": _written_llama,
-    "pythonic": _written_pythonic,
-}
 
 
 # -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula
@@ -337,7 +309,12 @@ def same_words(one: str, other: str) -> bool:
         return True
     if is_formula(left) or is_formula(right):
         return _formula(left) == _formula(right)
-    return _told_apart(left) == _told_apart(right) and _operators_agree(left, right)
+    one_piece, other_piece = _pieces(left), _pieces(right)
+    if _told_apart(one_piece) != _told_apart(other_piece):
+        return False
+    # No two different operators stand at the same place: `price/unit` is not `price*unit`.
+    marks = [[re.sub("[ ,._]", "", between) for between, _ in pieces] for pieces in (one_piece, other_piece)]
+    return all(not a or not b or a == b for a, b in zip(*marks, strict=True))
 
 
 def is_formula(text: str) -> bool:
@@ -366,33 +343,20 @@ def _pieces(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _told_apart(text: str) -> list[tuple[str, str]]:
-    """Return each character with what stands before it and changes a number."""
-    pieces = _pieces(text)
-    before = ["", *(character for _, character in pieces)]
-    return [
-        (_weight(left, between, right), right) for left, (between, right) in zip(before, pieces, strict=False)
-    ]
-
-
-def _weight(left: str, between: str, right: str) -> str:
-    """Return the part of what stands between two characters that a number would not be the same without."""
-    if not right.isdigit():
-        return ""
-    if left.isdigit():
-        return re.sub("[ ,_]", "", between) or " " * bool(between)
-    sign = re.split("[ ,_]", between)[-1]
-    return "" if left and sign == between and sign in _ATTACHED else sign
-
-
-def _operators_agree(one: str, other: str) -> bool:
-    """Return whether no two different operators stand at the same place: `price/unit` is not `price*unit`."""
-    marks = (re.sub("[ ,._]", "", between) for text in (one, other) for between, _ in _pieces(text))
-    both = list(marks)
-    half = len(both) // 2
-    return all(
-        not left or not right or left == right for left, right in zip(both[:half], both[half:], strict=True)
-    )
+def _told_apart(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each character with the part of what stands before it that a number would not be the same without."""
+    told, before = list[tuple[str, str]](), ""
+    for between, character in pieces:
+        if not character.isdigit():
+            weight = ""
+        elif before.isdigit():
+            weight = re.sub("[ ,_]", "", between) or " " * bool(between)
+        else:
+            sign = re.split("[ ,_]", between)[-1]
+            weight = "" if before and sign == between and sign in _ATTACHED else sign
+        told.append((weight, character))
+        before = character
+    return told
 
 
 AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
@@ -445,12 +409,21 @@ def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
     return {str(tool.get("name")): tool.get("parameters") for tool in tools if isinstance(tool, dict)}
 
 
-def _matched(calls: Sequence[Call], accepted: Sequence[AcceptedCall], parameters: Mapping[str, Json]) -> bool:
+def _matched(
+    calls: Sequence[ReadCall], accepted: Sequence[AcceptedCall], parameters: Mapping[str, Json]
+) -> bool:
     """Return whether each call can have an accepted one of its own (augmenting paths)."""
-    partners = [
-        [place for place, one in enumerate(accepted) if _accepts(one, call, parameters.get(call.name))]
-        for call in calls
-    ]
+    partners = list[list[int]]()
+    for call in calls:
+        schema = parameters.get(call.name)
+        required = _inside(schema, "required") or ()
+        arguments = {composed(each): value for each, value in call.arguments.items()}
+        partners.append([])
+        for place, one in enumerate(accepted):
+            [(name, options)] = one.items()
+            values = {composed(each): listed for each, listed in options.items()}
+            if composed(call.name) == composed(name) and _fits(arguments, values, schema, required):
+                partners[-1].append(place)
     taken: dict[int, int] = {}
 
     def place_found(call: int, seen: set[int]) -> bool:
@@ -464,14 +437,6 @@ def _matched(calls: Sequence[Call], accepted: Sequence[AcceptedCall], parameters
         return False
 
     return all(place_found(call, set()) for call in range(len(calls)))
-
-
-def _accepts(accepted: AcceptedCall, call: Call, schema: Json) -> bool:
-    [(name, options)] = accepted.items()
-    required = _inside(schema, "required") or ()
-    arguments = {composed(each): value for each, value in call.arguments.items()}
-    options = {composed(each): values for each, values in options.items()}
-    return composed(call.name) == composed(name) and _fits(arguments, options, schema, required)
 
 
 def _fits(
@@ -497,17 +462,13 @@ def _inside(schema: Json, *names: str) -> Json:
 def _one_of(value: Json, options: Json, schema: Json) -> bool:
     if not isinstance(options, list):
         return _same(value, options, schema)
-    if value == "" and not _is_text(options, schema):
-        return False  # the mark of what may be left out
+    if value == "":
+        # The mark of what may be left out, unless the argument is a text: by its schema, or else by the values that are right.
+        kind = _inside(schema, "type")
+        texts = all(isinstance(option, str) for option in options)
+        if not (texts if kind is None else kind in {"string", "any"}):
+            return False
     return any(_same(value, option, schema) for option in options)
-
-
-def _is_text(options: Sequence[Json], schema: Json) -> bool:
-    """Return whether an argument is a text, by its schema or else by the values that are right."""
-    kind = _inside(schema, "type")
-    if kind is None:
-        return all(isinstance(option, str) for option in options)
-    return kind in {"string", "any"}
 
 
 def _same(value: Json, option: Json, schema: Json) -> bool:

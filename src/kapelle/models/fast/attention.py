@@ -41,7 +41,7 @@ class Bucket(NamedTuple):
     """True where a query may attend to a key; None with `key_BM` None."""
 
 
-class Plan(NamedTuple):
+class AttentionPlan(NamedTuple):
     """Which tokens attend to which."""
 
     buckets: tuple[Bucket, ...]
@@ -58,7 +58,7 @@ class Span(NamedTuple):
     """(start, length) of the prefix; None without one."""
 
 
-def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> Plan:
+def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> AttentionPlan:
     """Return a plan for sequences laid one after another, each with causal attention to itself alone."""
     spans: list[Span] = []
     for length in lengths:
@@ -66,12 +66,12 @@ def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -
     return plan_spans(spans, device)
 
 
-def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Plan:
+def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> AttentionPlan:
     """Return the plan of spans that cover the flat tokens in order."""
     lengths = {span.length for span in spans}
     if len(lengths) == 1 and all(span.prefix is None for span in spans):
         places = torch.arange(sum(span.length for span in spans), device=device)
-        return Plan((Bucket(places.view(len(spans), -1), None, None),), None)
+        return AttentionPlan((Bucket(places.view(len(spans), -1), None, None),), None)
     buckets: list[Bucket] = []
     where = torch.empty(sum(span.length for span in spans), dtype=torch.long)
     offset = 0
@@ -84,9 +84,14 @@ def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Pla
         if members[0].prefix is None:
             buckets.append(Bucket(query_BL.to(device), None, None))
         else:
-            key_BM, mask_BLM = _branch_keys(members, query_BL)
+            # A branch's keys are its prefix, then its own tokens up to the query.
+            prefix_BM, in_prefix_BM = _places([span.prefix for span in members if span.prefix is not None])
+            length = query_BL.shape[1]
+            causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
+            sides = (in_prefix_BM[:, None].expand(-1, length, -1), causal_LL.expand(len(members), -1, -1))
+            key_BM, mask_BLM = torch.cat((prefix_BM, query_BL), dim=1), torch.cat(sides, dim=2)
             buckets.append(Bucket(query_BL.to(device), key_BM.to(device), mask_BLM.to(device)))
-    return Plan(tuple(buckets), where.to(device))
+    return AttentionPlan(tuple(buckets), where.to(device))
 
 
 def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -95,17 +100,6 @@ def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     length_B1 = torch.tensor([[length] for _, length in runs])
     step_L = torch.arange(int(length_B1.max()))
     return start_B1 + torch.minimum(step_L, length_B1 - 1), step_L < length_B1
-
-
-def _branch_keys(members: Sequence[Span], query_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the keys of branches, prefix first, and the mask over them."""
-    prefix_BM, real_BM = _places([span.prefix for span in members if span.prefix is not None])
-    length = query_BL.shape[1]
-    causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
-    mask_BLM = torch.cat(
-        (real_BM[:, None].expand(-1, length, -1), causal_LL.expand(len(members), -1, -1)), dim=2
-    )
-    return torch.cat((prefix_BM, query_BL), dim=1), mask_BLM
 
 
 def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
@@ -123,7 +117,7 @@ def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
     return [sorted(group, key=lambda span: span.start) for group in groups]
 
 
-def attend_by_plan(plan: Plan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens, as one step of autograd where products are the faster way."""
     if all(by_products(q_NHE, _keys(bucket).shape[1]) for bucket in plan.buckets):
         gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale)  # type: ignore[no-untyped-call]
@@ -139,7 +133,9 @@ class _PlannedAttention(torch.autograd.Function):
     """Attention by products, all buckets at once."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float
+    ) -> Tensor:
         out_NHE = q_NHE.new_empty(_query_count(plan), *q_NHE.shape[1:])
         kept: list[list[Tensor]] = []
         for bucket, out_BLHE in zip(plan.buckets, _by_bucket(plan, out_NHE), strict=True):
@@ -151,7 +147,7 @@ class _PlannedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
+        plan: AttentionPlan = ctx.plan
         dout_NHE = given[0]
         if plan.where_N is not None:  # the output of a padded query went nowhere
             by_bucket = dout_NHE.new_zeros(_query_count(plan), *dout_NHE.shape[1:])
@@ -173,12 +169,12 @@ def _keys(bucket: Bucket) -> Tensor:
     return bucket.query_BL if bucket.key_BM is None else bucket.key_BM
 
 
-def _query_count(plan: Plan) -> int:
+def _query_count(plan: AttentionPlan) -> int:
     """Return how many queries all buckets have, padding included."""
     return sum(bucket.query_BL.numel() for bucket in plan.buckets)
 
 
-def _by_bucket(plan: Plan, x_NHE: Tensor) -> list[Tensor]:
+def _by_bucket(plan: AttentionPlan, x_NHE: Tensor) -> list[Tensor]:
     """Return views `_BLHE` of what lies bucket after bucket."""
     parts = x_NHE.split([bucket.query_BL.numel() for bucket in plan.buckets])
     return [
@@ -186,7 +182,9 @@ def _by_bucket(plan: Plan, x_NHE: Tensor) -> list[Tensor]:
     ]
 
 
-def _gathered(plan: Plan, bucket: Bucket, q_NHE: Tensor, *kv_NJE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gathered(
+    plan: AttentionPlan, bucket: Bucket, q_NHE: Tensor, *kv_NJE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a bucket's queries, keys and values."""
     keys_BM = _keys(bucket)
     places = (bucket.query_BL, keys_BM, keys_BM)
@@ -197,12 +195,12 @@ def _gathered(plan: Plan, bucket: Bucket, q_NHE: Tensor, *kv_NJE: Tensor) -> tup
     return q, k, v
 
 
-def _in_order(plan: Plan, x_NHE: Tensor) -> Tensor:
+def _in_order(plan: AttentionPlan, x_NHE: Tensor) -> Tensor:
     """From bucket after bucket, padding included, to the order of the flat tokens."""
     return x_NHE if plan.where_N is None else x_NHE.index_select(0, plan.where_N)
 
 
-def _summed(plan: Plan, parts: list[Tensor]) -> Tensor:
+def _summed(plan: AttentionPlan, parts: list[Tensor]) -> Tensor:
     """Return the gradient `_NJE` of keys or values from those of all buckets, `_BMJE`: a prefix has one from each branch."""
     own = [
         part[:, -bucket.query_BL.shape[1] :].flatten(0, 1)
@@ -294,7 +292,13 @@ def forward_products(
     """
     heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
     k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
-    hidden_BLM = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
+    # −∞ where a query may not attend, to be added to the scores.
+    if mask_BLM is None:
+        hidden_BLM = torch.full((1, length, length), float("-inf"), dtype=q_BLHE.dtype, device=q_BLHE.device)
+        hidden_BLM.triu_(1)
+    else:
+        hidden_BLM = torch.zeros(mask_BLM.shape, dtype=q_BLHE.dtype, device=q_BLHE.device)
+        hidden_BLM.masked_fill_(~mask_BLM, float("-inf"))
     kept: list[Tensor] = [k_PME, v_PME]
     for first in range(0, length, QUERY_STEP):
         rows, seen = slice(first, first + QUERY_STEP), keys - max(0, length - first - QUERY_STEP)
@@ -341,15 +345,3 @@ def _paired(x_BLHE: Tensor, heads: int) -> Tensor:
 def _unpair(x_PSE: Tensor, into_BLHE: Tensor) -> None:
     size, length, heads, width = into_BLHE.shape
     into_BLHE.transpose(1, 2).copy_(x_PSE.view(size, heads, length, width))
-
-
-def _future(length: int, like: Tensor) -> Tensor:
-    """Return −∞ for keys after the query, `_1LL`."""
-    bare = torch.full((length, length), float("-inf"), dtype=like.dtype, device=like.device)
-    return bare.triu_(1)[None]
-
-
-def _hidden(mask_BLM: Tensor, like: Tensor) -> Tensor:
-    """Return −∞ where a mask is False, `_BLM`."""
-    bare = torch.zeros(mask_BLM.shape, dtype=like.dtype, device=like.device)
-    return bare.masked_fill_(~mask_BLM, float("-inf"))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from kapelle.functional.masking import as_float
-from kapelle.models.fast.attention import Plan, attend_by_plan
+from kapelle.models.fast.attention import AttentionPlan, attend_by_plan
 from kapelle.models.fast.routed_linear import (
     Gradients,
     Linear,
@@ -52,24 +52,15 @@ class FlatModel:
         config = model.config
         self._body = model.base_model
         self._head_of = model.get_output_embeddings
-        self._layers: Sequence[Any] = list(self._body.layers)
-        attention = self._layers[0].self_attn
+        self.layers: Sequence[Any] = list(self._body.layers)
+        """The `transformers` modules of the layers."""
+        attention = self.layers[0].self_attn
         self.head_size = int(attention.head_dim)
         self.key_heads = int(config.num_key_value_heads)
         self.heads = int(config.num_attention_heads)
         self.eps = float(config.rms_norm_eps)
         self.scale = float(attention.scaling)
         self.normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
-
-    @property
-    def depth(self) -> int:
-        """Number of layers."""
-        return len(self._layers)
-
-    @property
-    def layers(self) -> Sequence[Any]:
-        """The `transformers` modules of the layers."""
-        return self._layers
 
     @property
     def device(self) -> torch.device:
@@ -109,50 +100,39 @@ class FlatModel:
         """
         x_ND = as_float(self._body.embed_tokens(tokens_N))
         turn = self._rotary(x_ND, positions_N)
-        for number in range(self.depth):
+        for number in range(len(self.layers)):
             args = (number, x_ND, *turn, attend)
             x_ND = self._block(*args) if run is None else run(self._block, *args)
-        return self._norm(x_ND, self._body.norm)
+        norm = self._body.norm
+        return rms_norm(x_ND, (x_ND.shape[-1],), norm.weight.to(x_ND.dtype), self.eps)
 
     def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
-        """Return the stream `_ND` after a layer."""
-        layer = self._layers[number]
-        gathered_NHE = attend(number, *self._heads(layer, x_ND, cos_N1E, sin_N1E))
-        return self._mlp(layer, x_ND + layer.self_attn.o_proj(gathered_NHE.flatten(1)))
-
-    def _heads(
-        self, layer: Any, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what attention reads: `q_NHE`, `k_NJE` and `v_NJE`."""
-        a = layer.self_attn
+        """Return the stream `_ND` after a layer: attention is its first half, the gated products are its second."""
+        layer, dtype = self.layers[number], computes_in(x_ND)
+        a, mlp = layer.self_attn, layer.mlp
         tensors: list[Tensor] = [layer.input_layernorm.weight]
         if self.normed_heads:
             tensors += (a.q_norm.weight, a.k_norm.weight)
         q, k, v = (order_of(each, x_ND.shape, tensors) for each in (a.q_proj, a.k_proj, a.v_proj))
-        task = Heads((q, k, v), self.heads, self.key_heads, self.eps, computes_in(x_ND), self.normed_heads)
-        read: tuple[Tensor, Tensor, Tensor] = Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors)  # type: ignore[no-untyped-call]
-        return read
+        task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads)
+        # Nothing holds queries, keys and values while the second half computes.
+        gathered_NHE = attend(number, *Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors))  # type: ignore[no-untyped-call]
+        x_ND = x_ND + a.o_proj(gathered_NHE.flatten(1))
 
-    def _mlp(self, layer: Any, x_ND: Tensor) -> Tensor:
-        """Return the stream after a layer's second half."""
-        mlp = layer.mlp
-        tensors: list[Tensor] = [layer.post_attention_layernorm.weight]
+        tensors = [layer.post_attention_layernorm.weight]
         gate, up, down = (
             order_of(each, x_ND.shape, tensors) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
-        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, computes_in(x_ND)), x_ND, *tensors)  # type: ignore[no-untyped-call]
+        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, dtype), x_ND, *tensors)  # type: ignore[no-untyped-call]
         return out_ND
 
-    def by_plan(self, plan: Plan) -> Attend:
+    def by_plan(self, plan: AttentionPlan) -> Attend:
         """Return attention inside one pass, by a plan."""
 
         def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             return attend_by_plan(plan, q_NHE, k_NJE, v_NJE, self.scale)
 
         return attend
-
-    def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), self.eps)
 
     def _rotary(self, x_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         cos_1NE, sin_1NE = self._body.rotary_emb(x_ND, positions_N[None])
@@ -242,7 +222,13 @@ class Project(torch.autograd.Function):
             draw_NTE = _rotate(given_NTE.to(x_ND.dtype), cos_N1E, -sin_N1E)
             if task.normed:
                 raw_NTE, inverse_NT1 = raw[2 * number : 2 * number + 2]
-                draw_NTE = _heads_backward(1 + number, tensors, draw_NTE, raw_NTE, inverse_NT1, grads)
+                if grads.wanted[1 + number]:
+                    own_E = (draw_NTE * raw_NTE).mul_(inverse_NT1).sum((0, 1))
+                    grads.values[1 + number] = own_E.to(tensors[1 + number].dtype)
+                draw_NTE.mul_(tensors[1 + number])
+                pull_NT1 = (draw_NTE * raw_NTE).sum(-1, keepdim=True)
+                pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])
+                draw_NTE.mul_(inverse_NT1).addcmul_(raw_NTE, pull_NT1)
             outs.append(draw_NTE.to(task.dtype))
         stream = ctx.needs_input_grad[1] or grads.wanted[0]
         dh_ND: Tensor | None = None
@@ -342,22 +328,6 @@ def _norm_backward(
     pull_N1 = (dh_ND * x_ND).sum(-1, keepdim=True).mul_(inverse_N1**3).mul_(-1 / x_ND.shape[1])
     dx_ND = dh_ND.mul_(inverse_N1) if more_ND is None else torch.addcmul(more_ND, dh_ND, inverse_N1)
     return dx_ND.addcmul_(x_ND, pull_N1)
-
-
-def _heads_backward(
-    place: int,
-    tensors: Sequence[Tensor],
-    given_NTE: Tensor,
-    raw_NTE: Tensor,
-    inverse_NT1: Tensor,
-    grads: Gradients,
-) -> Tensor:
-    """Return the gradient of the input of the heads' norm whose weight is at `place`; `given_NTE` is used up."""
-    grads.put(place, tensors[place], lambda: (given_NTE * raw_NTE).mul_(inverse_NT1).sum((0, 1)))
-    given_NTE.mul_(tensors[place])
-    pull_NT1 = (given_NTE * raw_NTE).sum(-1, keepdim=True)
-    pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])
-    return given_NTE.mul_(inverse_NT1).addcmul_(raw_NTE, pull_NT1)
 
 
 def _rotate(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:

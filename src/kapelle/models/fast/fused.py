@@ -41,7 +41,9 @@ class _Matrix:
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._bias_O = bias_O
         self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
-        packs = weight_OI.device.type == "cpu" and _packs(weight_OI.dtype)
+        packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        if packs and weight_OI.dtype == torch.float16:  # not every processor has packed products of this type
+            packs = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
         self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
 
@@ -115,14 +117,14 @@ class FusedPass:
         x_ND = flat.embed(tokens_N).float()
         turn_N1e = flat.turns(x_ND, positions_N)
         turned = flat.heads + flat.key_heads
-        for number in range(flat.depth):
+        for number in range(len(flat.layers)):
             layers = self._spans(number, route)
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
             all_NHE = all_NO.view(len(h_ND), -1, flat.head_size)
             qk_NHE = self._turned(layers[0][0].scale_HE, all_NHE[:, :turned], turn_N1e)
             q_NHE, k_NJE = qk_NHE[:, : flat.heads], qk_NHE[:, flat.heads :]
-            if last_Q is not None and number == flat.depth - 1:
+            if last_Q is not None and number == len(flat.layers) - 1:
                 x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
                 layers = self._spans(number, route_at(route, last_Q))
             gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
@@ -165,6 +167,11 @@ class FusedPass:
         # With normed heads the scale of attention is part of the norm's.
         scale = 1.0 if self._flat.normed_heads else self._flat.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
+        scale_HE = None
+        if self._flat.normed_heads:
+            q_E, k_E = (self._pairs(as_float(norm.weight)) for norm in (a.q_norm, a.k_norm))
+            heads = [q_E * self._flat.scale] * self._flat.heads + [k_E] * self._flat.key_heads
+            scale_HE = torch.stack(heads) * math.sqrt(self._flat.head_size)
         norm_D, after_D = _scale(layer.input_layernorm), _scale(layer.post_attention_layernorm)
         gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
         return _Layer(
@@ -172,7 +179,7 @@ class FusedPass:
             self._joined([_linear(a.o_proj, adapter)], None),
             self._joined(gates, after_D),
             self._joined([_linear(mlp.down_proj, adapter)], None),
-            self._head_scale(layer) if self._flat.normed_heads else None,
+            scale_HE,
         )
 
     def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
@@ -183,13 +190,6 @@ class FusedPass:
         """Put the two halves of each head's features side by side, pair by pair."""
         half = self._flat.head_size // 2
         return x.view(-1, 2, half, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
-
-    def _head_scale(self, layer: Any) -> Tensor:
-        """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
-        a = layer.self_attn
-        q_E, k_E = (self._pairs(as_float(norm.weight)) for norm in (a.q_norm, a.k_norm))
-        heads = [q_E * self._flat.scale] * self._flat.heads + [k_E] * self._flat.key_heads
-        return torch.stack(heads) * math.sqrt(self._flat.head_size)
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
@@ -206,13 +206,6 @@ def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | 
     layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
     head = sum(parameter.numel() for parameter in flat.head.parameters())
     return FusedPass(flat, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
-
-
-def _packs(dtype: torch.dtype) -> bool:
-    """Return whether this processor has packed products of a type."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype != torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:

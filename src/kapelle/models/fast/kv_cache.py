@@ -55,14 +55,16 @@ class KVCache:
         self._recorded = recorded
         self._prompts = prompts
         self._prompt_R = prompt_R
-        self._seats = _Seats(prompts, prompt_R)
+        self._seats = _CacheSeats(prompts, prompt_R)
         self._blocks = [_Block(kv) for kv in generated]
         self.length = length
         """Tokens that every row has generated and read."""
         self._position_R = prompts.length_Q[prompt_R] + (length - 1)
         self._place_1 = prompt_R.new_full((1,), (length - 1) % TAIL)
         """Place of the last token in the last block."""
-        self._empty_T = self._emptied()
+        empty_T = prompts.kv.new_full((TAIL,), -torch.inf)
+        self._empty_T = empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
+        """−∞ for the places of the last block that are still empty."""
 
     @classmethod
     def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
@@ -121,11 +123,6 @@ class KVCache:
             self._place_1.add_(1)
             self._empty_T.index_fill_(0, self._place_1, 0)
         return self._position_R.add_(1)
-
-    def _emptied(self) -> Tensor:
-        """Return −∞ for the places of the last block that are still empty, `_T`."""
-        empty_T = self._prompts.kv.new_full((TAIL,), -torch.inf)
-        return empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
 
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
         """Store one new token per row at the last place and let it attend to its row; see `flat.Attend`."""
@@ -189,7 +186,7 @@ class PromptBlock:
         cls, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
     ) -> PromptBlock:
         """Return room for prompts of these lengths (tokens)."""
-        shape = (flat.depth, 2, len(lengths), flat.key_heads, max(lengths), flat.head_size)
+        shape = (len(flat.layers), 2, len(lengths), flat.key_heads, max(lengths), flat.head_size)
         block = cls(torch.empty(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
         if block.hidden_QP is not None:  # what is masked has weight 0, and 0 times anything has to be 0
             block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)
@@ -219,7 +216,18 @@ class PromptBlock:
         A span is first prompt, prompt after the last, and how many tokens of each are new, all the same. If
         there is one query per prompt, it is that of the last token.
         """
-        masks = [self._mask(*span) for span in spans]
+        masks: list[Tensor | None] = []
+        """Where each new token of a span's prompts may attend; None if that is plain causal."""
+        for first, last, new in spans:
+            lengths = self.length_Q[first:last]
+            most = int(lengths.max())
+            if int(lengths.min()) == new == most:
+                masks.append(None)
+                continue
+            place_P = torch.arange(self.longest - most, self.longest, device=self.kv.device)
+            before = place_P[-new:, None] >= place_P
+            there = place_P >= self.longest - lengths[:, None]
+            masks.append(before & there[:, None])
 
         def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             outputs, key, query = [], 0, 0
@@ -233,35 +241,18 @@ class PromptBlock:
                 self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
                 self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
                 if mask is None and queries == new:
-                    out = attention(q, k, v, None, 1.0)
-                else:
-                    out = self._looked_back(layer, range(first, last), q, k, v, mask)
-                outputs.append(out.flatten(0, 1))
+                    outputs.append(attention(q, k, v, None, 1.0).flatten(0, 1))
+                    continue
+                # The queries are the last ones of prompts; they also attend to tokens that were read before.
+                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                looks = None if mask is None else mask[:, None, -queries:]
+                if looks is not None:
+                    k, v = self.kv[layer, :, first:last, :, self.longest - looks.shape[3] :]
+                out = fused_attention(q, k, v, looks, causal=False, scale=1.0)
+                outputs.append(out.transpose(1, 2).flatten(0, 1))
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
         return attend
-
-    def _looked_back(
-        self, layer: int, prompts: range, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Return attention outputs of the last queries of prompts over all their tokens, prompts × tokens × H × E."""
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        looks = None if mask is None else mask[:, None, -q.shape[2] :]
-        if looks is not None:
-            read = self.kv[layer, :, prompts.start : prompts.stop, :, self.longest - looks.shape[3] :]
-            k, v = read
-        return fused_attention(q, k, v, looks, causal=False, scale=1.0).transpose(1, 2)
-
-    def _mask(self, first: int, last: int, new: int) -> Tensor | None:
-        """Return where each new token of prompts may attend; None if that is plain causal."""
-        lengths = self.length_Q[first:last]
-        length = int(lengths.max())
-        if int(lengths.min()) == new == length:
-            return None
-        place_P = torch.arange(self.longest - length, self.longest, device=self.kv.device)
-        before = place_P[-new:, None] >= place_P
-        there = place_P >= self.longest - lengths[:, None]
-        return before & there[:, None]
 
     def chosen(self, prompt_R: Tensor) -> PromptBlock:
         """Return the block of these prompts, in this order, without places that none of them needs."""
@@ -290,7 +281,7 @@ def _sides(kv: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     return [k.flatten(0, 1).transpose(1, 2) for k in kv[:, 0]], [v.flatten(0, 1) for v in kv[:, 1]]
 
 
-class _Seats:
+class _CacheSeats:
     """Which rows share which prompts, and their attention over them."""
 
     def __init__(self, prompts: PromptBlock, prompt_R: Tensor) -> None:
@@ -345,8 +336,11 @@ class _Seats:
 
 @dataclass(slots=True)
 class _KeptRows:
+    """Finished rows that are kept in one piece."""
+
     cache: KVCache
     texts: Sequence[Text]
+    """What each of them has read."""
 
 
 class Prefixes:
@@ -385,7 +379,12 @@ class Prefixes:
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> Tensor | None:
         """Return keys and values `(L, 2, J, n, E)` of the longest text that a prompt continues."""
-        self._index()
+        for number in range(self._indexed, self._made):
+            kept = self._pieces.get(number)
+            for row, (owner, ids) in enumerate(kept.texts if kept is not None else ()):
+                *_, digest = _digests(ids)
+                self._where[owner, digest] = (number, row)
+        self._indexed = self._made
         if not self._where:
             return None
         found: tuple[int, int] | None = None
@@ -406,15 +405,6 @@ class Prefixes:
         for piece in pieces if adapter is not None else ():
             rows = [row for row, (owner, _) in enumerate(piece.texts) if owner != adapter]
             self.put(piece.cache, rows, [piece.texts[row] for row in rows])
-
-    def _index(self) -> None:
-        for number in range(self._indexed, self._made):
-            for row, (adapter, ids) in enumerate(
-                self._pieces[number].texts if number in self._pieces else ()
-            ):
-                *_, digest = _digests(ids)
-                self._where[adapter, digest] = (number, row)
-        self._indexed = self._made
 
 
 def _digests(ids: Sequence[int]) -> Iterator[int]:

@@ -87,7 +87,7 @@ class Linear(NamedTuple):
     legs: tuple[Leg, ...]
 
 
-class Kept(NamedTuple):
+class KeptForBackward(NamedTuple):
     """What one leg's forward pass leaves for its backward pass, or that of all legs where they are grouped."""
 
     low_nr: Tensor
@@ -115,40 +115,36 @@ class Gradients:
             self.values[place] = make().to(of.dtype)
 
 
-def saved_tensors(kept: Sequence[Kept]) -> list[Tensor | None]:
+def saved_tensors(kept: Sequence[KeptForBackward]) -> list[Tensor | None]:
     """Return what passes saved, one after another, as autograd stores it."""
     return [tensor for each in kept for tensor in each]
 
 
-def kept_of(tensors: Sequence[Tensor]) -> list[Kept]:
+def kept_of(tensors: Sequence[Tensor]) -> list[KeptForBackward]:
     """Undo `flat`."""
-    return [Kept(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+    return [KeptForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
 def forward_linear(
     order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
-) -> tuple[Tensor, list[Kept]]:
+) -> tuple[Tensor, list[KeptForBackward]]:
     """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
     out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
     if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
-        kept = [Kept(*add_updates(_groups(order, tensors), x_NI, out_NO))]
+        kept = [KeptForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO))]
     else:
-        kept = [_add_factors(leg, tensors, x_NI, out_NO) for leg in order.legs]
+        kept = []
+        for leg in order.legs:
+            x_nI, mask_nI = x_NI[leg.first : leg.last], None
+            a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
+            if leg.dropout:
+                x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
+            low_nr = x_nI @ a_rI.t()
+            out_NO[leg.first : leg.last].addmm_(low_nr, b_Or.t(), alpha=leg.scale)
+            kept.append(KeptForBackward(low_nr, mask_nI))
     if order.bias_O is not None:
         out_NO.add_(tensors[order.bias_O])
     return out_NO, kept
-
-
-def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Kept:
-    """Add a leg's update to its rows."""
-    x_nI, out_nO = x_NI[leg.first : leg.last], out_NO[leg.first : leg.last]
-    a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
-    mask_nI = None
-    if leg.dropout:
-        x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
-    low_nr = x_nI @ a_rI.t()
-    out_nO.addmm_(low_nr, b_Or.t(), alpha=leg.scale)
-    return Kept(low_nr, mask_nI)
 
 
 def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
@@ -163,7 +159,7 @@ def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
 def backward_linear(
     order: Linear,
     tensors: Tensors,
-    kept: Sequence[Kept],
+    kept: Sequence[KeptForBackward],
     x_NI: Tensor,
     given_NO: Tensor,
     grads: Gradients,
@@ -175,47 +171,37 @@ def backward_linear(
     """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
     weight_OI = tensors[order.weight_OI]
     dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
-    grouped = takes_groups(x_NI, given_NO.shape[1], len(order.legs))
-    if grouped:
-        _backward_grouped(order, tensors, kept[0], x_NI, given_NO, dx_NI, grads)
-    for leg, left in () if grouped else zip(order.legs, kept, strict=True):
-        x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
-        dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
-        _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
+    if takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
+        learns = any(grads.wanted[leg.a_rI] or grads.wanted[leg.b_Or] for leg in order.legs)
+        made: list[Factored] = []
+        if dx_NI is not None or learns:
+            groups = _groups(order, tensors)
+            made = backward_updates(groups, *kept[0], x_NI, given_NO, dx_NI, factors=learns)
+        for leg, factors in zip(order.legs, made, strict=False):
+            for place, value in ((leg.a_rI, factors.a_rI), (leg.b_Or, factors.b_Or)):
+                if value is not None and grads.wanted[place]:
+                    grads.values[place] = value.to(tensors[place].dtype)
+    else:
+        for leg, left in zip(order.legs, kept, strict=True):
+            x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
+            dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
+            _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
     grads.put(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
     if order.bias_O is not None:
         grads.put(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
     return dx_NI
 
 
-def _backward_grouped(
-    order: Linear,
-    tensors: Tensors,
-    kept: Kept,
-    x_NI: Tensor,
-    given_NO: Tensor,
-    dx_NI: Tensor | None,
-    grads: Gradients,
-) -> None:
-    learns = any(grads.wanted[leg.a_rI] or grads.wanted[leg.b_Or] for leg in order.legs)
-    if dx_NI is None and not learns:
-        return
-    made = backward_updates(_groups(order, tensors), *kept, x_NI, given_NO, dx_NI, factors=learns)
-    for leg, factors in zip(order.legs, made, strict=True):
-        for place, value in ((leg.a_rI, factors.a_rI), (leg.b_Or, factors.b_Or)):
-            if value is not None:
-                grads.put(place, tensors[place], lambda value=value: value)  # type: ignore[misc]
-
-
 def _backward_factors(
     leg: Leg,
     tensors: Tensors,
-    kept: Kept,
+    kept: KeptForBackward,
     x_nI: Tensor,
     given_nO: Tensor,
     dx_nI: Tensor | None,
     grads: Gradients,
 ) -> None:
+    """Add one leg's part to its rows' gradient `dx_nI`, and put the gradients of its factors."""
     a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
     if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
         return

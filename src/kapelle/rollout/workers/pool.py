@@ -21,19 +21,18 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from kapelle.environment import Environment, Outcome, Retriable, Scorable
-from kapelle.environments.bounded_worlds import BoundedWorld
-from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost, error_from
+from kapelle.environment import Environment, Outcome, RemoteWorld, WorkerLost
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.session import VERSION, Frames, engine_error, pack, task_form
+from kapelle.rollout.workers.session import VERSION, Frames, pack, task_form
 from kapelle.runtime.deadlines import UNBREAKABLE, GaveUp, Patience, within
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus
+from kapelle.runtime.remote_errors import environment_error
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 
 # -------- A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does
 #
-# One thread of the player (`Exchange`) reads from all workers, so that answers do not wait for the event loop's other work
+# One thread of the player (`WorkerReader`) reads from all workers, so that answers do not wait for the event loop's other work
 # and no wait outlives the process that should answer. `server.py` is the other side.
 
 SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse}, {parent})"
@@ -59,7 +58,7 @@ class Holder(Protocol):
 
     @property
     def beats(self) -> int:
-        """How often it has said that it runs."""
+        """How many signs of life it has given."""
         ...
 
     @property
@@ -114,17 +113,10 @@ class HeldHere:
                 process_group=0,  # a Ctrl-C in the terminal is this process's to act on
             )
         self.connection = ours
-        self._signs = LifeSigns(self.process.pid, lambda: self.beats)
-
-    @property
-    def where(self) -> str:
-        """See `Holder`."""
-        return f"process {self.pid}"
-
-    @property
-    def pid(self) -> int:
+        self.pid = self.process.pid
         """The process's number."""
-        return self.process.pid
+        self.where = f"process {self.pid}"
+        self._signs = LifeSigns(self.process.pid, lambda: self.beats)
 
     @property
     def beats(self) -> int:
@@ -191,8 +183,8 @@ class Worker:
         self.guard = threading.Lock()
         """Held while what is outgoing or waited for is changed."""
         self._asked = 0
-        self._seen = (0, 0.0)
-        """The last sign of life, and the seconds without another one."""
+        self.beats, self.silent = 0, 0.0
+        """The last sign of life, and the seconds since while it owes an answer."""
 
     def check(self, session: int) -> None:
         """Raise EngineError where the worker could not begin, WorkerLost where it has ended."""
@@ -224,13 +216,6 @@ class Worker:
             while self.outgoing:
                 del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
 
-    def silent_for(self, passed: float) -> float:
-        """Return for how many seconds it has given no sign of life, `passed` of them since the last look."""
-        beats = self.holder.beats
-        before, silent = self._seen
-        self._seen = (beats, 0.0 if beats != before or not self.waiting else silent + passed)
-        return self._seen[1]
-
     def end(self, how: str | None = None) -> list[Waiting]:
         """End the process if it still runs; return who waits for answers that will not come."""
         with self.guard:
@@ -246,7 +231,7 @@ class Worker:
         return left
 
 
-class Exchange:
+class WorkerReader:
     """The thread that reads what workers answer, notices when one has ended, and ends one that gives no sign of life."""
 
     def __init__(self, silence: float) -> None:
@@ -295,7 +280,14 @@ class Exchange:
         looked = time.monotonic()
         while not self._over:
             ready = self._selector.select(LOOK)
-            self._admit()
+            while self._new:
+                worker = self._new.pop()
+                self._workers[worker] = None
+                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+            for worker in self._workers:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.flush() else 0)
+                if self._selector.get_key(worker.connection).events != wanted:
+                    self._selector.modify(worker.connection, wanted, worker)
             answers: defaultdict[asyncio.AbstractEventLoop, list[tuple[Waiting, Any]]] = defaultdict(list)
             for key, events in ready:
                 if key.data is None:
@@ -303,7 +295,7 @@ class Exchange:
                 elif key.data in self._workers:
                     self._read(key.data, events, answers)
             for loop, given in answers.items():
-                with suppress(RuntimeError):  # that loop has ended: nobody waits any more
+                with suppress(RuntimeError):  # that loop has ended, and those who waited with it
                     loop.call_soon_threadsafe(partial(_deliver, given))
             now = time.monotonic()
             passed = now - looked
@@ -311,21 +303,16 @@ class Exchange:
             for worker in list(self._workers):
                 counted = min(passed, 2 * LOOK)
                 still = worker.holder.still(counted if worker.waiting else 0.0)
-                if worker.silent_for(counted) > self._silence:
+                beats = worker.holder.beats
+                if beats != worker.beats or not worker.waiting:
+                    worker.beats, worker.silent = beats, 0.0
+                else:
+                    worker.silent += counted
+                if worker.silent > self._silence:
                     still = f"an environment worker gave no sign of life for {self._silence:g} s"
                 if still is not None:
                     self._bury(worker, still)
             looked = now
-
-    def _admit(self) -> None:
-        while self._new:
-            worker = self._new.pop()
-            self._workers[worker] = None
-            self._selector.register(worker.connection, selectors.EVENT_READ, worker)
-        for worker in self._workers:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.flush() else 0)
-            if self._selector.get_key(worker.connection).events != events:
-                self._selector.modify(worker.connection, events, worker)
 
     def _read(self, worker: Worker, events: int, answers: Mapping[Any, list[tuple[Waiting, Any]]]) -> None:
         if not events & selectors.EVENT_READ:
@@ -334,8 +321,11 @@ class Exchange:
             data = worker.connection.recv(CHUNK)
             for answer in worker.frames.feed(data):
                 if answer["id"] == 0 and "error" in answer:
-                    worker.refused = engine_error(answer["error"])
-                    data = b""  # it serves nobody
+                    worker.refused = EngineError(
+                        f"An environment worker could not begin: {': '.join(answer['error'])} Set "
+                        "`episode.environment_workers: 0` to see whether the environment itself is at fault."
+                    )
+                    data = b""  # it will answer no question
                 worker.answered += answer["id"] > 0
                 waiting = worker.waiting.pop(answer["id"], None)
                 if waiting is not None:
@@ -353,7 +343,11 @@ class Exchange:
         if how is None:
             worker.holder.wait(LOOK)  # it has closed its socket and is about to end
         left = worker.end(how)
-        memory = " If nobody sent the signal, memory ran out." if "SIGKILL" in str(worker.lost) else ""
+        memory = (
+            " If you did not send the signal, the machine ran out of memory."
+            if "SIGKILL" in str(worker.lost)
+            else ""
+        )
         logging.getLogger(__name__).warning(
             "kapelle: %s (%s).%s Its episodes are played again in another one.",
             worker.lost,
@@ -369,13 +363,13 @@ def _deliver(given: list[tuple[Waiting, Any]]) -> None:
         if future.done():
             continue
         if "error" in answer:
-            future.set_exception(error_from(answer["error"]))
+            future.set_exception(environment_error(*answer["error"]))
         else:
             future.set_result(answer["value"])
 
 
 def _tell(left: list[Waiting], worker: Worker) -> None:
-    """Tell those who wait that no answer will come."""
+    """Raise in those who wait why no answer will come."""
     for loop, future, session in left:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(partial(_fail, future, worker, session))
@@ -419,7 +413,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         }
         self._begin = pack(serve)
         self._workers: list[Worker | None] = [None] * size
-        self._exchange: Exchange | None = None
+        self._reader: WorkerReader | None = None
         self._numbers = count(1)
         self._starting = threading.Lock()
         self._end: weakref.finalize[..., Any] | None = None
@@ -437,67 +431,59 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         with self._starting:
             if self._end is not None:
                 self._end()
-            self._workers, self._exchange, self._end = [None] * self.size, None, None
+            self._workers, self._reader, self._end = [None] * self.size, None, None
 
     async def open_world(
         self, environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
-    ) -> BoundedWorld:
+    ) -> RemoteWorld:
         """Open the world of one episode in a worker; see `bounded_worlds.open_world`.
 
         Raises WorkerLost if the worker ends meanwhile, and EngineError if workers cannot begin or die again and again.
         """
-        worker = self._least_busy()
-        world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
-        await world.reset(task, tuple(agents), seed)
-        return world
-
-    def finished(self, worker: Worker) -> None:
-        """Note that a world has been closed."""
-        worker.sessions -= 1
-
-    def _least_busy(self) -> Worker:
         with self._starting:
-            exchange = self._exchange
-            if exchange is None:
-                exchange = self._exchange = Exchange(self._patience.environment + UNBREAKABLE)
-                self._end = weakref.finalize(self, _end_own, exchange, os.getpid())
-            if exchange.deaths >= DEATHS:
-                how = next(
-                    (worker.lost for worker in self._workers if worker is not None and worker.lost), "it died"
-                )
+            reader = self._reader
+            if reader is None:
+                reader = self._reader = WorkerReader(self._patience.environment + UNBREAKABLE)
+                self._end = weakref.finalize(self, _end_own, reader, os.getpid())
+            if reader.deaths >= DEATHS:
+                lost = [worker.lost for worker in self._workers if worker is not None and worker.lost]
                 raise EngineError(
-                    f"{exchange.deaths} environment workers in a row have died before they answered anything; last, {how}. Look above for "
-                    "what they wrote, and check the machine's memory. `episode.environment_workers: 0` plays in this process."
+                    f"{reader.deaths} environment workers in a row have died before they answered anything; the last one: "
+                    f"{lost[0] if lost else 'it died'}. Look above for what they wrote, and check the machine's memory. "
+                    "`episode.environment_workers: 0` plays in this process."
                 )
+            # The process with the fewest worlds, started anew if it has died.
             busy = [0 if w is None or w.lost is not None else w.sessions for w in self._workers]
             place = busy.index(min(busy))
             worker = self._workers[place]
             if worker is None or worker.lost is not None:
                 worker = self._workers[place] = Worker(self._begin, self._hold(place))
-                exchange.add(worker)
+                reader.add(worker)
             worker.sessions += 1
-            return worker
+        world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
+        await world.reset(task, tuple(agents), seed)
+        return world
 
     async def ask(self, worker: Worker, session: int, question: Mapping[str, Any]) -> Any:
         """Return a worker's answer; raises what it raised, WorkerLost, or EngineError if it could not begin."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = worker.put({**question, "session": session}, (loop, future, session))
-        if worker.outgoing and self._exchange is not None:
-            self._exchange.ring()
+        if worker.outgoing and self._reader is not None:
+            self._reader.ring()
         try:
             return await future
         finally:
             worker.waiting.pop(number, None)
 
 
-def _end_own(exchange: Exchange, owner: int) -> None:
+def _end_own(reader: WorkerReader, owner: int) -> None:
     # A fork of this process inherits the pool and not its workers.
     if os.getpid() == owner:
-        exchange.close()
+        reader.close()
 
 
-class WorkerWorld(ElsewhereWorld, Scorable, Retriable):
+class WorkerWorld(RemoteWorld):
     """A world in a worker; the worker bounds each call of the environment, here only the whole episode's limit holds."""
 
     def __init__(
@@ -530,10 +516,10 @@ class WorkerWorld(ElsewhereWorld, Scorable, Retriable):
                 await self.close()
             raise
         except BaseException:
-            self._pool.finished(self._worker)
+            self._worker.sessions -= 1
             raise
-        self._scorable = answer["scorable"]
-        self._view.take(answer["view"])
+        self.scorable = answer["scorable"]
+        self.update_view(answer["view"])
 
     async def outcome(self) -> Outcome:
         """See `environment.World`."""
@@ -542,7 +528,7 @@ class WorkerWorld(ElsewhereWorld, Scorable, Retriable):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """See `environment.World`."""
         answer = await self._ask("step", {"call": "act", "actions": actions, "final": final})
-        self._view.take(answer["view"])
+        self.update_view(answer["view"])
         rewards: Mapping[str, float] = answer["rewards"]
         return rewards
 
@@ -562,10 +548,11 @@ class WorkerWorld(ElsewhereWorld, Scorable, Retriable):
         except WorkerLost:
             pass
         finally:
-            self._pool.finished(self._worker)
+            self._worker.sessions -= 1
 
     async def _ask(self, method: str, question: Mapping[str, Any]) -> Any:
         asked = {**question, **self._allowed}
         self._allowed = {}
         answer = self._pool.ask(self._worker, self._session, asked)
-        return await within(self._what(method), "episode", self._patience.episode, answer)
+        what = f"`{method}` of environment '{self._name}'"
+        return await within(what, "episode", self._patience.episode, answer)

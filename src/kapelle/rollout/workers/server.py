@@ -1,4 +1,4 @@
-"""The process that holds worlds for another one, which starts it (`process.py`).
+"""The process that holds worlds for another one, which starts it (`pool.py`).
 
 It ends when the other side closes the socket or is gone, after it has closed the worlds that are open.
 """
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from kapelle.environment import Environment
-from kapelle.environments.bounded_worlds import open_world
 from kapelle.errors import EpisodeError
-from kapelle.rollout.workers.session import VERSION, Frames, Session, error_form, pack
+from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.workers.session import VERSION, Frames, WorkerSession, error_form, pack
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import HookedAwaitable, run_async
@@ -31,7 +31,7 @@ from kapelle.types import Task
 BEAT = 0.5
 """Seconds between two signs of life."""
 LEAVING = 5.0
-"""Seconds that worlds have to close when nobody is left to play them."""
+"""Seconds that worlds have to close after the other process has gone."""
 CHUNK = 1 << 16
 """Bytes that are read at a time."""
 
@@ -43,7 +43,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     server = _Server(socket.socket(fileno=descriptor), SharedStatus(pulse))
     interrupts.commands.append(server)  # the watchdog may end this process where a world cannot be broken off
     raise_descriptor_limit()
-    end_with_parent(parent, server.leave)
+    end_with_parent(parent, partial(time.sleep, LEAVING))  # while worlds close
     threading.Thread(target=server.live, name="kapelle-pulse", daemon=True).start()
     run_async(server.serve)
 
@@ -53,18 +53,14 @@ class _Server:
 
     def __init__(self, connection: socket.socket, pulse: SharedStatus) -> None:
         self._connection, self._pulse = connection, pulse
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, WorkerSession] = {}
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
         """When the other side left."""
 
-    def leave(self) -> None:
-        """Wait while worlds close that nobody plays any more."""
-        time.sleep(LEAVING)
-
     def live(self) -> None:
-        """Say again and again that this process runs, and end it when nobody is left and it does not end by itself."""
+        """Give signs of life; end this process if worlds keep it running after the other one has gone."""
         while True:
             self._pulse.beat()
             if self._left is not None and time.monotonic() - self._left > LEAVING:
@@ -96,7 +92,7 @@ class _Server:
             answer["value"] = await HookedAwaitable(
                 work, partial(self._pulse.enter, number), self._pulse.leave
             )
-        except BaseException as error:  # noqa: BLE001 - whatever goes wrong is raised where somebody waits for it
+        except BaseException as error:  # noqa: BLE001 - raised in the process that waits for the answer
             answer["error"] = error_form(error)
         try:
             frame = pack(answer)
@@ -108,14 +104,17 @@ class _Server:
     async def _work(self, question: Mapping[str, Any]) -> object:
         call, number = question["call"], question.get("session", 0)
         if call == "serve":
-            self._begin(question)
+            if question["version"] != VERSION:
+                raise EpisodeError(f"it speaks version {VERSION} and was asked for {question['version']}")
+            self._patience = Patience(**question["patience"])
+            self._environment = environment_from(question["environment"])
             return None
-        if self._environment is None:  # the other side has been told why, and ends this process
+        if self._environment is None:  # the other process was told why, and ends this one
             await asyncio.Event().wait()
         if call == "reset":
             assert self._environment is not None
             patience_here.set(self._patience)
-            begun = Session(open_world, self._environment, self._patience, tuple(question["agents"]))
+            begun = WorkerSession(open_world, self._environment, self._patience, tuple(question["agents"]))
             self._sessions[number] = begun
             try:
                 return await begun.reset(Task(**question["task"]), question["seed"])
@@ -129,9 +128,3 @@ class _Server:
                 await session.close()
             return None
         return await self._sessions[number].answer(question)
-
-    def _begin(self, question: Mapping[str, Any]) -> None:
-        if question["version"] != VERSION:
-            raise EpisodeError(f"it speaks version {VERSION} and was asked for {question['version']}")
-        self._patience = Patience(**question["patience"])
-        self._environment = environment_from(question["environment"])

@@ -1,22 +1,23 @@
-"""A session: one world as somebody elsewhere plays it."""
+"""A session: one world, as another process plays it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from kapelle.environment import Environment, Outcome
-from kapelle.environments.bounded_worlds import BoundedWorld
-from kapelle.errors import EngineError, EpisodeError
+from kapelle.environment import Environment, RemoteWorld
+from kapelle.errors import EpisodeError
+from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.outcomes import LONGEST, payments, plain_outcome, said, share, text
 from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.interrupts import listed
 from kapelle.types import Json, Task
 
-# -------- What is said between a process that plays and one that holds worlds: the vocabulary, the frames, the forms of values
+# -------- The messages between a process that plays and one that holds worlds: their vocabulary, frames and values
 #
 # A *session* is one world, from its reset to its close. The player asks, the worker answers each question once, in any order;
 # questions of a session begin in the order in which they were asked:
@@ -81,35 +82,16 @@ def task_form(task: Task) -> dict[str, Json]:
     return {"id": task.id, "question": task.question, "data": task.data, "part": task.part}
 
 
-def outcome_form(outcome: Outcome) -> dict[str, Json]:
-    """Return an outcome as plain values."""
-    return {
-        "rewards": outcome.rewards,
-        "success": outcome.success,
-        "info": outcome.info,
-        "truncated": outcome.truncated,
-        "roles": outcome.roles,
-    }
-
-
 def error_form(error: BaseException) -> list[str]:
     """Return an error as its name and message."""
     return [type(error).__name__, said(error)[:LONGEST]]
 
 
-def engine_error(form: list[str]) -> EngineError:
-    """Return the error of a worker that could not begin."""
-    return EngineError(
-        f"An environment worker could not begin: {': '.join(form)} Set `episode.environment_workers: 0` to see "
-        "whether the environment itself is at fault."
-    )
-
-
-OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedWorld]]
+OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedWorld | RemoteWorld]]
 """Opens the world of one episode; see `bounded_worlds.open_world`."""
 
 
-class Session:
+class WorkerSession:
     """One world, and what its agents were shown last."""
 
     def __init__(
@@ -117,13 +99,13 @@ class Session:
     ) -> None:
         """Take how worlds are opened, what of, the limits of its calls, and the names in seat order."""
         self._opened, self._environment, self.patience, self._agents = opened, environment, patience, agents
-        self._world: BoundedWorld | None = None
+        self._world: BoundedWorld | RemoteWorld | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
         """What each agent sees, as of the last view."""
         self._calls: list[asyncio.Task[Any] | None] = []
 
     @property
-    def world(self) -> BoundedWorld:
+    def world(self) -> BoundedWorld | RemoteWorld:
         """The world, once it is open."""
         assert self._world is not None, "a world is reset first"
         return self._world
@@ -135,7 +117,7 @@ class Session:
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer `act`, `score` or `outcome`; see `messages.py`."""
+        """Answer `act`, `score` or `outcome`; see above."""
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
                 self.world.allow_answers(most)
@@ -146,11 +128,12 @@ class Session:
                 agent = question["agent"]
                 score = await self.world.score(agent, question["text"])
                 return share(score, f"The world's score of a text of '{agent}'")
-            outcome = await self.world.outcome()
-            return outcome_form(plain_outcome(outcome, payments(outcome.rewards, self._agents)))
+            found = await self.world.outcome()
+            outcome = plain_outcome(found, payments(found.rewards, self._agents))
+            return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:
-        """Return who may move and what agents are shown, where that has changed; errors as what asking would raise."""
+        """Return who may move and what agents are shown, where that has changed; an error stands for what asking would raise."""
         shown = {
             agent: _asked(lambda a=agent: text(self.world.observe(a), f"What the world shows '{a}'"))  # type: ignore[misc]
             for agent in self._agents
@@ -160,7 +143,7 @@ class Session:
         return {"movers": _asked(lambda: tuple(self.world.movers())), "shown": changed}
 
     async def close(self) -> None:
-        """Break off what the world is doing and close it."""
+        """Cancel what the world is doing and close it."""
         under_way = [task for task in self._calls if task is not None]
         for task in under_way:
             task.cancel()

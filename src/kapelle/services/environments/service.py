@@ -1,32 +1,47 @@
-"""The methods of the environment contract, over sessions whose worlds live on a thread of their own."""
+"""The environment server: worlds offered to runs on this and other machines, over gRPC.
+
+    with serve_environments({"sums": Arithmetic()}, Binding(), SessionLimits()) as server:
+        print(server.address)
+
+`proto/kapelle/wire/environment_v1.proto` is the contract: it says what each method does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
-import grpc
+import pydantic
 
-from kapelle.environment import Answerable, Environment, Recorded, Scripted, offers
-from kapelle.environments.bounded_worlds import task_of
-from kapelle.environments.elsewhere import WorkerLost
-from kapelle.rollout.workers.session import OpenWorld, Session, error_form
+from kapelle.environment import Answerable, Environment, Recorded, Scripted, WorkerLost, offers, task_of
+from kapelle.environments.remote.messages import from_message, from_task, to_map, to_task
+from kapelle.errors import ConfigError, KapelleError
+from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.session import OpenWorld, WorkerSession, error_form
 from kapelle.runtime.deadlines import Patience, call, patience_here
-from kapelle.services.environments.sessions import Sessions
-from kapelle.services.environments.shelf import SPLITS, Held, Shelf
-from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
-from kapelle.services.log import log_failure
+from kapelle.runtime.event_loop import LoopThread
+from kapelle.services.binding import TOKEN, Binding, log_failure
+from kapelle.services.environments.sessions import (
+    SPLITS,
+    SessionLimits,
+    Shelf,
+    ShelvedEnvironment,
+    WorldSessions,
+)
+from kapelle.services.grpc import Caps, GrpcServer, Refused, busy, leaving, wrong
+from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Task
 from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
-from kapelle.wire.values import from_message, from_task, to_map, to_task
 
-# -------- From questions of the contract to sessions, and from what they answer to the contract's messages
+# -------- Answers of sessions as messages of the contract
 
 
 def view_message(view: Mapping[str, Any]) -> pb.View:
@@ -34,27 +49,10 @@ def view_message(view: Mapping[str, Any]) -> pb.View:
     shown, movers = view["shown"], view["movers"]
     return pb.View(
         movers=movers.get("value", ()),
-        movers_error=raised(movers["error"]) if "error" in movers else None,
+        movers_error=": ".join(movers["error"]) if "error" in movers else None,
         shown={agent: seen["value"] for agent, seen in shown.items() if "value" in seen},
-        shown_errors={agent: raised(seen["error"]) for agent, seen in shown.items() if "error" in seen},
+        shown_errors={agent: ": ".join(seen["error"]) for agent, seen in shown.items() if "error" in seen},
     )
-
-
-def act_message(answer: Mapping[str, Any]) -> pb.ActReply:
-    """Return the answer to a move as a message."""
-    return pb.ActReply(rewards=_rewards(answer["rewards"]), view=view_message(answer["view"]))
-
-
-def act_question(asked: pb.ActRequest) -> dict[str, Any]:
-    """Return a move as a session takes it."""
-    question: dict[str, Any] = {
-        "call": "act",
-        "actions": {move.agent: move.text for move in asked.moves},
-        "final": asked.final if asked.HasField("final") else None,
-    }
-    if asked.HasField("answers_allowed"):
-        question["allow_answers"] = asked.answers_allowed
-    return question
 
 
 def outcome_message(outcome: Mapping[str, Any]) -> pb.Outcome:
@@ -68,11 +66,6 @@ def outcome_message(outcome: Mapping[str, Any]) -> pb.Outcome:
     )
 
 
-def raised(form: list[str]) -> str:
-    """Return the message of what an environment raised."""
-    return ": ".join(form)
-
-
 def _rewards(rewards: Mapping[str, float]) -> list[pb.Reward]:
     return [pb.Reward(agent=agent, amount=amount) for agent, amount in rewards.items()]
 
@@ -80,13 +73,13 @@ def _rewards(rewards: Mapping[str, float]) -> list[pb.Reward]:
 # -------- One stream of questions about sessions: many under way at once, answered as they are done
 
 UNDER_WAY = 4096
-"""Questions of one stream that are not answered yet."""
+"""Most questions of one stream that wait for their answers."""
 Answered = tuple[str, Any]
 """The kind of an answer, and its message."""
 
 
 class OneStream:
-    """The questions of one caller and the sessions that it opened here."""
+    """The questions of one caller, and the sessions that it has opened."""
 
     def __init__(self, answer: Callable[[pb.StreamQuestion, OneStream], Awaitable[Answered]]) -> None:
         """Take what answers one question."""
@@ -99,13 +92,13 @@ class OneStream:
         self._ended = False
 
     def end(self) -> None:
-        """Read no more questions; the stream ends when those that were read are answered."""
+        """Stop reading questions; the stream ends when those that were read are answered."""
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()
 
     async def answers(self, questions: AsyncIterator[pb.StreamQuestion]) -> AsyncIterator[pb.StreamAnswer]:
-        """Yield answers until there are no more questions and all are answered; Refused where the server ends first."""
+        """Yield answers until all questions are answered and no more come; Refused if the server ends first."""
         self._reading = asyncio.create_task(self._read(questions))
         try:
             while (answer := await self._done.get()) is not None:
@@ -162,8 +155,8 @@ MOST_AGENTS = 256
 MOST_BATCH = 1024
 """Moves in one BatchAct."""
 LOOK_SECONDS = 1.0
-"""Between two looks for sessions that nobody asks about."""
-Opens = Callable[[Held], OpenWorld]
+"""Between two looks for sessions without calls."""
+Opens = Callable[[ShelvedEnvironment], OpenWorld]
 """Returns how the worlds of an environment are opened."""
 
 
@@ -172,13 +165,13 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     name = "kapelle.environment.v1.Environments"
 
-    def __init__(self, shelf: Shelf, sessions: Sessions, opens: Opens) -> None:
+    def __init__(self, shelf: Shelf, sessions: WorldSessions, opens: Opens) -> None:
         """Take the environments, the table of sessions, and how worlds are opened."""
         self._shelf, self._sessions, self._opens = shelf, sessions, opens
         self._streams: set[OneStream] = set()
         self._looking: asyncio.Task[None] | None = None
 
-    def register(self, server: grpc.aio.Server) -> None:
+    def register(self, server: Any) -> None:
         """See `GrpcService`."""
         pb_grpc.add_EnvironmentsServicer_to_server(self, server)
         self._looking = asyncio.create_task(self._look())
@@ -269,7 +262,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
         return await _or_refused(self._sessions.beside(work))
 
-    async def _task(self, held: Held, pick: pb.Pick) -> Task:
+    async def _task(self, held: ShelvedEnvironment, pick: pb.Pick) -> Task:
         if pick.split not in SPLITS:
             raise wrong(f"There is no split '{pick.split}', but train and test.")
         size = {split.split: split.size for split in held.description.splits if split.HasField("size")}
@@ -285,19 +278,21 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     # Episodes.
 
-    async def Reset(self, asked: pb.ResetRequest, _: object) -> pb.ResetReply:
-        """See the contract."""
-        return await self.reset(asked)
-
-    async def reset(self, asked: pb.ResetRequest, *, streamed: bool = False) -> pb.ResetReply:
-        """Open a session, which a stream may hold."""
+    async def Reset(self, asked: pb.ResetRequest, _: object, *, streamed: bool = False) -> pb.ResetReply:
+        """See the contract; `streamed` says that a stream holds the session."""
         held, agents = self._shelf.find(asked.environment), _agents(asked.agents)
         kind = asked.WhichOneof("what")
         if kind is None:
             raise wrong("Name what is played: a `task`, or a `pick` of split and index.")
         task = _task_in(asked.task) if kind == "task" else await self._task(held, asked.pick)
-        patience = self._patience(asked)
-        session = Session(self._opens(held), held.environment, patience, agents)
+        most = self._sessions.limits.call_seconds
+        wanted = (asked.call_seconds or most, asked.grader_seconds or Patience.grader)
+        if not all(seconds > 0 for seconds in wanted):
+            raise wrong("`call_seconds` and `grader_seconds` are more than 0, or left out.")
+        patience = replace(
+            Patience(), environment=min(wanted[0], most), grader=min(wanted[1], Patience.grader)
+        )
+        session = WorkerSession(self._opens(held), held.environment, patience, agents)
 
         async def begin() -> dict[str, Any]:
             patience_here.set(patience)
@@ -312,37 +307,29 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
             view=view_message(began["view"]),
         )
 
-    def _patience(self, asked: pb.ResetRequest) -> Patience:
-        most = self._sessions.limits.call_seconds
-        wanted = (asked.call_seconds or most, asked.grader_seconds or Patience.grader)
-        if not all(seconds > 0 for seconds in wanted):
-            raise wrong("`call_seconds` and `grader_seconds` are more than 0, or left out.")
-        return replace(Patience(), environment=min(wanted[0], most), grader=min(wanted[1], Patience.grader))
-
     async def Observe(self, asked: pb.ObserveRequest, _: object) -> pb.View:
         """See the contract."""
-        return await self.observe(asked)
 
-    async def observe(self, asked: pb.ObserveRequest) -> pb.View:
-        """Return all that is seen, changed or not."""
-
-        async def look(session: Session) -> dict[str, Any]:
+        async def look(session: WorkerSession) -> dict[str, Any]:
             return {**session.view(), "shown": dict(session.shown)}
 
         return view_message(await self._in(asked.session, look))
 
     async def Act(self, asked: pb.ActRequest, _: object) -> pb.ActReply:
         """See the contract."""
-        return await self.act(asked)
-
-    async def act(self, asked: pb.ActRequest) -> pb.ActReply:
-        """Let agents move."""
         if len({move.agent for move in asked.moves}) != len(asked.moves):
             raise wrong("An agent moves twice. Give one text for each agent that moves.")
-        question = act_question(asked)
+        question: dict[str, Any] = {
+            "call": "act",
+            "actions": {move.agent: move.text for move in asked.moves},
+            "final": asked.final if asked.HasField("final") else None,
+        }
+        if asked.HasField("answers_allowed"):
+            question["allow_answers"] = asked.answers_allowed
 
         async def make() -> pb.ActReply:
-            return act_message(await self._in(asked.session, lambda session: session.answer(question)))
+            answer = await self._in(asked.session, lambda session: session.answer(question))
+            return pb.ActReply(rewards=_rewards(answer["rewards"]), view=view_message(answer["view"]))
 
         return await self._sessions.find(asked.session).moves.act(asked, make)
 
@@ -353,7 +340,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
         async def one(act: pb.ActRequest) -> pb.ActResult:
             try:
-                return pb.ActResult(reply=await self.act(act))
+                return pb.ActResult(reply=await self.Act(act, _))
             except Refused as refused:
                 return pb.ActResult(error=pb.Error(code=refused.code, message=refused.message))
 
@@ -361,13 +348,9 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Score(self, asked: pb.ScoreRequest, _: object) -> pb.ScoreReply:
         """See the contract."""
-        return await self.score(asked)
-
-    async def score(self, asked: pb.ScoreRequest) -> pb.ScoreReply:
-        """Return what a text would earn."""
         question = {"call": "score", "agent": asked.agent, "text": asked.text}
 
-        async def scored(session: Session) -> Any:
+        async def scored(session: WorkerSession) -> Any:
             if not session.world.scorable:
                 raise Refused(
                     "FAILED_PRECONDITION", "This world cannot score a text before the episode is over."
@@ -378,10 +361,6 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def GetOutcome(self, asked: pb.OutcomeRequest, _: object) -> pb.Outcome:
         """See the contract."""
-        return await self.outcome(asked)
-
-    async def outcome(self, asked: pb.OutcomeRequest) -> pb.Outcome:
-        """Return how the episode ended."""
 
         async def ask() -> pb.Outcome:
             answer = await self._in(asked.session, lambda session: session.answer({"call": "outcome"}))
@@ -391,17 +370,13 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Close(self, asked: pb.CloseRequest, _: object) -> pb.CloseReply:
         """See the contract."""
-        return await self.close(asked)
-
-    async def close(self, asked: pb.CloseRequest) -> pb.CloseReply:
-        """Free a session."""
         await _or_refused(self._sessions.close(asked.session))
         return pb.CloseReply()
 
-    async def _in(self, name: str, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def _in(self, name: str, work: Callable[[WorkerSession], Awaitable[T]]) -> T:
         patience = self._sessions.find(name).session.patience
 
-        async def limited(session: Session) -> T:
+        async def limited(session: WorkerSession) -> T:
             patience_here.set(patience)
             return await work(session)
 
@@ -427,16 +402,23 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
             raise wrong("The question is empty.")
         question = getattr(asked, kind)
         if kind == "reset":
-            began = await self.reset(question, streamed=True)
+            began = await self.Reset(question, None, streamed=True)
             stream.sessions.add(began.session)
             return kind, began
         if kind == "close":
             stream.sessions.discard(question.session)
-        return kind, await getattr(self, kind)(question)
+        method: Callable[..., Awaitable[Any]] = {
+            "observe": self.Observe,
+            "act": self.Act,
+            "score": self.Score,
+            "outcome": self.GetOutcome,
+            "close": self.Close,
+        }[kind]
+        return kind, await method(question, None)
 
 
 async def _or_refused(work: Awaitable[T]) -> T:
-    """Do something in an environment; what it raises is told to the caller, as its kind and what it says."""
+    """Do something in an environment; the caller is told the type and the message of what it raises."""
     try:
         return await work
     except (Refused, asyncio.CancelledError):
@@ -444,11 +426,11 @@ async def _or_refused(work: Awaitable[T]) -> T:
     except WorkerLost as lost:
         raise Refused("DATA_LOSS" if lost.blamed else "UNAVAILABLE", f"The world is lost: {lost}") from None
     except BaseException as error:
-        raise Refused("ABORTED", raised(error_form(error))) from None
+        raise Refused("ABORTED", ": ".join(error_form(error))) from None
 
 
 def _sent(form: Callable[[Any], T], value: object) -> T:
-    """Return the message of what an environment made; Refused for what has no form in one."""
+    """Return a value of an environment as a message; Refused for a value that messages cannot hold."""
     try:
         return form(value)
     except TypeError as error:
@@ -470,3 +452,144 @@ def _task_in(message: pb.Task) -> Task:
     with suppress(ValueError, RecursionError):
         return from_task(message)
     raise wrong("The data of `task` cannot be read: a key that no mapping can have, or too many digits.")
+
+
+# -------- The server
+
+# -------- Changing what an environment server holds while others play: only with a token, because it decides which code runs
+
+LONGEST_NAME = 128
+
+
+class ControlService(pb_grpc.EnvironmentControlServicer):
+    """See `EnvironmentControl` in the contract."""
+
+    name = "kapelle.environment.v1.EnvironmentControl"
+
+    def __init__(
+        self, put: Callable[[str, Environment], Awaitable[ShelvedEnvironment]], *, guarded: bool
+    ) -> None:
+        """`put` puts an environment on the shelf; `guarded` says whether the server asks for a token."""
+        self._put, self._guarded = put, guarded
+
+    def register(self, server: Any) -> None:
+        """See `GrpcService`."""
+        pb_grpc.add_EnvironmentControlServicer_to_server(self, server)
+
+    async def settle(self) -> None:
+        """See `GrpcService`: nothing stays."""
+
+    async def Register(self, asked: pb.RegisterRequest, _: object) -> pb.Description:
+        """See the contract."""
+        if not self._guarded:
+            raise Refused(
+                "FAILED_PRECONDITION",
+                f"This server asks for no token, so what it runs cannot be changed. Start it with {TOKEN} set.",
+            )
+        if not asked.name.isprintable() or not 0 < len(asked.name) <= LONGEST_NAME:
+            raise wrong(f"Name the environment: 1 to {LONGEST_NAME} printable characters.")
+        try:
+            return (await self._put(asked.name, made(asked.settings))).description
+        except KapelleError as error:
+            raise wrong(str(error)) from None
+
+
+def made(settings: str) -> Environment:
+    """Return the environment of settings in JSON; ConfigError if there is no such environment."""
+    try:
+        values: Any = json.loads(settings)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"The settings are no JSON: {error}.") from None
+    if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+        raise ConfigError('The settings are no environment. Write them as {"name": "arithmetic", …}.')
+    try:
+        return environment_from({"class": values["name"], "settings": values})
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"These are no settings of '{values['name']}': {error}") from None
+
+
+# -------- The server as a whole: a shelf, a thread of worlds, and the port
+
+CLOSING_SECONDS = 5.0
+"""For worlds to close after the server has ended."""
+
+
+class _Worlds:
+    """Opens worlds: on a thread of this process, or in processes of their own."""
+
+    def __init__(self, processes: int, limits: SessionLimits) -> None:
+        self._processes, self._limits = processes, limits
+        self._pools: dict[int, tuple[ShelvedEnvironment, EnvironmentWorkers]] = {}
+
+    def opens(self, held: ShelvedEnvironment) -> OpenWorld:
+        if not self._processes:
+            return open_world
+        if id(held) not in self._pools:
+            patience = Patience(environment=self._limits.call_seconds)
+            self._pools[id(held)] = (held, EnvironmentWorkers(held.environment, self._processes, patience))
+        return self._pools[id(held)][1].open_world
+
+    def retire(self, name: str, sessions: WorldSessions) -> list[EnvironmentWorkers]:
+        """Return the pools of an environment that no session plays any more, and forget them."""
+        old = {
+            key: pool
+            for key, (held, pool) in self._pools.items()
+            if held.description.name == name and not sessions.playing(held)
+        }
+        for key in old:
+            del self._pools[key]
+        return list(old.values())
+
+    def close(self) -> None:
+        for _, pool in self._pools.values():
+            pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentServer:
+    """An environment server that listens."""
+
+    address: str
+    shelf: Shelf
+    grpc: GrpcServer
+    sessions: WorldSessions
+
+    def drain(self, seconds: float) -> bool:
+        """Begin no more sessions, let open ones play for half the time, and return whether all accepted calls were answered."""
+        return self.grpc.drain(seconds)
+
+
+@contextmanager
+def serve_environments(
+    environments: Mapping[str, Environment],
+    binding: Binding,
+    limits: SessionLimits | None = None,
+    caps: Caps | None = None,
+    processes: int = 0,
+) -> Iterator[EnvironmentServer]:
+    """Serve environments by name while the block runs; their worlds live in `processes` processes, 0 for this one.
+
+    Raises ConfigError if the port is taken, DataError for data that cannot be read.
+    """
+    limits = limits or SessionLimits()
+    with ExitStack() as closing:
+        shelf = Shelf(environments)
+        sessions = WorldSessions(closing.enter_context(LoopThread()), limits)
+        worlds = _Worlds(processes, limits)
+        closing.callback(worlds.close)
+        closing.callback(sessions.close_all, CLOSING_SECONDS)
+
+        async def put(name: str, environment: Environment) -> ShelvedEnvironment:
+            async def placed() -> ShelvedEnvironment:
+                return shelf.put(name, environment)
+
+            held = await sessions.beside(placed)
+            for pool in worlds.retire(name, sessions):
+                await asyncio.to_thread(pool.close)
+            return held
+
+        service = EnvironmentService(shelf, sessions, worlds.opens)
+        control = ControlService(put, guarded=binding.token is not None)
+        caps = caps or Caps(streams=limits.sessions)
+        with GrpcServer(binding, [service, control], caps) as server:
+            yield EnvironmentServer(server.address, shelf, server, sessions)

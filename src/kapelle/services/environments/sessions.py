@@ -1,29 +1,164 @@
-"""The open sessions of an environment server: bounded in number, each freed by whoever opened it or when nobody asks."""
+"""What an environment server holds: environments by name, and the open sessions that play them."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, TypeVar
 
-from kapelle.rollout.workers.session import Session
-from kapelle.services.environments.shelf import Held
-from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
-from kapelle.services.policy.engine_thread import EngineThread
+from kapelle.environment import (
+    Alive,
+    Answerable,
+    Environment,
+    Mixed,
+    Opposed,
+    Reads,
+    Recorded,
+    Scripted,
+    Skipping,
+    asks_questions,
+    offers,
+)
+from kapelle.errors import did_you_mean
+from kapelle.rollout.workers.session import WorkerSession
+from kapelle.runtime.event_loop import LoopThread
+from kapelle.services.grpc import Refused, busy, leaving, wrong
+from kapelle.settings.base import Settings
+from kapelle.types import Split
 from kapelle.wire import environment_v1_pb2 as pb
 
-# -------- The moves of one session, each made once however often it is sent
+T = TypeVar("T")
+
+# -------- The shelf: environments by name, each with its version, replaced while others play the old one
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class ShelvedEnvironment:
+    """An environment on the shelf."""
+
+    environment: Environment
+    description: pb.Description
+
+
+class Shelf:
+    """Environments by name; any thread may ask."""
+
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
+        """Take the environments; raises what reading their data raises."""
+        self._held = {
+            name: ShelvedEnvironment(environment, describe(name, environment, 1))
+            for name, environment in environments.items()
+        }
+        self._changing = Lock()
+
+    def all(self) -> list[ShelvedEnvironment]:
+        """Return everything, by name."""
+        return list(self._held.values())
+
+    def find(self, name: str) -> ShelvedEnvironment:
+        """Return an environment; an empty name means the only one. Raises Refused for an unknown name."""
+        held = self._held
+        if not name and len(held) == 1:
+            return next(iter(held.values()))
+        if name not in held:
+            raise Refused(
+                "NOT_FOUND",
+                f"This server has no environment '{name}'.{did_you_mean(name, list(held))}",
+            )
+        return held[name]
+
+    def put(self, name: str, environment: Environment) -> ShelvedEnvironment:
+        """Add an environment or replace the one of that name; open sessions keep theirs.
+
+        Raises Refused if it offers less than the one that it replaces, because runs rely on that.
+        """
+        with self._changing:
+            old = self._held.get(name)
+            version = 1 if old is None else old.description.version + 1
+            held = ShelvedEnvironment(environment, describe(name, environment, version))
+            if old is not None and (less := _lacking(old.description, held.description)):
+                raise wrong(
+                    f"'{name}' {less}, and the environment that would replace it does not. Runs that play it rely on that. "
+                    "Register it by another name."
+                )
+            self._held = {**self._held, name: held}
+            return held
+
+
+def describe(name: str, environment: Environment, version: int) -> pb.Description:
+    """Return an environment's description in the contract; raises what reading its data raises."""
+    least, greatest = environment.reward_range
+    skipped = environment.skipped() if offers(environment, Skipping) else {}
+    members = environment.members if offers(environment, Mixed) else {}
+    return pb.Description(
+        name=name,
+        version=version,
+        content=_content(environment),
+        kind=environment.name,
+        least_reward=least,
+        greatest_reward=greatest,
+        splits=[
+            pb.SplitDescription(
+                split=split,
+                source=environment.sources[split],
+                size=environment.size(split),
+                skipped=skipped.get(split, ""),
+            )
+            for split in SPLITS
+        ],
+        answerable=offers(environment, Answerable) and asks_questions(environment),
+        scripted=offers(environment, Scripted),
+        answers_per_task=environment.answers_per_task() if offers(environment, Recorded) else 0,
+        constant_sum=offers(environment, Opposed) and environment.constant_sum,
+        alive=environment.alive if offers(environment, Alive) else (),
+        members=[describe(part, member, version) for part, member in members.items()],
+    )
+
+
+def _content(environment: Environment) -> str:
+    """Return a hash of an environment's class, its settings without the time limit, and the files that it declares."""
+    settings = (
+        environment.model_dump(mode="json", exclude={"timeout"}) if isinstance(environment, Settings) else {}
+    )
+    read = dict(environment.contents()) if isinstance(environment, Reads) else {}
+    kind = type(environment)
+    form = [kind.__module__, kind.__qualname__, settings, sorted(read.values())]
+    return hashlib.sha256(json.dumps(form, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _lacking(old: pb.Description, new: pb.Description) -> str:
+    """Return the first thing that the old one offers and the new one does not; empty if the new one offers all."""
+    # A test split without a size has no tasks of its own.
+    old_tests, new_tests = (
+        any(split.split == "test" and split.HasField("size") for split in each.splits) for each in (old, new)
+    )
+    offers = {
+        "asks questions": (old.answerable, new.answerable),
+        "plays games of moves": (not old.answerable, not new.answerable),
+        "has a script": (old.scripted, new.scripted),
+        "is a record": (bool(old.answers_per_task), bool(new.answers_per_task)),
+        "has tasks of their own to test on": (old_tests, new_tests),
+    }
+    return next((what for what, (had, has) in offers.items() if had and not has), "")
+
+
+# -------- The moves of one session: a move that is sent again is answered as before, and not made twice
 
 
 class Moves:
     """What a session was asked and answered last; for one event loop.
 
-    A caller whose connection breaks cannot know whether its move was made. Sent again with its number, it is answered
-    as the first time, an error included; the world does not see it again.
+    A caller whose connection breaks cannot know whether its move was made. A move that is sent again with the same number
+    gets its first answer, errors included; the world sees it once.
     """
 
     def __init__(self) -> None:
@@ -35,7 +170,7 @@ class Moves:
     async def act(
         self, asked: pb.ActRequest, make: Callable[[], Coroutine[Any, Any, pb.ActReply]]
     ) -> pb.ActReply:
-        """Make a move, or return what it brought when it was made; Refused where its number is neither."""
+        """Make a move, or return what it brought when it was made; Refused if its number is neither of the two."""
         if not asked.HasField("number"):
             self._made, self._answer = self._made + 1, None
             return await make()
@@ -63,11 +198,12 @@ class Moves:
 
 
 class _Once:
-    """Work that is done once, for all who ask for its result; broken off when none of them is left to wait."""
+    """Work that is done once for all callers that ask for its result; cancelled when the last of them goes away."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         self._work = asyncio.create_task(work())
-        self._work.add_done_callback(_looked_at)
+        # Looks at an error that no caller waits for any more, or Python would print it.
+        self._work.add_done_callback(lambda work: work.cancelled() or work.exception())
         self._waiting = 0
 
     async def result(self) -> Any:
@@ -86,13 +222,7 @@ class _Once:
                 self._work.cancel()
 
 
-def _looked_at(work: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody waits for any more, or Python would print it."""
-    if not work.cancelled():
-        work.exception()
-
-
-T = TypeVar("T")
+# -------- Sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +232,7 @@ class SessionLimits:
     sessions: int = 4096
     """Open at once."""
     idle_seconds: float = 600.0
-    """After which a session that no stream holds is closed when nobody asks about it."""
+    """Seconds without a call after which a session that no stream holds is closed."""
     call_seconds: float = 600.0
     """The most that one call of a world may take."""
 
@@ -112,8 +242,8 @@ class Open:
     """An open session."""
 
     id: str
-    held: Held
-    session: Session
+    held: ShelvedEnvironment
+    session: WorkerSession
     streamed: bool
     """Whether a stream holds it, and so ends it."""
     used: float = field(default_factory=time.monotonic)
@@ -122,25 +252,30 @@ class Open:
     moves: Moves = field(default_factory=Moves)
 
 
-class Sessions:
-    """Sessions by their id; for one event loop. Worlds live on a thread of their own."""
+class WorldSessions:
+    """Open sessions by id; for one event loop. Worlds live on a thread of their own."""
 
-    def __init__(self, worlds: EngineThread, limits: SessionLimits) -> None:
+    def __init__(self, worlds: LoopThread, limits: SessionLimits) -> None:
         self.limits = limits
         self._worlds = worlds
         self._open: dict[str, Open] = {}
         self._closing: set[Future[None]] = set()
         self._beginning = 0
         self.leaving = False
-        """Whether no more may begin."""
+        """Whether new sessions are refused."""
 
     def __len__(self) -> int:
         return len(self._open) + self._beginning
 
     async def begin(
-        self, held: Held, session: Session, work: Callable[[], Awaitable[T]], *, streamed: bool
+        self,
+        held: ShelvedEnvironment,
+        session: WorkerSession,
+        work: Callable[[], Awaitable[T]],
+        *,
+        streamed: bool,
     ) -> tuple[Open, T]:
-        """Open a session by `work`; raises Refused where there is no room."""
+        """Open a session by `work`; raises Refused if there is no room."""
         if self.leaving:
             raise leaving()
         if len(self) >= self.limits.sessions:
@@ -159,8 +294,8 @@ class Sessions:
         self._open[opened.id] = opened
         return opened, result
 
-    async def ask(self, name: str, work: Callable[[Session], Awaitable[T]]) -> T:
-        """Let a session do something; one whose caller goes away meanwhile is closed."""
+    async def ask(self, name: str, work: Callable[[WorkerSession], Awaitable[T]]) -> T:
+        """Let a session do something; it is closed if its caller goes away meanwhile."""
         opened = self.find(name)
         opened.asked += 1
         try:
@@ -175,7 +310,7 @@ class Sessions:
     async def beside(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do something on the thread of the worlds."""
 
-        async def begun() -> T:
+        async def begun() -> T:  # `work` may return any awaitable, and a loop takes coroutines
             return await work()
 
         return await self._worlds.ask(begun)
@@ -185,7 +320,7 @@ class Sessions:
         if name not in self._open:
             raise Refused(
                 "NOT_FOUND",
-                "There is no such session: it was closed, nobody asked about it for long, or never begun.",
+                "There is no such session: it was closed, had no call for too long, or was never begun.",
             )
         return self._open[name]
 
@@ -195,7 +330,7 @@ class Sessions:
         del self._open[name]
         await self.beside(opened.session.close)
 
-    def playing(self, held: Held) -> bool:
+    def playing(self, held: ShelvedEnvironment) -> bool:
         """Return whether a session plays an environment."""
         return any(opened.held is held for opened in self._open.values())
 
@@ -206,7 +341,7 @@ class Sessions:
             self._let_go(opened)
 
     def expire(self) -> None:
-        """Close the sessions that nobody has asked about for too long."""
+        """Close the sessions that have had no call for too long."""
         late = time.monotonic() - self.limits.idle_seconds
         for opened in list(self._open.values()):
             if not opened.streamed and not opened.asked and opened.used < late:
@@ -218,13 +353,13 @@ class Sessions:
             await asyncio.sleep(0.05)
 
     def close_all(self, seconds: float) -> None:
-        """Close every session, and wait so long for their worlds; when the server has ended, from any thread."""
+        """Close every session and wait up to `seconds` for their worlds; any thread may call it once the server has ended."""
         for name in list(self._open):
             self.free(name)
         wait(self._closing, seconds)
 
     def _let_go(self, opened: Open) -> None:
-        """Close a world without waiting; what it raises is nobody's any more."""
+        """Close a world without waiting; what it raises is dropped."""
         closing = self._worlds.begin(opened.session.close)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

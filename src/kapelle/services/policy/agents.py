@@ -1,11 +1,11 @@
-"""What answers a call of one agent: its policy, sampled by the rollout engine beside all other calls."""
+"""Answers of one agent: its policy, sampled by the rollout engine beside all other calls."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -19,14 +19,13 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
+from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
-from kapelle.services.http.refusals import Refusal, wrong
-from kapelle.services.log import LOG
+from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
     ChatRequest,
     Decode,
     Head,
-    choice_row,
     chunk_row,
     message_of,
     read_messages,
@@ -34,7 +33,7 @@ from kapelle.services.policy.chat_form import (
     usage_row,
     weights_row,
 )
-from kapelle.services.policy.engine_thread import EngineThread
+from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
 
@@ -53,7 +52,7 @@ class Decodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an agent is asked."""
+    """A prompt of one agent, and how its answers are sampled."""
 
     agent: str
     messages: tuple[Message, ...]
@@ -66,7 +65,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Tokens of a choice that came."""
+    """New tokens of a choice."""
 
     choice: int
     ids: Sequence[int]
@@ -75,32 +74,32 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A choice that is complete."""
+    """A complete choice."""
 
     choice: int
     completion: Completion
     prompt_tokens: int
     turn: int | None = None
-    """Its number in the episode that it is part of; None where no episode is played."""
+    """Its number in its episode; None if no episode is played."""
 
 
 Tell = Callable[[Any], None]
-"""Takes news for whoever listens."""
+"""Passes news on to the listener."""
 
 
 class Agents:
-    """The agents of a team, each asked by itself."""
+    """The agents of a team, each asked on its own."""
 
-    def __init__(self, play: Play, thread: EngineThread) -> None:
+    def __init__(self, play: Play, thread: LoopThread) -> None:
         self.play = play
         self.thread = thread
 
     def prompt(
         self, agent: str, request: ChatRequest, messages: Sequence[Message], ids: Sequence[int] | None
     ) -> Prompt:
-        """Return what an agent is asked by a request; Refusal (400) for what it cannot read.
+        """Return the prompt of a request to an agent; Refusal (400) if it is too long.
 
-        `messages` are its whole conversation; `ids` the same as tokens, where they are known already.
+        `messages` are the whole conversation; `ids` are its tokens, if they are known already.
         """
         renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
         try:
@@ -119,7 +118,7 @@ class Agents:
         return Prompt(agent, tuple(messages), ids, sampling, seeds)
 
     def decodes(self, agent: str) -> Decodes | None:
-        """Return what turns an agent's tokens into text; None where its engine has nothing that does."""
+        """Return what turns an agent's tokens into text; None if its engine cannot."""
         renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
         return renderer if isinstance(renderer, Decodes) else None
 
@@ -130,16 +129,16 @@ class Agents:
         ]
 
     def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
-        """Yield each choice, in their order unless somebody is listening; then with its tokens as they come."""
+        """Yield the choices in order; `listening` yields tokens as they come instead, and each choice when it is complete."""
         return told(self.thread, lambda tell: self._complete(prompt, tell, listening=listening))
 
     @property
     def knows_alternatives(self) -> bool:
-        """Whether it can be told what an agent might have said instead."""
+        """Whether the engine knows which other tokens were likely."""
         return self.thread.begun and isinstance(self.play.engine, KnowsAlternatives)
 
     async def alternatives(self, prompt: Prompt, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the likeliest tokens in the place of each id of a completion; nothing for a count of 0."""
+        """Return the `count` likeliest tokens in the place of each id of a completion."""
         if not count:
             return ()
         request = self._request(prompt, 0)
@@ -163,9 +162,14 @@ class Agents:
             def on_tokens(ids: Sequence[int], logprobs: Sequence[float]) -> None:
                 tell(News(choice, ids, logprobs))
 
-            completion = checked(
-                await stream_or_generate(self.play.engine, request, on_tokens if listening else None), policy
-            )
+            completion = await stream_or_generate(self.play.engine, request, on_tokens if listening else None)
+            if not all(map(math.isfinite, completion.logprobs)):
+                raise Refusal(
+                    500,
+                    f"The weights of '{policy}' are broken: their log-probs are not finite.",
+                    None,
+                    "weights",
+                )
             if listening:
                 tell(Done(choice, completion, len(prompt.ids)))
             return completion
@@ -177,18 +181,18 @@ class Agents:
 
 
 async def told(
-    thread: EngineThread, work: Callable[[Callable[[Any], None]], Coroutine[Any, Any, None]]
+    thread: LoopThread, work: Callable[[Callable[[Any], None]], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[Any]:
-    """Yield what work beside the engine tells, until it ends; work that nobody listens to any more is cancelled.
+    """Run work beside the engine and yield what it tells; closing the iterator cancels the work.
 
-    Raises Refusal where the work fails.
+    Raises Refusal if the engine fails.
     """
     here = asyncio.get_running_loop()
     queue: asyncio.Queue[Any] = asyncio.Queue()
     over = object()
 
     def tell(news: Any) -> None:
-        with suppress(RuntimeError):  # the loop of a server that was closed meanwhile
+        with suppress(RuntimeError):  # the server was closed meanwhile, and its loop with it
             here.call_soon_threadsafe(queue.put_nowait, news)
 
     task = asyncio.ensure_future(thread.ask(lambda: work(tell)))
@@ -210,15 +214,6 @@ async def told(
                 await task
 
 
-def checked(completion: Completion, policy: str) -> Completion:
-    """Return a completion; Refusal (500) for one of weights that are broken."""
-    if not all(map(math.isfinite, completion.logprobs)):
-        raise Refusal(
-            500, f"The weights of '{policy}' are broken: their log-probs are not finite.", None, "weights"
-        )
-    return completion
-
-
 def too_long(message: str) -> Refusal:
     """Return the refusal of a prompt that the model cannot read."""
     refusal = wrong(message, "messages")
@@ -226,10 +221,10 @@ def too_long(message: str) -> Refusal:
     return refusal
 
 
-# -------- Tokens as text while they come: whole characters only, and nothing that a stop string may still take back
+# -------- Tokens as text while they come: whole characters, without what a stop string may still remove
 
 
-class Words:
+class TextStream:
     """The text of one answer as it grows."""
 
     def __init__(
@@ -240,9 +235,9 @@ class Words:
         *,
         trims: bool = False,
     ) -> None:
-        """Decode by `spoken`; end before a `mark`, such as the tag of a tool call: what follows is told at the end.
+        """Decode by `spoken`; stop before a `mark`, such as the tag of a tool call, and tell the rest at the end.
 
-        `trims`: spaces wait for the word behind them, because before a mark they are no part of the words.
+        `trims` holds spaces back until the next word, because those before a mark are dropped.
         """
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
@@ -250,7 +245,7 @@ class Words:
         self._trims = trims
         self._ids: list[int] = []
         self._from = self._read = 0
-        """The window of tokens that is decoded anew: what is before it has no effect on what follows."""
+        """The window of tokens that is decoded again: tokens before it have no effect on what follows."""
         self._text = ""
         self.told = ""
         """What has been told so far."""
@@ -272,20 +267,16 @@ class Words:
     def _tell(self, text: str, *, whole: bool = False) -> str:
         if not whole:
             for mark in self._marks:
-                text = text[: _before(text, mark)]
+                place = text.find(mark)
+                if place < 0:  # the text may end with the beginning of a mark
+                    longest = min(len(mark) - 1, len(text))
+                    begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
+                    place = len(text) - begun
+                text = text[:place]
             text = text.rstrip() if self._trims else text
         news = text[len(self.told) :]
         self.told += news
         return news
-
-
-def _before(text: str, mark: str) -> int:
-    """Return where a mark, or what may become one, begins in a text; its length where there is none."""
-    place = text.find(mark)
-    if place >= 0:
-        return place
-    begun = next((k for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k])), 0)
-    return len(text) - begun
 
 
 # -------- One agent's answer to one request: whole, or as the chunks of a stream
@@ -293,7 +284,7 @@ def _before(text: str, mark: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request that is about to be answered."""
+    """A request that is being answered."""
 
     model: str
     agent: str
@@ -302,30 +293,33 @@ class Chat:
     head: Head
     decodes: Decodes | None
     session: str | None = None
-    """The session that it is part of; None where none are kept."""
+    """Its session; None on a server that records nothing."""
 
     @property
     def extra(self) -> dict[str, Json]:
-        """What the answer says of itself beyond OpenAI's form."""
+        """Fields of the answer beyond OpenAI's form."""
         return {} if self.session is None else {"session": self.session}
 
     @property
     def decode(self) -> Decode | None:
-        """What turns single tokens into text, where log-probs are asked for."""
+        """What turns single tokens into text, if log-probs are asked for."""
         return self.decodes.decode if self.decodes is not None and self.request.logprobs else None
 
     @property
     def tools(self) -> bool:
-        """Whether calls are looked for in the answer."""
+        """Whether tool calls are read from the answer."""
         return self.request.calls_tools
 
     def whole(self, done: Sequence[Done], alternatives: Sequence[Sequence[Likeliest]]) -> Json:
-        """Return the answer; `alternatives` are those of each choice's tokens, empty where they are not asked for."""
+        """Return the answer; `alternatives` are those of each choice's tokens, empty if they are not asked for."""
         completions = [each.completion for each in done]
-        choices = [
-            choice_row(k, each, alternatives[k], tools=self.tools, decode=self.decode)
-            for k, each in enumerate(completions)
-        ]
+        choices = []
+        for k, each in enumerate(completions):
+            message, reason = message_of(each, tools=self.tools)
+            logprobs = None
+            if self.decode is not None:
+                logprobs = {"content": token_rows(each.ids, each.logprobs, self.decode, alternatives[k])}
+            choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": reason})
         return {
             **self.head.row("chat.completion"),
             "choices": choices,
@@ -339,7 +333,7 @@ class Chat:
         marks = ("<tool_call>",) if self.tools else ()
         stops = self.prompt.sampling.stop
         words = {
-            k: Words(self.decodes.spoken, stops, marks, trims=self.tools)
+            k: TextStream(self.decodes.spoken, stops, marks, trims=self.tools)
             for k in range(self.request.n)
             if self.decodes is not None
         }
@@ -368,12 +362,14 @@ class Chat:
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": usage}
         yield "[DONE]"
 
-    def _last_words(self, completion: Completion, words: Words | None) -> tuple[list[dict[str, Json]], str]:
-        """Return what has not been told of a choice, words first and then each call, and why it ended."""
+    def _last_words(
+        self, completion: Completion, words: TextStream | None
+    ) -> tuple[list[dict[str, Json]], str]:
+        """Return the rest of a choice, words first and then each call, and why it ended."""
         message, reason = message_of(completion, tools=self.tools)
         text = message["content"] or ""
         left = text if words is None else words.end(text)
-        # Each call in a piece of its own, as OpenAI sends them: some clients read the first one of a piece.
+        # Each call in a piece of its own, as OpenAI sends them: some clients read only the first one of a piece.
         calls = [
             {"tool_calls": [{"index": k, **call}]} for k, call in enumerate(message.get("tool_calls", ()))
         ]
@@ -394,7 +390,7 @@ class Chat:
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> tuple[Chat, list[Message]]:
-    """Return a chat whose prompt is not known yet, and the conversation that the agent reads; Refusal (400)."""
+    """Return a chat that lacks its prompt's tokens, and the conversation that the agent reads; Refusal (400)."""
     decodes = agents.decodes(agent)
     if request.logprobs and decodes is None:
         raise wrong(
@@ -417,10 +413,9 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> t
 async def prompted(
     chat: Chat, agents: Agents, messages: Sequence[Message], ids: Callable[[], Sequence[int]] | None
 ) -> Chat:
-    """Return a chat with its prompt as tokens, which `ids` knows or the conversation gives; Refusal (400)."""
+    """Return a chat with its prompt's tokens: those of `ids`, else of the rendered conversation; Refusal (400)."""
 
     def render() -> Prompt:
         return agents.prompt(chat.agent, chat.request, messages, None if ids is None else ids())
 
-    rendering: Awaitable[Prompt] = asyncio.to_thread(render)
-    return replace(chat, prompt=await rendering)
+    return replace(chat, prompt=await asyncio.to_thread(render))  # long conversations take a while

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests, read strictly, their messages as agents read them, and answers whole or in chunks."""
+"""The form of OpenAI's chat completions: strictly read requests, messages as agents read them, and answers, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.protocol import Completion, Likeliest
 from kapelle.environments.tools.contract import tools_prompt
-from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
-from kapelle.services.http.refusals import Body, read_body, wrong
+from kapelle.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
+from kapelle.services.refusals import Body, read_body, wrong
 from kapelle.types import Json, Message, Sampling
 
 MOST_CHOICES = 128
@@ -27,13 +27,13 @@ LONGEST_STOP = 1024
 """Characters of one stop string."""
 
 
-class Part(Body):
+class ContentPart(Body):
     """A piece of a message's content."""
 
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
-    """What some providers keep of a prompt, which changes nothing."""
+    """A hint for caches of some providers; it changes nothing."""
 
 
 class Function(Body):
@@ -51,19 +51,19 @@ class ToolCall(Body):
     type: Literal["function"] = "function"
     function: Function
     index: int | None = None
-    """Its place, which clients keep that put streamed answers together; the order of the list says as much."""
+    """Its place. Clients that join streamed answers keep it; the order of the list says the same."""
 
 
 class ChatMessage(Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
     """Who speaks, among several of one role."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    # What answers have beside their words, sent back by clients that keep whole messages.
+    # Further fields of answers, which clients that keep whole messages send back.
     refusal: Literal[""] | None = None
     annotations: list[Any] = Field(default=[], max_length=0)
 
@@ -84,7 +84,7 @@ class ToolFunction(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class OfferedTool(Body):
     """A tool that the agent may call."""
 
     type: Literal["function"]
@@ -92,20 +92,20 @@ class Tool(Body):
 
 
 class StreamOptions(Body):
-    """What a stream tells beside its words."""
+    """What a stream has beside its words."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class PlainText(Body):
-    """The one form of answers there is."""
+    """The only supported form of answers."""
 
     type: Literal["text"]
 
 
 class ChatRequest(Body):
-    """One request; a parameter that is not here is refused."""
+    """One request; other parameters are refused."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -120,10 +120,10 @@ class ChatRequest(Body):
     stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[Tool] = Field(default=[], max_length=128)
+    tools: list[OfferedTool] = Field(default=[], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: Literal[True] = True
-    # What clients send to say nothing of their own; any other value is refused.
+    # Accepted with their neutral values only, which some clients always send.
     response_format: PlainText = PlainText(type="text")
     presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
@@ -132,7 +132,7 @@ class ChatRequest(Body):
     min_p: float = Field(default=0.0, ge=0.0, le=0.0)
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     service_tier: Literal["auto", "default"] = "auto"
-    # What a provider does for its own records, and labels for them, which change nothing.
+    # For a provider's own records; they change nothing.
     store: bool = False
     prompt_cache_key: str | None = None
     user: str | None = None
@@ -178,26 +178,21 @@ class ChatRequest(Body):
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
     """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
-    return read_body(ChatRequest, _without_nulls(body))
+    # Parameters that are null count as left out, those of messages too.
+    given: Json = body
+    if isinstance(body, dict):
+        given = {name: each for name, each in body.items() if each is not None}
+        if isinstance(given.get("messages"), list):
+            given["messages"] = [
+                {name: each for name, each in message.items() if each is not None}
+                if isinstance(message, dict)
+                else message
+                for message in given["messages"]
+            ]
+    return read_body(ChatRequest, given)
 
 
-def _without_nulls(value: Json) -> Json:
-    """Return a request without parameters that are null, which say as much as none; so down to its messages."""
-    if not isinstance(value, dict):
-        return value
-    messages = value.get("messages")
-    kept = {name: each for name, each in value.items() if each is not None}
-    if isinstance(messages, list):
-        kept["messages"] = [
-            {name: each for name, each in message.items() if each is not None}
-            if isinstance(message, dict)
-            else message
-            for message in messages
-        ]
-    return kept
-
-
-# -------- Messages in OpenAI's form as the messages that an agent reads, with tools in the form that kapelle's agents know
+# -------- Messages as agents read them, with tools in the form that kapelle's agents know
 
 
 class Said(NamedTuple):
@@ -206,7 +201,7 @@ class Said(NamedTuple):
     content: str | None
     """All words outside the calls, those of its thoughts too; what stands before the first call as it is, but for
     the spaces at its end. None for no words."""
-    calls: tuple[Call, ...]
+    calls: tuple[ReadCall, ...]
 
 
 NAMED = ("system", "user")
@@ -215,7 +210,7 @@ tool's answer belongs to its call."""
 
 
 def read_messages(
-    messages: Sequence[ChatMessage], tools: Sequence[Tool], system: str | None
+    messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
 ) -> list[Message]:
     """Return the conversation that an agent reads: the caller's, or its own system message where the caller has none.
 
@@ -236,13 +231,13 @@ def read_messages(
 
 
 def read_message(message: ChatMessage) -> Message:
-    """Return one message as an agent reads it; Refusal (400) for calls that are none."""
+    """Return one message as an agent reads it; Refusal (400) for tool calls that cannot be read."""
     role = "system" if message.role == "developer" else message.role
     if role != "assistant" and message.tool_calls:
         raise wrong("Only messages of the role `assistant` call tools.", "messages")
     words = message.text
     if message.name is not None and role in NAMED and words:
-        words = f"{message.name}: {words}"  # chat templates know no names
+        words = f"{message.name}: {words}"  # chat templates have no field for names
     return Message(role, "\n".join([*([words] if words else []), *map(_written, message.tool_calls or [])]))
 
 
@@ -255,28 +250,18 @@ def _written(call: ToolCall) -> str:
 
 
 def parse_answer(text: str, forms: Sequence[Form] = ("hermes",)) -> Said:
-    """Return an agent's text as words and calls; a text that breaks the form is words alone."""
+    """Return an agent's text as words and calls; a text that breaks the form is all words."""
     try:
         calls = parse_calls(text, forms)
     except NotCalls:
         return Said(text, ())
     if not calls:
         return Said(text, ())
-    thoughts = text.rfind("</think>") + 1  # calls are read behind them
+    thoughts = text.rfind("</think>") + 1  # calls come after them
     first = text.index("<tool_call>", thoughts)
     behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
     before = text[:first].rstrip()
     return Said("\n".join([*([before] if before else []), *filter(None, behind)]) or None, calls)
-
-
-def call_row(call: Call, identity: str) -> Json:
-    """Return a call as OpenAI's clients read it."""
-    arguments = json.dumps(call.arguments, ensure_ascii=False, default=_number)
-    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _number(value: object) -> float:
-    return float(str(value))
 
 
 # -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
@@ -296,22 +281,6 @@ class Head:
     def row(self, kind: str) -> dict[str, Json]:
         """Return the fields that stand before the choices."""
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
-
-
-def choice_row(
-    index: int,
-    completion: Completion,
-    alternatives: Sequence[Likeliest],
-    *,
-    tools: bool,
-    decode: Decode | None,
-) -> dict[str, Json]:
-    """Return one choice; `tools` looks for calls, `decode` is given where log-probs are asked for."""
-    message, reason = message_of(completion, tools=tools)
-    logprobs = None
-    if decode is not None:
-        logprobs = {"content": token_rows(completion.ids, completion.logprobs, decode, alternatives)}
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 def chunk_row(
@@ -336,7 +305,12 @@ def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json],
     calls = parse_answer(completion.text) if tools else None
     if calls is None or not calls.calls:
         return message, completion.finish_reason
-    rows = [call_row(call, f"call_{secrets.token_hex(12)}") for call in calls.calls]
+    rows = []
+    for call in calls.calls:
+        # Numbers that JSON does not know as they are (such as a Decimal) become floats.
+        arguments = json.dumps(call.arguments, ensure_ascii=False, default=lambda number: float(str(number)))
+        function = {"name": call.name, "arguments": arguments}
+        rows.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
     return {**message, "content": calls.content, "tool_calls": rows}, "tool_calls"
 
 

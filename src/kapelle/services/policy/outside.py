@@ -1,7 +1,7 @@
-"""The server that outside programs call while a run trains on what they do with its agents.
+"""The server that outside programs call while a run trains on what its agents do for them.
 
 Calls go to the episodes of the run's own loop (`environments.external`), which samples, trains and publishes as with any
-other environment. Nothing here knows of weights.
+other environment. This module handles no weights.
 """
 
 from __future__ import annotations
@@ -14,41 +14,36 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
 from kapelle.environments.external import External
-from kapelle.environments.external.switchboard import Over, Seat, Switchboard, switched_on
+from kapelle.environments.external.switchboard import Over, Switchboard, WaitingEpisode, switched_on
 from kapelle.rollout.play import Play
+from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, token_here
-from kapelle.services.http.application import Answer, Application, Call, Route
-from kapelle.services.http.refusals import Refusal
-from kapelle.services.http.server import HttpServer
-from kapelle.services.policy.admission import Limits
+from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News, too_long
 from kapelle.services.policy.chat_form import read_message
-from kapelle.services.policy.engine_thread import EngineThread
-from kapelle.services.policy.recording import Recorder, Reward
-from kapelle.services.policy.service import PolicyService
-from kapelle.services.policy.sessions import Place, Session
+from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
+from kapelle.services.policy.service import PolicyService, ServingLimits
+from kapelle.services.refusals import Refusal
 from kapelle.types import Json, Message
 
-if TYPE_CHECKING:
-    from kapelle.services.http.server import Peer
-
 MODEL = "team"
-"""What programs call the team in training: `team/AGENT`, whatever the recipe's name."""
+"""The name of a team in training: programs call `team/AGENT`, whatever the recipe."""
 
 
 @contextmanager
 def serve_outside(environment: External, play: Play, say: Callable[[str, str], None]) -> Iterator[None]:
-    """Let outside programs play the episodes of a run while the block runs; ConfigError when the port is taken.
+    """Let outside programs play the episodes of a run while the block runs; ConfigError if the port is taken.
 
-    `say` tells the run's user where they call (`serving`), and what to know of them later (`program`).
+    `say` tells the run's user where programs call (`serving`), and later what has happened to them (`program`).
     """
     if isinstance(play.engine, ServesCallers):
-        play.engine.serve()  # programs wait for each answer, and no run of theirs repeats to the bit anyway
+        play.engine.serve()  # programs wait for each answer; their runs do not repeat to the bit anyway
     environment.check_server()
     binding = Binding(
         environment.host,
@@ -59,13 +54,14 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
         address=environment.address,
     )
     board = Switchboard("", binding.token, partial(say, "program"))
-    agents = Agents(play, EngineThread())
+    agents = Agents(play, LoopThread())
     desk = OutsideDesk(board, agents, environment.absence)
-    limits = Limits(calls=65_536, seconds=play.patience.episode)
+    limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
     service = PolicyService(MODEL, agents, limits, int(time.time()), desk)
-    # The server closes no connection that a program may still use: an open one is how it shows that it lives.
+    # An open connection shows that a program lives, so the server keeps those that a program may still use.
     idle = play.patience.environment
-    with HttpServer(binding, Application(binding, service.routes()), desk.presence, idle) as server:
+    watched = (desk.presence.opened, desk.presence.closed)
+    with HttpServer(binding, Application(binding, service.routes()), idle, *watched) as server:
         board.url = server.url
         with switched_on(environment.key, board):
             say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
@@ -73,7 +69,7 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
 
 
 class OutsideDesk(Recorder):
-    """Sessions whose turns are taken in episodes of the run."""
+    """Records sessions whose turns are taken in episodes of the run."""
 
     def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
         super().__init__(_Seats(board, agents.play.environment.reward_range), agents)
@@ -81,24 +77,24 @@ class OutsideDesk(Recorder):
         self.presence = Presence(self._dead, absence)
 
     def routes(self) -> Sequence[Route]:
-        """Return what it answers."""
-        return (*super().routes(), Route("POST", "/v1/task", self.task))
+        """Return its routes."""
+        return (*super().routes(), route("POST", "/v1/task", self.task))
 
-    async def task(self, call: Call) -> Answer:
+    async def task(self, call: Call) -> JsonAnswer:
         """Wait for an episode to play, and return its task and session."""
         if call.body:
             raise Refusal(400, "Ask for a task with an empty object.", None, "invalid_request")
         seat = await self._take(call)
         data = seat.task.data
         task = {"id": seat.task.id, "split": data["split"], "index": data["index"]}
-        return Answer({"session": seat.name, "task": task, "seed": seat.seed})
+        return JsonAnswer({"session": seat.name, "task": task, "seed": seat.seed})
 
-    async def show(self, call: Call) -> Answer:
-        """Return what a session has come to; asking is a sign of life."""
+    async def show(self, call: Call) -> JsonAnswer:
+        """Return a session's turns so far; the call shows that its program lives."""
         self.presence.called(call.path, call.peer)
         return await super().show(call)
 
-    async def reward(self, call: Call) -> Answer:
+    async def reward(self, call: Call) -> JsonAnswer:
         """End a session with a reward."""
         self.presence.called(call.path.partition("/")[0] or call.session or "", call.peer)
         return await super().reward(call)
@@ -113,7 +109,7 @@ class OutsideDesk(Recorder):
                     f"episode), asks GET /v1/sessions/{name} meanwhile, or has a greater `environment.absence`."
                 )
 
-    async def _take(self, call: Call) -> Seat:
+    async def _take(self, call: Call) -> WaitingEpisode:
         taken = self._board.take()
         try:
             seat = await asyncio.wrap_future(taken)
@@ -128,7 +124,7 @@ class OutsideDesk(Recorder):
         self.presence.begin(seat.name, call.peer)
         return seat
 
-    async def _place(self, chat: Chat, call: Call) -> Place:
+    async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
         for each in (self.sessions, self.presence):
             each.forget(lambda session: self._board.seat(session) is None)
         name = call.session
@@ -140,10 +136,10 @@ class OutsideDesk(Recorder):
         self.presence.called(name, call.peer)
         return self.sessions.place(chat.agent, chat.request, name)
 
-    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: Place) -> Chat:
+    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: ContinuedAt) -> Chat:
         return replace(chat, prompt=replace(chat.prompt, messages=tuple(messages)))
 
-    async def _answered(self, chat: Chat, place: Place) -> AsyncIterator[News | Done]:
+    async def _answered(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[News | Done]:
         seat = self._board.seat(place.session.name)
         if seat is None:
             raise _over()
@@ -162,30 +158,38 @@ class OutsideDesk(Recorder):
                 said = await coming
                 if "too_long" in said:
                     raise too_long(said["too_long"])
-                yield Done(choice, _completion(said), said["prompt_tokens"], said["turn"])
+                completion = Completion(
+                    tuple(said["ids"]),
+                    tuple(said["logprobs"]),
+                    said["finish_reason"],
+                    said["text"],
+                    said["version"],
+                    said["weights_hash"],
+                )
+                yield Done(choice, completion, said["prompt_tokens"], said["turn"])
         except Over:
             raise _over() from None
         finally:
             for left in calls:
-                left.cancel()  # who went away waits for none of them
+                left.cancel()  # the caller went away
 
 
 class Presence:
-    """Which programs that asked for an episode have a connection open; lives in the server's event loop.
+    """Which programs with an episode have a connection open; lives in the server's event loop.
 
-    A program that ends, however it does, leaves its connections closed. One that works on without any shows that it lives
-    by calling again in time.
+    When a program ends, however it does, its connections close. A program that works on without one shows that it lives by
+    calling again in time.
     """
 
     def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
-        """Call `dead` with a session that has had no connection for so many seconds."""
+        """Call `dead` with a session that has had no connection for `seconds`."""
         self._dead, self._seconds = dead, seconds
         self._carried: dict[Peer, set[str]] = {}
         """Open connection → the sessions whose calls came by it."""
         self._open: dict[str, set[Peer]] = {}
         """Session → the open connections by which its calls came."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """Sessions without any."""
+        """Sessions without an open connection."""
         self._asked: dict[str, Peer] = {}
         """Session → the connection that has asked for its task and not called in it since."""
 
@@ -194,7 +198,7 @@ class Presence:
         self._carried[peer] = set()
 
     def closed(self, peer: Peer) -> None:
-        """Learn that one is gone."""
+        """Learn that a connection is gone."""
         for name in self._carried.pop(peer, ()):
             if name in self._open:
                 self._open[name].discard(peer)
@@ -214,7 +218,7 @@ class Presence:
         self._stop(name)
         asked = self._asked.pop(name, peer)
         if asked != peer and asked in self._carried:
-            # Whoever asked has handed the task on, as a launcher does to its workers: theirs is what counts from now on.
+            # The program that asked has handed its task on, as a launcher does to its workers: their connections count from now on.
             self._carried[asked].discard(name)
             self._open[name].discard(asked)
         if peer in self._carried:  # else it is gone already
@@ -223,7 +227,7 @@ class Presence:
         self._wait(name)
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Watch the sessions no longer that are over, told by their names."""
+        """Stop watching the sessions whose names are `over`."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
             self._asked.pop(name, None)
@@ -250,7 +254,7 @@ class _Seats:
         self._board = board
         self.bounds = bounds
 
-    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
+    def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         seat = self._board.seat(session.name)
         spoke = {turn.agent for turn in session.turns}
         rewards = {
@@ -265,7 +269,7 @@ class _Seats:
             raise _over() from None
         return {}
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: ChatSession) -> None:
         seat = self._board.seat(session.name)
         if seat is None:
             raise _over()
@@ -275,19 +279,8 @@ class _Seats:
 
 def _over(why: str | None = None) -> Refusal:
     said = (
-        "This session is over, or training is: nobody answers it any more."
+        "This session is over, or training is; it gets no more answers."
         if why is None
         else f"This session is over. {why}"
     )
     return Refusal(410, said, None, "session_over")
-
-
-def _completion(said: Mapping[str, Json]) -> Completion:
-    return Completion(
-        tuple(said["ids"]),
-        tuple(said["logprobs"]),
-        said["finish_reason"],
-        said["text"],
-        said["version"],
-        said["weights_hash"],
-    )

@@ -1,9 +1,9 @@
-"""Recording mode: what outside programs do with the agents becomes episodes, once somebody posts a reward.
+"""Recording: sessions of outside programs, which become episodes once their rewards are posted.
 
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
 
 An episode is written as a run writes its own (`runs.episode_json`), a line in `episodes.jsonl`: exact token ids,
-log-probs, agents, versions and hashes of the weights. Nothing is written of a session without a reward.
+log-probs, agents, versions and hashes of the weights. Sessions without a reward leave nothing behind.
 """
 
 from __future__ import annotations
@@ -12,100 +12,262 @@ import hashlib
 import json
 import math
 import os
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import Field
+from starlette.routing import Route
 
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.services.http.application import Answer, Call, Route
-from kapelle.services.http.refusals import Body, Refusal, read_body, wrong
-from kapelle.services.policy.admission import Ticket
-from kapelle.services.policy.agents import Agents, Chat, Done, News, Prompt, prompted
-from kapelle.services.policy.chat_form import ChatRequest, read_message
-from kapelle.services.policy.sessions import Place, Session, Sessions, record
-from kapelle.services.policy.teams import Played, Spoken
+from kapelle.services.http import Call, JsonAnswer, route
+from kapelle.services.policy.agents import Agents, Chat, Done, News, prompted
+from kapelle.services.policy.chat_form import NAMED, ChatMessage, ChatRequest, parse_answer, read_message
+from kapelle.services.policy.teams import PlayedAnswer, Spoken
+from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
 
-# -------- Calls that are sent again because their answers were lost: answered as the first time, and counted once
-#
-# A client that hears nothing asks again by itself, OpenAI's own does so twice. What an agent would say the second time would be one
-# more turn of the episode, trained on by a reward that only what was heard has earned.
+if TYPE_CHECKING:
+    from kapelle.services.policy.service import Ticket
 
-KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
-"""Headers by which a call tells that it may have been sent before: a key of its own, or how often it was."""
-MOST = 4096
-"""Answers, and rewards, that are known again."""
-K = TypeVar("K")
-V = TypeVar("V")
+# -------- Sessions, and which conversation a call continues
+#
+# An agent reads its own earlier words as the very tokens that it sampled, so a call must be matched with the conversation that it
+# continues. Callers name their session by a header or by the address that they call. Without a name the conversation itself is
+# matched: it continues the longest beginning that ends with an answer given here. One that matches none (because the
+# program edited or compacted its history) begins anew and is counted.
+
+MOST_TURNS = 4096
+"""Of one session."""
+
+
+@dataclass(eq=False, slots=True)
+class ReadPrefix:
+    """An answer from which conversations may continue."""
+
+    session: ChatSession
+    turn: Turn
+    continued: int = 0
+    """How many answers continue from it."""
+
+
+@dataclass(eq=False, slots=True)
+class ChatSession:
+    """One run of a caller's program: the turns that its agents have taken."""
+
+    name: str
+    named: bool
+    """Whether the caller named it; others are recognised by their conversations."""
+    task: str | None = None
+    """The task that the caller says it works at; None for one of its own."""
+    turns: list[Turn] = field(default_factory=list)
+    nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
+    """(agent, digest of a conversation up to an answer) → such answers."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """`branches`: calls that continue from an answer that was continued before. `restarts`: conversations that begin anew
+    although the agent has spoken already."""
+    under_way: int = 0
+    """Answers that are being sampled."""
+    called: float = 0.0
+    """When it was last called, by the monotonic clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
-    session: Session
-    key: str | None
-    chat: Chat
-    done: Sequence[Done]
+class ContinuedAt:
+    """Where a call continues."""
+
+    session: ChatSession
+    agent: str
+    after: ReadPrefix | None
+    """The answer that it continues from; None where it begins."""
+    heard: tuple[ChatMessage, ...]
+    """The messages since."""
+    digest: bytes
+    """Of the whole conversation."""
+    seen: int
+    """How many turns of the session were complete."""
+    tools: bool
+    """Whether calls are looked for in the answer."""
 
 
-class Repeats:
-    """The last answer to each call of a named session, and to each reward."""
+class Sessions:
+    """All sessions under way; used by one thread."""
 
-    def __init__(self) -> None:
-        self._answers: OrderedDict[tuple[str, str, bytes], _Answered] = OrderedDict()
-        self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
+    def __init__(
+        self, most: int = 1024, lifetime: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep at most `most` sessions; one that has had no call for `lifetime` seconds makes room for a new one."""
+        self._most = most
+        self._lifetime = lifetime
+        self._clock = clock
+        self._open: dict[str, ChatSession] = {}
+        self.dropped = 0
+        """How many sessions ended without a reward to make room."""
 
-    def answered(self, call: Call, chat: Chat, session: Session, done: Sequence[Done]) -> None:
-        """Keep what a call that names its session was answered."""
-        if call.session is not None:
-            answered = _Answered(session, call.headers.get(KEY), chat, done)
-            _keep(self._answers, (session.name, chat.agent, _digest(call.body)), answered)
+    def __len__(self) -> int:
+        return len(self._open)
 
-    def answer(self, call: Call, agent: str, session: Session | None) -> tuple[Chat, Sequence[Done]] | None:
-        """Return what this very call was answered in its session; None for one that is not sent again."""
-        known = None if session is None else self._answers.get((session.name, agent, _digest(call.body)))
-        if known is None or known.session is not session:
-            return None
-        key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
-        again = key == known.key if key is not None else count.isdecimal() and int(count[:9]) > 0
-        return (known.chat, known.done) if again else None
+    def __iter__(self) -> Iterator[ChatSession]:
+        return iter(self._open.values())
 
-    def rewarded(self, name: str, body: Json, told: Mapping[str, Json]) -> None:
-        """Keep what came of a session's reward."""
-        _keep(self._rewards, name, (_digest(body), told))
+    def get(self, name: str) -> ChatSession:
+        """Return a session; Refusal (404) if it is not under way."""
+        if name not in self._open:
+            raise Refusal(404, "There is no such session under way.", None, "session_not_found")
+        return self._open[name]
 
-    def was_rewarded(self, name: str) -> bool:
-        """Return whether a session has had its reward."""
-        return name in self._rewards
+    def known(self, name: str | None) -> ChatSession | None:
+        """Return the session of that name if it is under way, else None."""
+        return None if name is None else self._open.get(name)
 
-    def reward(self, name: str, body: Json) -> Mapping[str, Json] | None:
-        """Return what came of the same reward of a session; None where it had another or none."""
-        known = self._rewards.get(name)
-        return known[1] if known is not None and known[0] == _digest(body) else None
+    def begin(self, name: str | None = None) -> ChatSession:
+        """Return a new session, or the one of that name; Refusal (429) if there is no room."""
+        if name is not None and name in self._open:
+            return self._called(self._open[name])
+        if len(self._open) >= self._most:
+            # Those idle for longer than the lifetime make room, else the one without a name that was idle for longest.
+            now = self._clock()
+            idle = [each for each in self._open.values() if not each.under_way]
+            leaving = [each for each in idle if now - each.called > self._lifetime]
+            if not leaving:
+                unnamed = [each for each in idle if not each.named]
+                leaving = sorted(unnamed, key=lambda each: each.called)[:1]
+            if not leaving:
+                lasting = (
+                    "a session lasts until its reward"
+                    if math.isinf(self._lifetime)
+                    else f"a session without calls is dropped after {self._lifetime:g} s"
+                )
+                raise busy(
+                    f"{self._most} sessions are under way. Post their rewards, end those that will get none (DELETE "
+                    f"/v1/sessions/NAME), or try again later: {lasting}."
+                )
+            for each in leaving:
+                del self._open[each.name]
+            self.dropped += len(leaving)
+        session = ChatSession(name or f"s-{secrets.token_hex(8)}", name is not None)
+        self._open[session.name] = session
+        return self._called(session)
+
+    def _called(self, session: ChatSession) -> ChatSession:
+        session.called = self._clock()
+        return session
+
+    def end(self, name: str) -> ChatSession:
+        """End a session and return it."""
+        session = self.get(name)
+        if session.under_way:
+            raise Refusal(
+                409, "Answers of this session are under way. Wait for them first.", None, "session_busy"
+            )
+        return self._open.pop(name)
+
+    def open_again(self, session: ChatSession) -> None:
+        """Take back a session whose end has failed."""
+        self._open[session.name] = session
+
+    def forget(self, over: Callable[[str], bool]) -> None:
+        """Drop the sessions whose names are `over`, without a reward."""
+        for name in [name for name in self._open if over(name)]:
+            del self._open[name]
+
+    def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[ReadPrefix, int] | None:
+        """Return the answer that a conversation continues and the number of messages up to it; None if it begins.
+
+        Without a name, all sessions without a name are searched.
+        """
+        digests = _digests(agent, request)
+        searched = [s for s in self if (s.name == name if name is not None else not s.named)]
+        for count in range(len(request.messages), 0, -1):
+            if request.messages[count - 1].role == "assistant":
+                nodes = [node for s in searched for node in s.nodes.get((agent, digests[count]), ())]
+                if nodes:
+                    return min(reversed(nodes), key=lambda node: node.continued), count
+        return None
+
+    def place(self, agent: str, request: ChatRequest, name: str | None) -> ContinuedAt:
+        """Return where a call continues; it may begin a session."""
+        found = self.find(agent, request, name)
+        session = self.begin(name) if found is None else self._called(found[0].session)
+        if len(session.turns) + session.under_way + request.n > MOST_TURNS:
+            raise busy(f"The session has {MOST_TURNS} turns, the most that it may have.")
+        after, count = found or (None, 0)
+        if after is not None:
+            session.counts["branches"] += after.continued > 0
+            after.continued += 1
+        elif any(turn.agent == agent for turn in session.turns):
+            session.counts["restarts"] += 1
+        heard, digest = tuple(request.messages[count:]), _digests(agent, request)[-1]
+        return ContinuedAt(session, agent, after, heard, digest, len(session.turns), request.calls_tools)
+
+    def keep(self, place: ContinuedAt, turn: Turn) -> Turn:
+        """Record an answer and return it with its number."""
+        session = place.session
+        kept = record(session, turn, place.seen)
+        said = parse_answer(turn.text) if place.tools else None
+        words = turn.text if said is None else said.content or ""
+        calls = [] if said is None else [[call.name, _plain(call.arguments)] for call in said.calls]
+        digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
+        session.nodes.setdefault((place.agent, digest), []).append(ReadPrefix(session, kept))
+        return kept
 
 
-def _keep(kept: OrderedDict[K, V], name: K, value: V) -> None:
-    kept[name] = value
-    kept.move_to_end(name)
-    while len(kept) > MOST:
-        kept.popitem(last=False)
+def record(session: ChatSession, turn: Turn, seen: int) -> Turn:
+    """Append a turn to a session and return it with its number."""
+    kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, seen=seen)
+    session.turns.append(kept)
+    return kept
 
 
-def _digest(body: Json) -> bytes:
-    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+def _digests(agent: str, request: ChatRequest) -> list[bytes]:
+    """Return a digest of every beginning of a conversation, the empty one first; all include the tools."""
+    tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
+    digests = [_extended(b"", [agent, tools])]
+    for message in request.messages:
+        calls = [[call.function.name, _read(call.function.arguments)] for call in message.tool_calls or ()]
+        role = "system" if message.role == "developer" else message.role
+        who = [message.name] if message.name is not None and role in NAMED else []
+        # Some clients keep the spaces around words beside calls, others drop them.
+        words = message.text.strip() if calls else message.text
+        digests.append(_extended(digests[-1], [role, words, calls, *who]))
+    return digests
+
+
+def _extended(digest: bytes, what: Json) -> bytes:
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(digest + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _read(arguments: str) -> Json:
+    try:
+        return _plain(json.loads(arguments))
+    except (ValueError, RecursionError, OverflowError):
+        return arguments
+
+
+def _plain(value: Json) -> Json:
+    """Return a value with its numbers as texts, so that 1 and 1.0 are the same."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    return repr(float(value))
 
 
 # -------- What a program posts when it knows how well its agents did
 
 
-class Reward(Body):
+class PostedReward(Body):
     """What the agents of a session have earned."""
 
     reward: float | None = None
@@ -113,9 +275,9 @@ class Reward(Body):
     rewards: dict[str, float] = Field(default={}, max_length=1024)
     """Of agents by name, in place of `reward`."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
-    """How well the team as a whole did."""
+    """The success of the team as a whole."""
     info: dict[str, Any] = Field(default={}, max_length=64)
-    """What is kept beside it."""
+    """Further facts, kept with the episode."""
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
         """Return what each agent has earned."""
@@ -125,12 +287,12 @@ class Reward(Body):
 
 def read_reward(
     body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> Reward:
-    """Return a reward; Refusal (400) for one that names nobody, or that an episode could not hold.
+) -> PostedReward:
+    """Return a reward; Refusal (400) if it pays no agent, or if an episode could not hold it.
 
-    `bounds` are the least and the greatest that an agent may earn.
+    `bounds` are the least and the greatest reward of an agent.
     """
-    reward = read_body(Reward, body)
+    reward = read_body(PostedReward, body)
     if reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
     for name in reward.rewards:
@@ -156,51 +318,80 @@ def read_reward(
     return reward
 
 
+# -------- The recorder
+#
+# A client that gets no answer sends its call again; OpenAI's own does so twice. A second sample would be one more turn of the episode,
+# trained on by a reward that only the first one has earned. So a repeated call gets its first answer, and is counted once.
+
+KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
+"""Headers that say that a call may be a repetition: a key of its own, or how often it was sent before."""
+MOST = 4096
+"""Answers, and rewards, that are remembered for repeated calls."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _remember(known: OrderedDict[K, V], name: K, value: V) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > MOST:
+        known.popitem(last=False)
+
+
+def _digest(body: Json) -> bytes:
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+
+
 TASK = "x-kapelle-task"
-"""Header that names the task at which a program works: episodes of one task are one group."""
+"""Header that names a program's task: episodes of one task are one group."""
 FILE = "episodes.jsonl"
 _BEGINS = b'{"step":'
 """What every line of it begins with."""
 
 
 class Taker(Protocol):
-    """Where sessions go that are over."""
+    """Takes sessions that are over."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the greatest that an agent may earn."""
+        """The least and the greatest reward of an agent."""
         ...
 
-    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
-        """Take a session with its reward; return what its caller is told."""
+    def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
+        """Take a session with its reward; return further facts for its caller."""
         ...
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: ChatSession) -> None:
         """Learn of a session that ended without a reward."""
         ...
 
 
 class Recorder:
-    """Sessions under way, and what becomes of them."""
+    """Records sessions, and hands them to a taker when they are rewarded."""
 
     def __init__(self, taker: Taker, agents: Agents, lifetime: float = math.inf) -> None:
-        """Hand sessions of these agents to a taker when they are rewarded; `lifetime` is in seconds after the last call."""
+        """`lifetime` is how long a session is kept after its last call, in seconds, when others need its place."""
         self.sessions = Sessions(lifetime=lifetime)
-        self._repeats = Repeats()
+        self._answers: OrderedDict[
+            tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Done]]
+        ] = OrderedDict()
+        """(session, agent, digest of the body) → the session, the call's key, and its answer."""
+        self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
+        """Session → digest of its reward, and the answer to that."""
         self._taker = taker
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
-        """Return what it answers."""
+        """Return its routes."""
         return (
-            Route("POST", "/v1/sessions", self.open),
-            Route("GET", "/v1/sessions/", self.show),
-            Route("POST", "/v1/sessions/", self.reward),
-            Route("DELETE", "/v1/sessions/", self.drop),
-            Route("POST", "/v1/reward", self.reward),
+            route("POST", "/v1/sessions", self.open),
+            route("GET", "/v1/sessions/{name:path}", self.show),
+            route("POST", "/v1/sessions/{name:path}", self.reward),
+            route("DELETE", "/v1/sessions/{name:path}", self.drop),
+            route("POST", "/v1/reward", self.reward),
         )
 
-    async def open(self, call: Call) -> Answer:
+    async def open(self, call: Call) -> JsonAnswer:
         """Begin a session and return its name."""
         if call.body:
             raise Refusal(
@@ -212,37 +403,40 @@ class Recorder:
         session = self.sessions.begin(call.session)
         session.named = True
         session.task = call.headers.get(TASK, session.task)
-        return Answer({"session": session.name})
+        return JsonAnswer({"session": session.name})
 
-    async def show(self, call: Call) -> Answer:
-        """Return what a session has come to."""
+    async def show(self, call: Call) -> JsonAnswer:
+        """Return a session's turns so far."""
         session = self.sessions.get(call.path)
         turns = [
             {"agent": turn.agent, "seen": turn.seen, "tokens": len(turn.completion_ids)}
             for turn in session.turns
         ]
-        return Answer({"session": session.name, "task": session.task, "turns": turns, **dict(session.counts)})
+        return JsonAnswer(
+            {"session": session.name, "task": session.task, "turns": turns, **dict(session.counts)}
+        )
 
-    async def drop(self, call: Call) -> Answer:
-        """End a session without a reward: nothing is kept of it."""
+    async def drop(self, call: Call) -> JsonAnswer:
+        """End a session without a reward."""
         ended = self.sessions.end(call.path)
         try:
             self._taker.drop(ended)
         except BaseException:
             self.sessions.open_again(ended)
             raise
-        return Answer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
+        return JsonAnswer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
 
-    async def reward(self, call: Call) -> Answer:
+    async def reward(self, call: Call) -> JsonAnswer:
         """End a session with a reward."""
         name, slash, rest = call.path.partition("/")
         if slash and rest != "reward":
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         reward = read_reward(call.body, self._agents.play.team.names, self._taker.bounds)
-        if self.sessions.known(name) is None and self._repeats.was_rewarded(name):
-            if (known := self._repeats.reward(name, call.body)) is not None:
-                return Answer(dict(known))
+        if self.sessions.known(name) is None and name in self._rewards:
+            digest, told = self._rewards[name]
+            if digest == _digest(call.body):
+                return JsonAnswer(dict(told))
             raise Refusal(
                 404, "This session ended with its first reward, which stays.", None, "session_not_found"
             )
@@ -256,16 +450,26 @@ class Recorder:
             self.sessions.open_again(ended)  # its caller may try once more
             raise
         said: dict[str, Json] = {"session": name, "turns": len(session.turns), **dict(session.counts), **told}
-        self._repeats.rewarded(name, call.body, said)
-        return Answer(said)
+        _remember(self._rewards, name, (_digest(call.body), said))
+        return JsonAnswer(said)
 
     async def answers(
         self, chat: Chat, messages: Sequence[Message], call: Call, ticket: Ticket
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
-        again = self._repeats.answer(call, chat.agent, self.sessions.known(call.session))
-        if again is not None:
-            return again[0], _told(again[1])
+        session = self.sessions.known(call.session)
+        repeated = session and self._answers.get((session.name, chat.agent, _digest(call.body)))
+        if repeated and repeated[0] is session:
+            _, known_key, known_chat, known_answers = repeated
+            key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
+            is_same = key == known_key if key is not None else count.isdecimal() and int(count[:9]) > 0
+            if is_same:
+
+                async def again() -> AsyncIterator[News | Done]:
+                    for each in known_answers:
+                        yield each
+
+                return known_chat, again()
         place = await self._place(chat, call)
         self._takes_part(place.session, call, ticket, chat.request.n)
         chat = replace(chat, session=place.session.name)
@@ -273,8 +477,8 @@ class Recorder:
         return chat, self._kept(chat, place, self._answered(chat, place), call)
 
     def team_answers(
-        self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | Played]
-    ) -> tuple[str, AsyncIterator[Spoken | Played]]:
+        self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | PlayedAnswer]
+    ) -> tuple[str, AsyncIterator[Spoken | PlayedAnswer]]:
         """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is told.
 
         Refusal (400) for several answers at once: they would be one session, and one of them would be rewarded for the others.
@@ -289,17 +493,17 @@ class Recorder:
         return session.name, self._team_kept(session, answers)
 
     async def _team_kept(
-        self, session: Session, answers: AsyncIterator[Spoken | Played]
-    ) -> AsyncIterator[Spoken | Played]:
+        self, session: ChatSession, answers: AsyncIterator[Spoken | PlayedAnswer]
+    ) -> AsyncIterator[Spoken | PlayedAnswer]:
         before = len(session.turns)
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
-                if isinstance(each, Played):
+                if isinstance(each, PlayedAnswer):
                     for turn in each.episode.turns:
                         record(session, replace(turn, index=-1), before + turn.seen)
                 yield each
 
-    def _takes_part(self, session: Session, call: Call, ticket: Ticket, answers: int) -> None:
+    def _takes_part(self, session: ChatSession, call: Call, ticket: Ticket, answers: int) -> None:
         """Note that a call is under way in a session, until its room is given back."""
         session.task = call.headers.get(TASK, session.task)
         session.under_way += answers
@@ -309,10 +513,10 @@ class Recorder:
 
         ticket.then(over)
 
-    async def _place(self, chat: Chat, call: Call) -> Place:
+    async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
         return self.sessions.place(chat.agent, chat.request, call.session)
 
-    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: Place) -> Chat:
+    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: ContinuedAt) -> Chat:
         """Return a chat with its prompt: a conversation that continues reads the very tokens of its beginning."""
         if place.after is None:
             return await prompted(chat, self._agents, messages, None)
@@ -322,45 +526,40 @@ class Recorder:
         known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, heard)
         return await prompted(chat, self._agents, messages, known)
 
-    def _answered(self, chat: Chat, place: Place) -> AsyncIterator[News | Done]:
+    def _answered(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[News | Done]:
         return self._agents.answers(chat.prompt, listening=chat.request.stream)
 
     async def _kept(
-        self, chat: Chat, place: Place, answers: AsyncIterator[News | Done], call: Call
+        self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[News | Done], call: Call
     ) -> AsyncIterator[News | Done]:
         done: list[Done] = []
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
                 if isinstance(each, Done):
-                    self._keep(chat.prompt, place, each)
+                    completion, policy = each.completion, self._agents.play.team.policy(place.agent)
+                    turn = Turn(
+                        agent=place.agent,
+                        policy=policy.name,
+                        version=completion.version,
+                        weights_hash=completion.weights_hash,
+                        index=-1 if each.turn is None else each.turn,
+                        seen=0,
+                        prompt_ids=chat.prompt.ids,
+                        completion_ids=completion.ids,
+                        logprobs=completion.logprobs,
+                        finish_reason=completion.finish_reason,
+                        text=completion.text,
+                        heard=chat.prompt.messages
+                        if place.after is None
+                        else tuple(map(read_message, place.heard)),
+                        trained=policy.trained,
+                    )
+                    self.sessions.keep(place, turn)
                     done.append(each)
-                    if len(done) == chat.request.n:
-                        self._repeats.answered(call, chat, place.session, done)
+                    if len(done) == chat.request.n and call.session is not None:
+                        name = (place.session.name, chat.agent, _digest(call.body))
+                        _remember(self._answers, name, (place.session, call.headers.get(KEY), chat, done))
                 yield each
-
-    def _keep(self, prompt: Prompt, place: Place, done: Done) -> None:
-        completion, policy = done.completion, self._agents.play.team.policy(place.agent)
-        turn = Turn(
-            agent=place.agent,
-            policy=policy.name,
-            version=completion.version,
-            weights_hash=completion.weights_hash,
-            index=-1 if done.turn is None else done.turn,
-            seen=0,
-            prompt_ids=prompt.ids,
-            completion_ids=completion.ids,
-            logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            text=completion.text,
-            heard=prompt.messages if place.after is None else tuple(map(read_message, place.heard)),
-            trained=policy.trained,
-        )
-        self.sessions.keep(place, turn)
-
-
-async def _told(answers: Sequence[Done]) -> AsyncIterator[News | Done]:
-    for each in answers:
-        yield each
 
 
 class EpisodeFile:
@@ -369,7 +568,7 @@ class EpisodeFile:
     bounds = (-math.inf, math.inf)
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError when it cannot be written."""
+        """Append to a folder's episodes; raises OutputError if it cannot be written."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
@@ -384,7 +583,7 @@ class EpisodeFile:
                     raise DataError(f"{error} Or name another folder than {folder}.") from None
                 if not rest.startswith(_BEGINS[: len(rest)]):
                     raise OutputError(
-                        f"{self.path} ends with something else than an episode. Name another folder, or end its last line."
+                        f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
                     )
                 os.truncate(self.path, len(whole))  # of a process that was killed while it wrote
                 for episode in recorded:
@@ -396,10 +595,13 @@ class EpisodeFile:
                 f"{folder} cannot be written: {error.strerror}. Name another folder."
             ) from error
 
-    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
+    def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         """Write an episode and return its number."""
         task = Task(session.task or session.name, "")
-        episode = episode_of(session, reward, task, 0, self._team)
+        spoke = {turn.agent for turn in session.turns}  # agents that said nothing earn nothing
+        info = {"session": session.name, **dict(session.counts), **reward.info}
+        earned = {agent: paid for agent, paid in reward.by_agent(self._team).items() if agent in spoke}
+        episode = Episode(task, 0, self._team, tuple(session.turns), earned, reward.success, info)
         group = self._groups.setdefault(task.id, len(self._groups))
         left = memoryview(dump_episode(episode, step=max(t.version for t in session.turns), group=group))
         before = self._file.seek(0, os.SEEK_END)
@@ -414,26 +616,18 @@ class EpisodeFile:
         self._written += 1
         return {"episode": self._written - 1}
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: ChatSession) -> None:
         """Write nothing of it."""
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
 
-def episode_of(session: Session, reward: Reward, task: Task, seed: int, team: Sequence[str]) -> Episode:
-    """Return the episode that a rewarded session is; agents that said nothing earn nothing."""
-    spoke = {turn.agent for turn in session.turns}
-    info = {"session": session.name, **dict(session.counts), **reward.info}
-    earned = {agent: paid for agent, paid in reward.by_agent(team).items() if agent in spoke}
-    return Episode(task, seed, tuple(team), tuple(session.turns), earned, reward.success, info)
-
-
 def read_recorded(folder: Path) -> list[Episode]:
-    """Return the episodes of a folder that `--record` has written, in their order, but for an incomplete last line.
+    """Return the episodes that `--record` has written to a folder, in order; an incomplete last line is left out.
 
-    DataError for a file that holds something else.
+    Raises DataError if the file holds something else.
     """
     return _episodes(_whole(folder / FILE)[0])
 

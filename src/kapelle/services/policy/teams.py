@@ -1,4 +1,4 @@
-"""What answers a call of the whole team: the run's workflow, played on the caller's question."""
+"""Answers of the whole team: the run's workflow, played on the caller's question."""
 
 from __future__ import annotations
 
@@ -13,28 +13,23 @@ from kapelle.environments.tool_questions import Tools
 from kapelle.grading.verdict import right
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.randomness import derive_seed
-from kapelle.services.http.refusals import Refusal, wrong
-from kapelle.services.log import LOG
-from kapelle.services.policy.agents import Agents, Decodes, Tell, Words, told, too_long
+from kapelle.services.binding import LOG
+from kapelle.services.policy.agents import Agents, Decodes, Tell, TextStream, told, too_long
 from kapelle.services.policy.chat_form import ChatRequest, Head, chunk_row
+from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Episode, Json, Split, Task
 
-# -------- A question that somebody asks a team: the run's workflow plays it, in a world that has no answer to compare with
+# -------- A caller's question as an environment: the run's workflow plays it, and there is no answer to compare with
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedEnvironment:
     """An environment of one question; every answer counts as right."""
 
     environment: Environment
-    """The run's own, whose tools and form of answers are kept."""
+    """The run's own; its tools and its form of answers are kept."""
     finals: list[str] = field(default_factory=list)
     """The team's answers, the last one last."""
-
-    @staticmethod
-    def can_ask(environment: Environment) -> bool:
-        """Return whether questions of anybody can be asked in an environment's place: it is no game."""
-        return asks_questions(environment)
 
     @property
     def name(self) -> str:
@@ -66,7 +61,7 @@ class Asked:
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the run's environment reads it."""
-        assert offers(self.environment, Answerable), "`can_ask` has been asked"
+        assert offers(self.environment, Answerable), "`Teams.check` has asked"
         return self.environment.extract(text)
 
 
@@ -85,7 +80,7 @@ class _AskedWorld(QuestionWorld):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Words of an agent that came."""
+    """New words of an agent."""
 
     choice: int
     agent: str
@@ -97,12 +92,12 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedAnswer:
     """A team's answer."""
 
     choice: int
     text: str
-    """What counts as the team's answer."""
+    """The team's answer."""
     episode: Episode
 
 
@@ -113,9 +108,9 @@ class Teams:
         self._agents = agents
 
     def check(self, request: ChatRequest) -> None:
-        """Raise Refusal (400) for what only an agent by itself can be asked."""
+        """Raise Refusal (400) for requests that only single agents can answer."""
         play = self._agents.play
-        if not Asked.can_ask(play.environment):
+        if not asks_questions(play.environment):
             names = ", ".join(play.team.names)
             raise wrong(
                 f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
@@ -131,8 +126,10 @@ class Teams:
                     name,
                 )
 
-    def answers(self, request: ChatRequest, seed: int, *, listening: bool) -> AsyncIterator[Spoken | Played]:
-        """Yield the team's answers, with the words of its agents as they come if somebody is listening."""
+    def answers(
+        self, request: ChatRequest, seed: int, *, listening: bool
+    ) -> AsyncIterator[Spoken | PlayedAnswer]:
+        """Yield the team's answers; `listening` also yields the words of its agents as they come."""
         question = question_of(request)
 
         async def play_all(tell: Tell) -> None:
@@ -144,9 +141,9 @@ class Teams:
 
     async def _play(
         self, request: ChatRequest, question: str, seed: int, choice: int, tell: Tell | None
-    ) -> Played:
+    ) -> PlayedAnswer:
         play = self._agents.play
-        asked = Asked(play.environment)
+        asked = AskedEnvironment(play.environment)
         own = {agent.name: request.sampling(agent.sampling) for agent in play.team.agents}
         engine = play.engine if tell is None else _Overheard(play.engine, choice, tell)
         episode = await play_episode(
@@ -161,7 +158,7 @@ class Teams:
             )
             raise Refusal(500, "The team's workflow failed; the service's log says why.", None, "workflow")
         last = episode.turns[-1].text if episode.turns else ""
-        return Played(choice, asked.finals[-1] if asked.finals else last, episode)
+        return PlayedAnswer(choice, asked.finals[-1] if asked.finals else last, episode)
 
 
 def question_of(request: ChatRequest) -> str:
@@ -188,7 +185,7 @@ def turn_rows(episode: Episode) -> list[Json]:
 
 
 class _Overheard:
-    """A rollout engine whose words are told as they come."""
+    """A rollout engine that tells its words as they come."""
 
     def __init__(self, engine: RolloutEngine, choice: int, tell: Tell) -> None:
         self._engine, self._choice, self._tell = engine, choice, tell
@@ -202,7 +199,7 @@ class _Overheard:
 
     async def generate(self, request: Request) -> Completion:
         renderer = self.renderer(request.policy)
-        words = Words(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
+        words = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
         self._say(request.agent, "", begins=True)
 
         def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
@@ -232,12 +229,12 @@ class _Overheard:
 
 @dataclass(frozen=True)
 class TeamChat:
-    """A request to a team that is about to be answered."""
+    """A request to a team that is being answered."""
 
     model: str
     request: ChatRequest
     session: str | None = None
-    """The session that it is part of; None where none are kept."""
+    """Its session; None on a server that records nothing."""
     head: Head = field(init=False)
 
     def __post_init__(self) -> None:
@@ -245,13 +242,13 @@ class TeamChat:
 
     @property
     def _extra(self) -> dict[str, Json]:
-        """What the answer says of itself beyond OpenAI's form."""
+        """Fields of the answer beyond OpenAI's form."""
         return {} if self.session is None else {"session": self.session}
 
-    async def whole(self, answers: AsyncIterator[Spoken | Played]) -> Json:
+    async def whole(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> Json:
         """Return the answer, with the turns behind it."""
         async with aclosing(answers) as told:  # type: ignore[type-var]
-            played = [each async for each in told if isinstance(each, Played)]
+            played = [each async for each in told if isinstance(each, PlayedAnswer)]
         choices = [
             {
                 "index": each.choice,
@@ -265,9 +262,9 @@ class TeamChat:
         row = {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
         return row if self.session is None else {**row, "kapelle": self._extra}
 
-    async def chunks(self, answers: AsyncIterator[Spoken | Played]) -> AsyncIterator[Json | str]:
+    async def chunks(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> AsyncIterator[Json | str]:
         """Yield the answer in pieces: what agents say beside the content, then the team's answer as the content."""
-        played: list[Played] = []
+        played: list[PlayedAnswer] = []
         for choice in range(self.request.n):
             yield chunk_row(
                 self.head,
@@ -292,7 +289,7 @@ class TeamChat:
         yield "[DONE]"
 
 
-def _usage(played: Sequence[Played]) -> Json:
+def _usage(played: Sequence[PlayedAnswer]) -> Json:
     """Return how many tokens all agents read and wrote."""
     turns = [turn for each in played for turn in each.episode.turns]
     read, written = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns)

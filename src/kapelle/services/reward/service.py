@@ -1,27 +1,36 @@
-"""The routes of the reward server, and the thread that scores all callers' answers in batches."""
+"""The reward server: answers of all callers, scored in batches by one thread, over HTTP and gRPC.
+
+with serve_reward(scorer, Binding(), RewardLimits()) as server:
+    print(server.url)
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
+from starlette.routing import Route
 
-from kapelle.services.http.application import Answer, Call, Route
-from kapelle.services.http.refusals import Body, Refusal, busy, read_body, wrong
-from kapelle.services.log import log_failure
-from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, ungraded
+from kapelle.services.binding import Binding, log_failure
+from kapelle.services.grpc import Caps, GrpcServer, Refused
+from kapelle.services.http import MOST_BYTES, Application, Call, HttpServer, JsonAnswer, route
+from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
+from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, Scorer, ungraded
 from kapelle.types import Json, Message
+from kapelle.wire import reward_v1_pb2 as wire
+from kapelle.wire import reward_v1_pb2_grpc as methods
 
-# -------- Answers of all callers, scored in batches by one thread
+# -------- Batches
 #
-# Nobody waits for a batch to fill: while one is scored others arrive, and whoever waits by then is the next batch.
+# A batch does not wait to fill: while one is scored other answers arrive, and those that wait by then are the next batch.
 
 FAILED = "The model failed on this answer; the service's log says why."
 
@@ -31,7 +40,7 @@ class Full(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _ScoredCall:
     answers: Sequence[Answered]
     future: Future[list[Score]] = field(default_factory=Future)
     begun: int = 0
@@ -45,7 +54,7 @@ class Batches:
     def __init__(self, score: Callable[[Sequence[Answered]], Sequence[Score]], most: int, room: int) -> None:
         """Score `most` answers together at most, and hold `room` of them, waiting and under way."""
         self._score, self._most, self.room = score, most, room
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[_ScoredCall] = deque()
         self._held = 0
         self._over = False
         self._changed = threading.Condition()
@@ -57,11 +66,11 @@ class Batches:
         return self._held
 
     def submit(self, answers: Sequence[Answered]) -> Future[list[Score]]:
-        """Return what will hold a score for each answer; raises Full when there is no room.
+        """Return the future of a score for each answer; raises Full if there is no room.
 
-        Cancelled, its answers leave the queue and their room is free.
+        Cancelling it takes its answers out of the queue.
         """
-        call = _Call(answers)
+        call = _ScoredCall(answers)
         with self._changed:
             if self._held + len(answers) > self.room:
                 raise Full(f"{self._held} answers are waiting, of {self.room} at most. Try again later.")
@@ -72,13 +81,13 @@ class Batches:
         return call.future
 
     async def scored(self, answers: Sequence[Answered], seconds: float) -> list[Score]:
-        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelled, it makes room."""
+        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelling it makes room."""
         scores = self.submit(answers)
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(scores)
 
-    def _forget(self, call: _Call) -> None:
-        """Give back the room of answers that nobody waits for any more."""
+    def _forget(self, call: _ScoredCall) -> None:
+        """Give back the room of a call that was cancelled while it waited."""
         with self._changed:
             if call in self._waiting:
                 self._waiting.remove(call)
@@ -95,9 +104,9 @@ class Batches:
                     with suppress(InvalidStateError):  # cancelled meanwhile
                         call.future.set_result(call.scores)
 
-    def _next(self) -> list[tuple[_Call, int]]:
+    def _next(self) -> list[tuple[_ScoredCall, int]]:
         """Return the answers of the next batch, by call and place; none when it is over."""
-        batch: list[tuple[_Call, int]] = []
+        batch: list[tuple[_ScoredCall, int]] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
             while self._waiting and len(batch) < self._most and not self._over:
@@ -110,7 +119,7 @@ class Batches:
         return batch
 
     def _scored(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each; where a batch fails each is tried alone, so that it spoils no other."""
+        """Return a score for each answer; if a batch fails each is scored alone, so that one bad answer spoils no others."""
         try:
             return self._score(answers)
         except Exception as error:
@@ -133,6 +142,9 @@ class Batches:
         self._thread.join(5.0)
 
 
+# -------- Calls
+
+
 class SaidBefore(Body):
     """A message of the conversation that is answered."""
 
@@ -140,7 +152,7 @@ class SaidBefore(Body):
     content: str
 
 
-class Item(Body):
+class ScoredAnswer(Body):
     """An answer to be scored: to a question, or to a whole conversation."""
 
     question: str | None = None
@@ -148,7 +160,7 @@ class Item(Body):
     answer: str
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Item:
+    def _one_of_both(self) -> ScoredAnswer:
         if (self.question is None) == (not self.messages):
             raise ValueError("give either `question` or `messages`")
         return self
@@ -164,36 +176,43 @@ class Item(Body):
 class ScoreRequest(Body):
     """The body of a call."""
 
-    items: list[Item] = Field(min_length=1, max_length=MOST_ITEMS)
+    items: list[ScoredAnswer] = Field(min_length=1, max_length=MOST_ITEMS)
 
 
-class RewardService:
-    """Scores answers."""
+class RewardService(methods.RewardServicer):
+    """Scores answers: over HTTP by its `routes`, over gRPC as a `GrpcService` (`proto/kapelle/wire/reward_v1.proto`)."""
+
+    name = "kapelle.reward.v1.Reward"
 
     def __init__(self, about: Mapping[str, Json], batches: Batches, seconds: float) -> None:
         """Tell callers `about` the model, and let a call take `seconds`, its time in the queue included."""
-        self._about = dict(about)
-        self._batches = batches
-        self._seconds = seconds
+        self._about, self._batches, self._seconds = dict(about), batches, seconds
+
+    @property
+    def under_way(self) -> int:
+        """How many answers wait or are being scored."""
+        return self._batches.held
+
+    # Over HTTP.
 
     def routes(self) -> Sequence[Route]:
-        """Return what it answers."""
+        """Return its routes."""
         return (
-            Route("GET", "/health", self.health),
-            Route("GET", "/v1/model", self.model),
-            Route("POST", "/v1/score", self.score),
+            route("GET", "/health", self.health),
+            route("GET", "/v1/model", self.model),
+            route("POST", "/v1/score", self.score),
         )
 
-    async def health(self, call: Call) -> Answer:
-        """Return that it serves, and how much."""
+    async def health(self, call: Call) -> JsonAnswer:
+        """Return that it serves, and how much room is left."""
         held = self.under_way
-        return Answer({"status": "ok", "under_way": held, "room": self._batches.room - held})
+        return JsonAnswer({"status": "ok", "under_way": held, "room": self._batches.room - held})
 
-    async def model(self, call: Call) -> Answer:
-        """Return what scores here."""
-        return Answer(self._about)
+    async def model(self, call: Call) -> JsonAnswer:
+        """Return the facts about the model."""
+        return JsonAnswer(self._about)
 
-    async def score(self, call: Call) -> Answer:
+    async def score(self, call: Call) -> JsonAnswer:
         """Return a score for each answer, or why it is ungraded."""
         request = read_body(ScoreRequest, call.body)
         if len(request.items) > self._batches.room:
@@ -208,9 +227,107 @@ class RewardService:
         except TimeoutError:
             raise Refusal(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
         rows = [score.row() for score in scores]
-        return Answer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})
+        return JsonAnswer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})
 
-    @property
-    def under_way(self) -> int:
-        """How many answers wait or are being scored."""
-        return self._batches.held
+    # Over gRPC.
+
+    def register(self, server: Any) -> None:
+        """Add its methods to a server."""
+        methods.add_RewardServicer_to_server(self, server)
+
+    async def settle(self) -> None:
+        """Return at once: calls are all there is, and the server waits for those."""
+
+    async def Score(self, request: wire.ScoreRequest, context: object) -> wire.ScoreReply:
+        """Return a score for each answer, or why it is ungraded."""
+        most = min(MOST_ITEMS, self._batches.room)
+        if not 1 <= len(request.items) <= most:
+            raise Refused(
+                "INVALID_ARGUMENT", f"`items` holds {len(request.items)} answers; a call has 1 to {most:,}."
+            )
+        answers = [_read(k, item) for k, item in enumerate(request.items)]
+        try:
+            scores = await self._batches.scored(answers, self._seconds)
+        except Full as full:
+            raise Refused("RESOURCE_EXHAUSTED", str(full)) from None
+        except TimeoutError:
+            raise Refused("DEADLINE_EXCEEDED", f"No score within {self._seconds:g} s.") from None
+        results = [
+            wire.Result(ungraded=score.reason)
+            if score.value is None or score.logit is None
+            else wire.Result(score=wire.Score(score=score.value, logit=score.logit))
+            for score in scores
+        ]
+        return wire.ScoreReply(
+            model=str(self._about["name"]), weights=str(self._about["weights"]), results=results
+        )
+
+    async def Describe(self, request: wire.DescribeRequest, context: object) -> wire.Model:
+        """Return the facts about the model."""
+        return wire.Model(
+            name=str(self._about["name"]), weights=str(self._about["weights"]), about=json.dumps(self._about)
+        )
+
+
+def _read(place: int, item: wire.Item) -> Answered:
+    def refused(why: str) -> Refused:
+        return Refused("INVALID_ARGUMENT", f"`items[{place}]`: {why}")
+
+    if item.HasField("question") == bool(item.messages):
+        raise refused("give either `question` or `messages`.")
+    for message in item.messages:
+        if message.role not in get_args(Role):
+            raise refused(f"the role of a message is one of {', '.join(get_args(Role))}.")
+    if item.messages:
+        return Answered(tuple(Message(each.role, each.content) for each in item.messages), item.answer)
+    return Answered((Message("user", item.question),), item.answer)
+
+
+# -------- The server
+
+
+@dataclass(frozen=True, slots=True)
+class RewardLimits:
+    """What a reward server takes on."""
+
+    answers: int = 8192
+    """Answers held at once, waiting and under way; callers with more are told to come again (429)."""
+    batch: int = 64
+    """Answers that are scored together."""
+    seconds: float = 600.0
+    """For which one call may take, its time in the queue included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRewardServer:
+    """A reward server that listens."""
+
+    url: str
+    service: RewardService
+    http: HttpServer
+    grpc: GrpcServer | None
+
+    def drain(self, seconds: float) -> bool:
+        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        servers = [each for each in (self.http, self.grpc) if each is not None]
+        with ThreadPoolExecutor(len(servers)) as both:
+            return all(list(both.map(lambda server: server.drain(seconds), servers)))
+
+
+@contextmanager
+def serve_reward(
+    scorer: Scorer, binding: Binding, limits: RewardLimits, grpc_port: int | None = None
+) -> Iterator[RunningRewardServer]:
+    """Serve a scorer while the block runs, over gRPC too where it is given a port (0 takes a free one).
+
+    Raises ConfigError when a port is taken or an extra is missing.
+    """
+    with ExitStack() as closing:
+        batches = closing.enter_context(Batches(scorer.score, limits.batch, limits.answers))
+        service = RewardService(scorer.about(), batches, limits.seconds)
+        http = closing.enter_context(HttpServer(binding, Application(binding, service.routes())))
+        grpc_server = None
+        if grpc_port is not None:
+            beside, caps = replace(binding, port=grpc_port), Caps(message_bytes=MOST_BYTES)
+            grpc_server = closing.enter_context(GrpcServer(beside, [service], caps))
+        yield RunningRewardServer(http.url, service, http, grpc_server)

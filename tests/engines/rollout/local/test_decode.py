@@ -11,7 +11,7 @@ import torch
 from tests.support.tiny import LORA, stir, tiny_model
 from torch import Tensor
 
-from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_batch import StopSearch, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import sample
 from kapelle.models.fast import fused
@@ -138,6 +138,72 @@ class TestEnds:
             stopped, rest = decode(model, on)
             assert (stopped.ids, stopped.text) == (said.ids[4:], said.text)
             assert rest.ids == free.ids[4:]
+
+
+class Counted:
+    """A tokeniser that counts the tokens that it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.tokens = tokenizer, 0
+
+    def decode(self, ids: Sequence[int], **how: Any) -> str:
+        self.tokens += len(ids)
+        return str(self.tokenizer.decode(ids, **how))
+
+
+def first_stop(search: StopSearch, ids: Sequence[int]) -> tuple[int, str] | None:
+    """The first token after which a stop string was found, and the text before it."""
+    for place, token in enumerate(ids):
+        if (text := search.text_before_stop(token)) is not None:
+            return place, text
+    return None
+
+
+class TestStops:
+    @pytest.fixture(scope="class")
+    def tokenizer(self) -> Any:
+        """One token per byte, so that a character may be several tokens; special ones are left out of texts."""
+        return tiny_model().tokenizer
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_they_are_found_as_in_the_whole_text(self, tokenizer: Any, seed: int) -> None:
+        draw = random.Random(seed)
+        words = [
+            "ab",
+            "a",
+            "b ",
+            "  ",
+            "é",
+            "🎼",
+            "語",
+            "\n",
+            *(chr(draw.randrange(32, 400)) for _ in range(4)),
+        ]
+        text = "".join(draw.choices(words, k=300))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        for _ in range(
+            draw.randrange(60)
+        ):  # an untrained model also samples special tokens and halves of characters
+            ids.insert(draw.randrange(len(ids)), draw.randrange(len(tokenizer)))
+        begun = ids[: draw.choice([0, 0, 3, 90])]
+        for length in (1, 2, 4, 7):
+            stops = tuple(text[k : k + length] for k in (draw.randrange(200), draw.randrange(200, 290)))
+            expected = None
+            for place in range(len(ids) - len(begun)):
+                said = tokenizer.decode(ids[: len(begun) + place + 1], skip_special_tokens=True)
+                if any(stop in said for stop in stops):
+                    expected = place, said[: min(said.index(stop) for stop in stops if stop in said)]
+                    break
+            assert first_stop(StopSearch(tokenizer, stops, begun), ids[len(begun) :]) == expected
+
+    def test_the_time_is_linear_in_the_tokens(self, tokenizer: Any) -> None:
+        decoded = []
+        for length in (1000, 2000):
+            counted = Counted(tokenizer)
+            ids = tokenizer("ab 語é" * length, add_special_tokens=False)["input_ids"][:length]
+            assert first_stop(StopSearch(counted, ("never said",), ()), ids) is None
+            decoded.append(counted.tokens)
+        assert decoded[1] < 2.1 * decoded[0]
 
 
 class TestCompaction:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.local.sampling import SamplingRows, distribution, sample, uniform
+from kapelle.engines.rollout.local.sampling import SamplingRows, processed_logits, sample, uniform
 
 HALVES = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
 """Log-probs whose tempered and cut forms can be worked out by hand."""
@@ -29,7 +29,7 @@ def rows(
 
 
 def probabilities(logits: Tensor, **limits: float) -> list[float]:
-    return [round(p, 6) for p in distribution(logits[None], rows(1, **limits))[0].exp().tolist()]  # type: ignore[arg-type]
+    return [round(p, 6) for p in processed_logits(logits[None], rows(1, **limits))[0].softmax(-1).tolist()]  # type: ignore[arg-type]
 
 
 class TestUniform:
@@ -97,8 +97,8 @@ class TestDistribution:
     def test_a_row_without_limits_is_untouched_beside_one_with_limits(self) -> None:
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, 5000, generator=generator) * 6
-        alone = distribution(logits[:1], rows(1))
-        beside = distribution(logits, rows(2, top_p=[1.0, 0.5], top_k=[0, 3]))
+        alone = processed_logits(logits[:1], rows(1)).log_softmax(-1)
+        beside = processed_logits(logits, rows(2, top_p=[1.0, 0.5], top_k=[0, 3])).log_softmax(-1)
         assert torch.equal(torch.isneginf(beside[0]), torch.isneginf(alone[0]))
         assert float((beside[0] - alone[0]).abs().max()) < 1e-5
 

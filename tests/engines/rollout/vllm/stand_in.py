@@ -12,7 +12,7 @@ import torch
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import read_adapter
 from kapelle.settings.schema import ModelConfig
@@ -40,7 +40,7 @@ class StandIn:
             raise ValueError("The prompt is longer than the model's context.")
         self.arrived.append(row)
 
-    def step(self) -> Sequence[Sampled]:
+    def step(self) -> Sequence[FinishedRow]:
         if self.broken:
             raise RuntimeError("out of memory")
         with torch.inference_mode():
@@ -69,10 +69,10 @@ class StandIn:
             self.read[used.number] = used.name
         return self.read[used.number]
 
-    def _leave(self, key: str) -> Sampled:
+    def _leave(self, key: str) -> FinishedRow:
         _, output = self.rows.pop(key)
         stopped = output.finish_reason == "stop"
-        return Sampled(key, tuple(output.ids), tuple(output.logprobs), stopped)
+        return FinishedRow(key, tuple(output.ids), tuple(output.logprobs), stopped)
 
     def abort(self, rows: Sequence[str]) -> None:
         self.arrived = [row for row in self.arrived if row.id not in rows]

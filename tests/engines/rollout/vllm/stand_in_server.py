@@ -14,7 +14,7 @@ from typing import Any
 from tests.engines.rollout.vllm.stand_in import StandIn
 
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row
-from kapelle.engines.rollout.vllm.served import Served
+from kapelle.engines.rollout.vllm.served import ServedModel
 from kapelle.types import Sampling
 
 
@@ -151,10 +151,10 @@ class Serving:
         self.sglang = sglang
         self.servers: list[StandInServer] = []
 
-    def __call__(self, about: BaseModel) -> Served:
+    def __call__(self, about: BaseModel) -> ServedModel:
         self.close()
         self.servers.append(StandInServer(about, sglang=self.sglang))
-        return Served(self.servers[-1].url, about)
+        return ServedModel(self.servers[-1].url, about)
 
     def close(self) -> None:
         for server in self.servers:

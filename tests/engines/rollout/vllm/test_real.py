@@ -22,12 +22,12 @@ from kapelle.engines.rollout.vllm.engine import VllmEngine, VllmPolicy, WeightFi
 from kapelle.engines.rollout.vllm.sampler import (
     ENVIRONMENT,
     AdapterFile,
+    FinishedRow,
     InProcess,
     Row,
-    Sampled,
     start_in_process,
 )
-from kapelle.engines.rollout.vllm.served import Served
+from kapelle.engines.rollout.vllm.served import ServedModel
 from kapelle.engines.rollout.vllm.settings import Vllm, installed, mixes_rightly
 from kapelle.errors import EngineError, ParityError
 from kapelle.setup.recipe import resolve
@@ -53,16 +53,16 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InProcess, 
     sampler.close()
 
 
-def sampled(sampler: InProcess, adapters: Sequence[AdapterFile | None]) -> list[Sampled]:
+def sampled(sampler: InProcess, adapters: Sequence[AdapterFile | None]) -> list[FinishedRow]:
     for k, adapter in enumerate(adapters):
         sampler.add(Row(str(k), PROMPT, Sampling(max_tokens=5), k, adapter))
-    found: dict[str, Sampled] = {}
+    found: dict[str, FinishedRow] = {}
     while len(found) < len(adapters):
         found |= {row.id: row for row in sampler.step()}
     return [found[str(k)] for k in range(len(adapters))]
 
 
-def gap(policy: str, row: Sampled) -> float:
+def gap(policy: str, row: FinishedRow) -> float:
     """Return the greatest |log-prob − that of transformers| of a row's tokens."""
     model, adapter = bare(), None
     if policy != "still":
@@ -177,7 +177,7 @@ def test_a_server_that_is_started_plays_a_run(tmp_path: Path) -> None:
             asyncio.run(ask(engine, [long]))
         assert asyncio.run(ask(engine, [ask_for("a")]))
         (served,) = [queue.sampler for queue in engine._queues.values()]
-        assert isinstance(served, Served)
+        assert isinstance(served, ServedModel)
         assert served._process is not None
         assert served._process.poll() is None
     finally:

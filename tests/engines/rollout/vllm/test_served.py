@@ -77,7 +77,7 @@ class TestRequests:
     def test_two_processes_of_a_run_share_a_server(
         self, engine: VllmEngine, serving: Serving, tmp_path: Path
     ) -> None:
-        there = partial(served.serve_at, serving.servers[-1].url)
+        there = partial(served.ServedModel, serving.servers[-1].url)
         other = VllmEngine({"base": base()}, POLICIES, there, tmp_path / "other", restarts=False)
         mine, theirs = (asyncio.run(ask(each, [ask_for("a", 3)]))[0] for each in (engine, other))
         assert mine == theirs
@@ -116,7 +116,7 @@ class TestFaults:
 
     def test_where_nothing_answers_the_address_is_named(self) -> None:
         with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9.*engine\.server"):
-            served.Served("http://127.0.0.1:9", ABOUT, patience=0.3)
+            served.ServedModel("http://127.0.0.1:9", ABOUT, patience=0.3)
 
     def test_a_server_that_ends_at_once_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(served, "_flags", lambda given: [])

@@ -4,12 +4,16 @@ Rows of many policies share a batch; those that join together are ordered by ada
 tensors, one column a step, until their row leaves. Finished rows leave together, as soon as they are a quarter of all, and
 their part of the KV cache stays for prompts that continue them.
 
+A step is: `sample` draws a token from each row's logits (sampling.py), `_Cohort.record` notes it and marks the rows that it ends,
+`Rows.read` reads it and returns the logits of the next one (decode_strategies.py).
+
 Shapes: R rows, V vocabulary, T generated tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +28,7 @@ from kapelle.engines.rollout.local.decode_strategies import (
     decode_strategy,
 )
 from kapelle.engines.rollout.local.sampling import SamplingRows, sample
-from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.kv_cache import Prefixes
@@ -32,6 +36,9 @@ from kapelle.models.language_model import LanguageModel
 
 IDLE_SHARE = 0.25
 """Share of finished rows at which they leave: a copy of the cache against idle work."""
+
+STOP_MARGIN = 16
+"""Characters kept before the place where a stop string may begin: the next token may still change the last ones."""
 
 
 class Decoder:
@@ -42,7 +49,7 @@ class Decoder:
         model: LanguageModel,
         adapters: int = 1,
         kept_tokens: int = 0,
-        recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
+        recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
     ) -> None:
         """Expect about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
@@ -75,7 +82,7 @@ class Decoder:
     @property
     def in_flight(self) -> int:
         """Rows that still generate, or are finished and have not left the batch."""
-        return sum(cohort.size for cohort in self._cohorts)
+        return sum(len(cohort.outputs) for cohort in self._cohorts)
 
     @property
     def open(self) -> bool:
@@ -107,48 +114,55 @@ class Decoder:
                 self._cohorts, token_R.split(self._sizes), logp_R.split(self._sizes), strict=True
             ):
                 cohort.record(tokens_R, logps_R)
-            if sum(cohort.idle for cohort in self._cohorts) >= IDLE_SHARE * self.in_flight:
-                self._leave(token_R)
-                return
-            self._logits_RV = self._rows.read(token_R)
-
-    def _leave(self, token_R: Tensor) -> None:
-        """Let the finished rows leave, and read the newest tokens of the others."""
-        finished_R = torch.cat([cohort.finished() for cohort in self._cohorts])
-        completions = [ids for cohort in self._cohorts for ids in cohort.leave()]
-        self._rows.leave(finished_R.nonzero().flatten().tolist(), completions)
-        self._cohorts = [cohort for cohort in self._cohorts if cohort.size]
-        if self._cohorts:
-            self._join_cohorts()
-            self._logits_RV = self._rows.read(token_R[~finished_R])
+            if sum(cohort.finished for cohort in self._cohorts) < IDLE_SHARE * self.in_flight:
+                self._logits_RV = self._rows.read(token_R)
+                continue
+            # The finished rows leave; the others read their newest tokens without them.
+            finished_R = torch.cat([cohort.length_R > 0 for cohort in self._cohorts])
+            completions = [ids for cohort in self._cohorts for ids in cohort.leave()]
+            self._rows.leave(finished_R.nonzero().flatten().tolist(), completions)
+            self._cohorts = [cohort for cohort in self._cohorts if cohort.outputs]
+            if self._cohorts:
+                self._join_cohorts()
+                self._logits_RV = self._rows.read(token_R[~finished_R])
+            return
 
     def _join_cohorts(self) -> None:
-        self._sizes = [cohort.size for cohort in self._cohorts]
+        """Lay the rows of all cohorts one after another."""
+        self._sizes = [len(cohort.outputs) for cohort in self._cohorts]
         self._sampling = SamplingRows.joined(cohort.sampling for cohort in self._cohorts)
-        self._position_R = torch.cat([cohort.positions for cohort in self._cohorts])
+        self._position_R = torch.cat([cohort.begun_R + len(cohort.tokens) for cohort in self._cohorts])
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
         """End the rows of these outputs with what they have; they leave with the next rows that are finished."""
         ended = {id(output) for output in outputs}
         for cohort in self._cohorts:
-            cohort.end(ended)
+            for row, output in enumerate(cohort.outputs):
+                if id(output) in ended and cohort.length_R[row] == 0:
+                    cohort.length_R[row] = len(cohort.tokens)
+                    cohort.finished += 1
 
     @torch.inference_mode()
     def settle(self) -> None:
         """Fill in the outputs of finished rows that have not left yet."""
         for cohort in self._cohorts:
-            cohort.settle()
+            if cohort.finished and any(output.finish_reason is None for output in cohort.outputs):
+                cohort.fill(torch.stack(cohort.tokens), torch.stack(cohort.logps))
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
         """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
         for cohort in self._cohorts:
-            yield from cohort.new_tokens()
+            first, cohort.reported = cohort.reported, len(cohort.tokens)
+            if first < cohort.reported:
+                yield from cohort.unfinished(first)
 
     def interrupt(self) -> None:
         """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
         for cohort in self._cohorts:
-            cohort.interrupt()
+            if cohort.tokens:
+                for output, ids, logprobs in cohort.unfinished(0):
+                    output.ids, output.logprobs = ids, logprobs
         self.drop()
 
     def drop(self) -> None:
@@ -197,126 +211,123 @@ class _Cohort:
     """Rows that joined together, and what they have generated."""
 
     def __init__(self, model: LanguageModel, jobs: Sequence[Job], outputs: Sequence[RowOutput]) -> None:
-        self._model = model
-        self._jobs, self._outputs = list(jobs), list(outputs)
         device = model.device
+        self.outputs = list(outputs)
         self.sampling = SamplingRows(
             torch.tensor([job.sampling.temperature for job in jobs], device=device),
             torch.tensor([job.sampling.top_p for job in jobs], device=device),
             torch.tensor([job.sampling.top_k for job in jobs], device=device),
             torch.tensor([job.seed for job in jobs], device=device),
         )
-        self._begun_R = torch.tensor([job.begun for job in jobs], device=device)
+        self.begun_R = torch.tensor([job.begun for job in jobs], device=device)
+        """Tokens of each completion that were sampled before."""
         self._most_R = torch.tensor([job.sampling.max_tokens - job.begun for job in jobs], device=device)
+        self._end_ids = model.end_ids
         self._ends = torch.tensor(sorted(model.end_ids), device=device)
-        self._stopping = [row for row, job in enumerate(jobs) if job.sampling.stop]
-        self._tokens: list[Tensor] = []
-        self._logps: list[Tensor] = []
-        self._length_R = torch.zeros_like(self._most_R)
+        self._stops = [
+            StopSearch(model.tokenizer, job.sampling.stop, job.prompt[len(job.prompt) - job.begun :])
+            if job.sampling.stop
+            else None
+            for job in jobs
+        ]
+        self.tokens: list[Tensor] = []
+        """`token_R` of each step."""
+        self.logps: list[Tensor] = []
+        self.length_R = torch.zeros_like(self._most_R)
         """Tokens of each finished row; 0 while it generates."""
-        self.idle = 0
-        """Finished rows."""
-        self._reported = 0
-        """Tokens of each row that `new_tokens` has yielded."""
-
-    @property
-    def size(self) -> int:
-        """R."""
-        return len(self._jobs)
-
-    @property
-    def step(self) -> int:
-        """Tokens generated so far by each row."""
-        return len(self._tokens)
-
-    @property
-    def positions(self) -> Tensor:
-        """Place of each row's next token in its completion, `_R`."""
-        return self._begun_R + self.step
-
-    def finished(self) -> Tensor:
-        """Return which rows are finished, `_R`."""
-        return self._length_R > 0
+        self.finished = 0
+        """Number of finished rows."""
+        self.reported = 0
+        """Tokens of each row that `Decoder.new_tokens` has yielded."""
 
     def record(self, token_R: Tensor, logp_R: Tensor) -> None:
         """Record each row's next token and mark the rows that it ends."""
-        self._tokens.append(token_R)
-        self._logps.append(logp_R)
-        ended_R = torch.isin(token_R, self._ends).logical_or_(self._most_R <= self.step)
-        for row in self._stopping:
-            if self._length_R[row] == 0 and self._stopped(row):
-                ended_R[row] = True
-        ended_R &= self._length_R == 0
+        self.tokens.append(token_R)
+        self.logps.append(logp_R)
+        step = len(self.tokens)
+        ended_R = torch.isin(token_R, self._ends).logical_or_(self._most_R <= step)
+        if any(search is not None for search in self._stops):
+            tokens, lengths = token_R.tolist(), self.length_R.tolist()  # one copy from a GPU for all rows
+            for row, search in enumerate(self._stops):
+                if search is not None and lengths[row] == 0:
+                    self.outputs[row].text = search.text_before_stop(tokens[row])
+                    if self.outputs[row].text is not None:
+                        ended_R[row] = True
+        ended_R &= self.length_R == 0
         if bool(ended_R.any()):
-            self._length_R[ended_R] = self.step
-            self.idle += int(ended_R.sum())
+            self.length_R[ended_R] = step
+            self.finished += int(ended_R.sum())
 
     def leave(self) -> list[list[int]]:
         """Fill in the outputs of the finished rows, drop those rows, and return their token ids."""
-        if not self.idle:
+        if not self.finished:
             return []
-        finished, live = self.finished().nonzero().flatten(), (~self.finished()).nonzero().flatten()
-        tokens_TR, logps_TR = torch.stack(self._tokens), torch.stack(self._logps)
-        leaving = self._fill(finished, tokens_TR, logps_TR)
-        self._jobs = [self._jobs[row] for row in live.tolist()]
-        self._outputs = [self._outputs[row] for row in live.tolist()]
-        self._stopping = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
+        tokens_TR, logps_TR = torch.stack(self.tokens), torch.stack(self.logps)
+        leaving = self.fill(tokens_TR, logps_TR)
+        live = (self.length_R == 0).nonzero().flatten()
+        self.outputs = [self.outputs[row] for row in live.tolist()]
+        self._stops = [self._stops[row] for row in live.tolist()]
         self.sampling = self.sampling.keep(live)
-        self._most_R, self._length_R = self._most_R[live], self._length_R[live]
-        self._begun_R = self._begun_R[live]
-        self._tokens, self._logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
-        self.idle = 0
+        self._most_R, self.length_R = self._most_R[live], self.length_R[live]
+        self.begun_R = self.begun_R[live]
+        self.tokens, self.logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
+        self.finished = 0
         return [output.ids for output in leaving]
 
-    def settle(self) -> None:
-        """Fill in the outputs of the finished rows; the rows stay."""
-        if self.idle and any(output.finish_reason is None for output in self._outputs):
-            finished = self.finished().nonzero().flatten()
-            self._fill(finished, torch.stack(self._tokens), torch.stack(self._logps))
-
-    def _fill(self, finished: Tensor, tokens_TR: Tensor, logps_TR: Tensor) -> list[RowOutput]:
-        """Fill in the outputs of finished rows and return them."""
-        lengths = self._length_R[finished].tolist()
+    def fill(self, tokens_TR: Tensor, logps_TR: Tensor) -> list[RowOutput]:
+        """Fill in the outputs of the finished rows and return them."""
+        finished = (self.length_R > 0).nonzero().flatten()
+        lengths = self.length_R[finished].tolist()
         tokens, logps = tokens_TR[:, finished].t().tolist(), logps_TR[:, finished].t().tolist()
-        outputs = [self._outputs[row] for row in finished.tolist()]
+        outputs = [self.outputs[row] for row in finished.tolist()]
         for output, length, ids, logprobs in zip(outputs, lengths, tokens, logps, strict=True):
             output.ids, output.logprobs = ids[:length], logprobs[:length]
-            stopped = output.text is not None or output.ids[-1] in self._model.end_ids
+            stopped = output.text is not None or output.ids[-1] in self._end_ids
             output.finish_reason = "stop" if stopped else "length"
         return outputs
 
-    def end(self, outputs: Collection[int]) -> None:
-        """End the unfinished rows of these outputs (by `id`) with what they have."""
-        for row, output in enumerate(self._outputs):
-            if id(output) in outputs and self._length_R[row] == 0:
-                self._length_R[row] = self.step
-                self.idle += 1
+    def unfinished(self, first: int) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
+        """Yield the tokens of each unfinished row from step `first` on, and their log-probs."""
+        tokens, logps = (torch.stack(each[first:]).t().tolist() for each in (self.tokens, self.logps))
+        for row, length in enumerate(self.length_R.tolist()):
+            if length == 0:
+                yield self.outputs[row], tokens[row], logps[row]
 
-    def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
-        """Yield the tokens of each unfinished row since the last call, and their log-probs."""
-        if self._reported == self.step:
-            return
-        tokens = torch.stack(self._tokens[self._reported :]).t().tolist()
-        logps = torch.stack(self._logps[self._reported :]).t().tolist()
-        self._reported = self.step
-        for row, running in enumerate((~self.finished()).tolist()):
-            if running:
-                yield self._outputs[row], tokens[row], logps[row]
 
-    def interrupt(self) -> None:
-        """Fill in what each unfinished row has generated so far."""
-        if self._tokens:
-            tokens, logps = (torch.stack(each).t().tolist() for each in (self._tokens, self._logps))
-            for row, running in enumerate((~self.finished()).tolist()):
-                if running:
-                    self._outputs[row].ids, self._outputs[row].logprobs = tokens[row], logps[row]
+class StopSearch:
+    """Finds the first stop string in the text of one row, in time that is linear in its tokens.
 
-    def _stopped(self, row: int) -> bool:
-        prompt, begun = self._jobs[row].prompt, self._jobs[row].begun
-        ids = [*prompt[len(prompt) - begun :], *(int(column_R[row]) for column_R in self._tokens)]
-        text = str(self._model.tokenizer.decode(ids, skip_special_tokens=True))
-        places = [text.find(stop) for stop in self._jobs[row].sampling.stop]
-        found = [place for place in places if place >= 0]
-        if found:
-            self._outputs[row].text = text[: min(found)]
-        return bool(found)
+    A string that is new in the text reaches into its newest tokens. So only the last tokens are decoded at each step, as many
+    as the longest stop string needs; once they contain one, the whole text decides.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], begun: Sequence[int]) -> None:
+        """Search for `stops`; `begun` are the tokens of the text so far, which are searched with the first new one."""
+        self._tokenizer, self._stops = tokenizer, stops
+        self._ids = list(begun)
+        self._first = 0
+        """The first token of those that are decoded at each step."""
+        self._least = max(map(len, stops)) + STOP_MARGIN
+        """Characters that these tokens must have."""
+
+    def text_before_stop(self, token: int) -> str | None:
+        """Add a token; return the text before the first stop string, None if there is none."""
+        self._ids.append(token)
+        recent = self._text(self._first)
+        if any(stop in recent for stop in self._stops):
+            text = self._text(0)
+            places = [place for place in map(text.find, self._stops) if place >= 0]
+            if places:
+                return text[: min(places)]
+        if len(recent) > 2 * self._least:
+            # Tokens that begin within a character, or whose first space the tokeniser strips, have another text alone than
+            # after the others: then this waits for a later step.
+            middle = (self._first + len(self._ids)) // 2
+            later = self._text(middle)
+            cut = later.startswith("\N{REPLACEMENT CHARACTER}")
+            if len(later) >= self._least and recent.endswith(later) and not cut:
+                self._first = middle
+        return None
+
+    def _text(self, first: int) -> str:
+        return str(self._tokenizer.decode(self._ids[first:], skip_special_tokens=True))

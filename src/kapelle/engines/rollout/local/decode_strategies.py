@@ -4,9 +4,9 @@
 `cache`   the model's own forward pass and KV cache, prompts padded on the left: `PaddedRows`
 `reread`  every token reads its whole text again, by the pass that training uses: `RereadRows`
 
-Of the last two, a cache is taken if the logits that it leads to are those of the whole texts: prompts of different
-lengths are read together, some tokens follow, a row leaves. State-space models, whose state has to pass over padding, and
-caches that cannot drop a row show what they do with that.
+Of the last two, `cache` is used if it gives the logits of the whole texts in a trial: prompts of different lengths are read
+together, some tokens follow, a row leaves. State-space models, whose state has to pass over padding, and caches that cannot
+drop a row fail that trial.
 
 Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
 """
@@ -14,15 +14,15 @@ Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tok
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.local.step_graphs import Recorder, Window
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Window
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.fast.fused import FusedPass
@@ -105,7 +105,7 @@ class FlatRows:
         flat: FlatModel,
         fused: FusedPass | None,
         prefixes: Prefixes,
-        recorder: Recorder | None = None,
+        recorder: GraphRecorder | None = None,
     ) -> None:
         self._model = model
         self._window = Window(recorder)
@@ -122,42 +122,37 @@ class FlatRows:
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""
+        flat, device, dtype = self._flat, self._model.device, self._model.dtype
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
-        block = self._room(prompts)
+        block = PromptBlock.empty(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
+        """Tokens of each prompt whose keys and values are in the block already."""
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
             if kv is not None:
                 known[number] = block.put(number, kv)
-        stems = _stems(prompts, known)
-        if stems:
-            self._read_stems(block, stems, known)
+
+        # Common beginnings of new prompts (an agent's instructions) are read once and copied to each prompt.
+        shared = _shared_beginnings(prompts, known)
+        if shared:
+            stems = list(shared)
+            room = PromptBlock.empty(flat, [len(stem) for _, stem in stems], device, dtype)
+            for chunk in _runs([len(stem) for _, stem in stems], PROMPT_CHUNK):
+                self._read(room, stems, [0] * len(stems), chunk)
+            for number, stem in enumerate(stems):
+                for place in shared[stem]:
+                    known[place] = block.put(place, room.of(number))
+
         new = [len(prompt) - read for (_, prompt), read in zip(prompts, known, strict=True)]
         logits_QV = torch.cat(
             [self._read(block, prompts, known, chunk) for chunk in _runs(new, PROMPT_CHUNK)]
         )
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
-        prompt_R = torch.tensor([number_of[text] for text in texts], device=self._model.device)
+        prompt_R = torch.tensor([number_of[text] for text in texts], device=device)
         self._cohorts.append(_SeatedRows(KVCache.seated(block, prompt_R, recorded=self._recorded), texts))
         self._join_cohorts()
         return logits_QV[prompt_R]
-
-    def _room(self, prompts: Sequence[Text]) -> PromptBlock:
-        lengths = [len(prompt) for _, prompt in prompts]
-        return PromptBlock.empty(self._flat, lengths, self._model.device, self._model.dtype)
-
-    def _read_stems(
-        self, block: PromptBlock, stems: Mapping[Text, Sequence[int]], known: MutableSequence[int]
-    ) -> None:
-        """Read the common beginnings of prompts once and copy them to each prompt."""
-        texts = list(stems)
-        room = self._room(texts)
-        for chunk in _runs([len(text) for _, text in texts], PROMPT_CHUNK):
-            self._read(room, texts, [0] * len(texts), chunk)
-        for number, text in enumerate(texts):
-            for prompt in stems[text]:
-                known[prompt] = block.put(prompt, room.of(number))
 
     def _read(
         self,
@@ -172,13 +167,17 @@ class FlatRows:
         tokens_N = torch.tensor([token for q in chunk for token in prompts[q][1][known[q] :]], device=device)
         position_N = torch.cat([torch.arange(known[q], len(prompts[q][1]), device=device) for q in chunk])
         last_Q = torch.tensor(new, device=device).cumsum(0) - 1
-        attend = block.attention(list(_alike(chunk.start, new)))
+        spans: list[tuple[int, int, int]] = []
+        for length, run in groupby(new):  # prompts with equally many new tokens attend in one call
+            first = spans[-1][1] if spans else chunk.start
+            spans.append((first, first + len(list(run)), length))
+        attend = block.attention(spans)
         route = route_of([prompts[q][0] for q, n in zip(chunk, new, strict=True) for _ in range(n)])
-
         return self._logits(tokens_N, position_N, route, attend, last_Q)
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
+        # Room for the token is made before the step, outside of what a recording replays.
         fresh = [cohort.cache.open() for cohort in self._cohorts]
         if any(fresh):
             self._window.close()
@@ -241,29 +240,21 @@ class _SeatedRows(NamedTuple):
     texts: list[Text]
 
 
-def _stems(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
-    """Return the common beginnings of new prompts (an agent's instructions), each with the prompts that share it."""
+def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
+    """Return the common beginnings of new prompts, each with the prompts that share it."""
     alike: dict[Text, list[int]] = {}
     for number, (adapter, prompt) in enumerate(prompts):
         if not known[number] and len(prompt) > STEM:
             alike.setdefault((adapter, prompt[:STEM]), []).append(number)
-    stems: dict[Text, list[int]] = {}
+    shared: dict[Text, list[int]] = {}
     for (adapter, _), numbers in alike.items():
         texts = [prompts[number][1] for number in numbers]
         first, last = min(texts), max(texts)  # the two that differ earliest
         most = min(len(text) for text in texts) - 1  # at least one token of every prompt is left to read
         same = next((k for k in range(STEM, most) if first[k] != last[k]), most)
         if len(numbers) > 1:
-            stems[adapter, first[:same]] = numbers
-    return stems
-
-
-def _alike(first: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Return runs of equal lengths: first prompt, prompt after the last, length."""
-    for length, run in groupby(lengths):
-        count = sum(1 for _ in run)
-        yield first, first + count, length
-        first += count
+            shared[adapter, first[:same]] = numbers
+    return shared
 
 
 CacheOf = Callable[[LanguageModel], "Cache"]
@@ -351,7 +342,7 @@ REREAD_TOKENS = 1 << 14
 class RereadRows:
     """Rows without a KV cache: every step reads all texts again.
 
-    The slowest strategy, and right for every model: it is taken where a model's own cache gives other logits than its texts.
+    The slowest strategy, and right for every model: it is used where a model's own cache gives other logits than its texts.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -381,22 +372,20 @@ class RereadRows:
         self._texts = [text for row, text in enumerate(self._texts) if row not in gone]
 
     def _logits(self, texts: Sequence[tuple[str | None, list[int]]]) -> Tensor:
-        runs = _runs([len(text) for _, text in texts], REREAD_TOKENS)
-        return torch.cat([self._pass(texts[run.start : run.stop]) for run in runs])
-
-    def _pass(self, texts: Sequence[tuple[str | None, list[int]]]) -> Tensor:
+        """Read whole texts, a few in each pass, and return logits `_RV` of the tokens that follow."""
         device = self._model.device
-        lengths = [len(text) for _, text in texts]
-        tokens_N = torch.tensor([token for _, text in texts for token in text], device=device)
-        positions_N = torch.cat([torch.arange(length, device=device) for length in lengths])
-        ends = list(accumulate(lengths))
-        route = [
-            (adapter, ends[last - 1] - sum(lengths[first:last]), ends[last - 1])
-            for adapter, first, last in route_of([adapter for adapter, _ in texts])
-        ]
-        with self._model.computing(route):
-            hidden_ND = self._model.hidden(tokens_N, positions_N, plan_sequences(lengths, device))
-            return self._model.logits(hidden_ND[torch.tensor(ends, device=device) - 1])
+        logits: list[Tensor] = []
+        for run in _runs([len(text) for _, text in texts], REREAD_TOKENS):
+            chosen = texts[run.start : run.stop]
+            lengths = [len(text) for _, text in chosen]
+            tokens_N = torch.tensor([token for _, text in chosen for token in text], device=device)
+            positions_N = torch.cat([torch.arange(length, device=device) for length in lengths])
+            route = route_of([adapter for adapter, text in chosen for _ in text])
+            with self._model.computing(route):
+                hidden_ND = self._model.hidden(tokens_N, positions_N, plan_sequences(lengths, device))
+                last_R = torch.tensor(lengths, device=device).cumsum(0) - 1
+                logits.append(self._model.logits(hidden_ND[last_R]))
+        return torch.cat(logits)
 
 
 TRIED_PROMPTS = (9, 5, 7)
@@ -443,7 +432,7 @@ def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
     try:
         with in_float32(model):
             cached, reread = PaddedRows(model, cache_of), RereadRows(model)
-            agrees = _close(cached.join(jobs), reread.join(jobs))
+            pairs = [(cached.join(jobs), reread.join(jobs))]
             for step, token_R in enumerate(
                 drawn[sum(TRIED_PROMPTS) :].view(TRIED_STEPS, -1).to(model.device)
             ):
@@ -451,12 +440,10 @@ def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
                     staying = [0, 2]
                     for rows in (cached, reread):
                         rows.leave([1], [()])
-                agrees &= _close(cached.read(token_R[staying]), reread.read(token_R[staying]))
-            return agrees
+                pairs.append((cached.read(token_R[staying]), reread.read(token_R[staying])))
+            return all(
+                bool(((found_RV - right_RV).norm(dim=1) / right_RV.norm(dim=1) <= CACHE_TOLERANCE).all())
+                for found_RV, right_RV in pairs
+            )
     except Exception:  # noqa: BLE001 - caches of others may raise anything at what they were not made for
         return False
-
-
-def _close(cached_RV: Tensor, reread_RV: Tensor) -> bool:
-    gap_R = (cached_RV - reread_RV).norm(dim=1) / reread_RV.norm(dim=1)
-    return bool((gap_R <= CACHE_TOLERANCE).all())

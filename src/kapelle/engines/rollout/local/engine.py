@@ -19,7 +19,7 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import likeliest
-from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Likeliest, OnTokens, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.errors import EngineError, ModelError, did_you_mean
@@ -47,25 +47,6 @@ class _ModelQueue(RequestQueue[RowOutput]):
     def busy(self) -> bool:
         """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
-
-    def drop_cancelled_rows(self) -> None:
-        """Forget cancelled requests, and end their rows."""
-        self.drop_cancelled()
-        gone = [pending for pending in self.in_flight if pending.future.done()]
-        if gone:
-            self.decoder.end([pending.output for pending in gone if pending.output is not None])
-
-    def stream_new_tokens(self) -> None:
-        """Hand new tokens to the callers that stream them."""
-        streaming = {
-            id(pending.output): pending.on_tokens
-            for pending in self.in_flight
-            if pending.on_tokens is not None
-        }
-        if streaming:
-            for output, ids, logprobs in self.decoder.new_tokens():
-                if (on_tokens := streaming.get(id(output))) is not None:
-                    on_tokens(ids, logprobs)
 
     def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
@@ -101,13 +82,13 @@ class LocalEngine:
         max_rows: int = 1024,
         kept_tokens: int = 65_536,
         releases: Callable[[torch.device], bool] = has_memory_of_its_own,
-        recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
+        recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
         patience: float = 60.0,
     ) -> None:
         """Sample on these models.
 
-        `releases` decides on which devices `release_caches` frees memory, `recorder_on` returns what records steps on a
-        device, `patience` is how many seconds to wait for episodes that wait for something else.
+        `releases` decides on which devices `release_caches` frees copies of weights too, `recorder_on` returns what records steps
+        on a device, `patience` is how many seconds to wait for episodes that wait for something else.
         """
         played = [policy for policy in policies if policy.endpoint is None]
         queues = {
@@ -241,6 +222,7 @@ class LocalEngine:
         self._loaded.clear()
 
     async def _drain(self, here: BatchBarrier) -> None:
+        """Answer requests until none is left: wait for all that can come, then sample on each base model in turn."""
         while self._interrupting is not None or any(queue.busy for queue in self._queues):
             try:
                 await wait_for_requests(
@@ -250,86 +232,100 @@ class LocalEngine:
                 for queue in self._queues:
                     queue.enqueue_arrived()
                     waiting, queue.waiting = queue.waiting, []
-                    _fail([*queue.clear(), *waiting], error)
+                    for pending in [*queue.clear(), *waiting]:
+                        pending.fail(error)
             for queue in self._queues:
                 queue.enqueue_arrived()
             if self._interrupting is not None:
-                answered = sum(self._answer_finished(queue) for queue in self._queues)
-                if not answered:
-                    interrupted = [each for queue in self._queues for each in self._interrupted(queue)]
-                    self._interrupting.set_result(interrupted)
+                # First what is finished; its answers may lead to further requests, which are then waited for.
+                before = sum(len(queue.in_flight) for queue in self._queues)
+                for queue in self._queues:
+                    queue.decoder.settle()
+                    self._answer_finished(queue)
+                if before == sum(len(queue.in_flight) for queue in self._queues):
+                    self._interrupting.set_result(self._broken_off())
                     return
                 continue
             for queue in self._queues:
                 try:
-                    queue.drop_cancelled_rows()
-                    self._join_waiting(queue)
-                    if queue.in_flight:
-                        queue.decoder.advance(self._steps)
-                    if self._at_once:
-                        queue.decoder.settle()
-                    queue.stream_new_tokens()
-                    self._answer(queue)
+                    self._advance(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
-                    _fail(queue.clear(), error)
+                    for pending in queue.clear():
+                        pending.fail(error)
 
-    def _join_waiting(self, queue: _ModelQueue) -> None:
-        """Let the first waiting requests join the rows in flight, as many as there is room for."""
+    def _advance(self, queue: _ModelQueue) -> None:
+        """Let waiting requests join the rows in flight, sample a few tokens of each, and answer the requests that are complete."""
+        queue.drop_cancelled()
+        gone = [pending.output for pending in queue.in_flight if pending.future.done()]
+        queue.decoder.end([output for output in gone if output is not None])
+
         room = self._max_rows - queue.decoder.in_flight
-        if not queue.waiting or room <= 0 or not queue.decoder.open:
-            return
-        joining, queue.waiting = queue.waiting[:room], queue.waiting[room:]
-        queue.in_flight += joining
-        requests = [pending.request for pending in joining]
-        jobs = [
-            Job(self._policy(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
-            for r in requests
-        ]
-        for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
-            pending.output = output
-            pending.start_clock()
+        if queue.waiting and room > 0 and queue.decoder.open:
+            joining, queue.waiting = queue.waiting[:room], queue.waiting[room:]
+            queue.in_flight += joining
+            requests = [pending.request for pending in joining]
+            jobs = [
+                Job(self._policy(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
+                for r in requests
+            ]
+            for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
+                pending.output = output
+                pending.start_clock()
 
-    def _answer_finished(self, queue: _ModelQueue) -> int:
-        """Answer the requests whose rows are finished and have not left; return how many there are."""
-        before = len(queue.in_flight)
-        queue.decoder.settle()
-        self._answer(queue)
-        return before - len(queue.in_flight)
+        if queue.in_flight:
+            queue.decoder.advance(self._steps)
+        if self._at_once:
+            queue.decoder.settle()
+        streaming = {
+            id(pending.output): pending.on_tokens
+            for pending in queue.in_flight
+            if pending.on_tokens is not None
+        }
+        if streaming:
+            for output, ids, logprobs in queue.decoder.new_tokens():
+                if (on_tokens := streaming.get(id(output))) is not None:
+                    on_tokens(ids, logprobs)
+        self._answer_finished(queue)
 
-    def _interrupted(self, queue: _ModelQueue) -> list[Interrupted]:
-        """Drop all requests and return them with what their rows have sampled."""
-        queue.decoder.interrupt()
-        waiting, queue.waiting = queue.waiting, []
-        found: list[Interrupted] = []
-        for pending in [*queue.clear(), *waiting]:
-            output, loaded = pending.output or RowOutput([], []), self._policy(pending.request.policy)
-            self.tokens_sampled += len(output.ids)
-            ids, logprobs = tuple(output.ids), tuple(output.logprobs)
-            found.append(Interrupted(pending.request, ids, logprobs, loaded.version, loaded.hash))
-        return found
-
-    def _answer(self, queue: _ModelQueue) -> None:
+    def _answer_finished(self, queue: _ModelQueue) -> None:
+        """Answer the requests whose rows have finished."""
         answers: list[tuple[_Pending, Completion]] = []
         unfinished: list[_Pending] = []
         for pending in queue.in_flight:
-            if pending.output is None or pending.output.finish_reason is None:
+            output = pending.output
+            if output is None or output.finish_reason is None:
                 unfinished.append(pending)
-            else:
-                answers.append((pending, self._completion(pending.request, pending.output, queue.model)))
+                continue
+            request, loaded, text = pending.request, self._policy(pending.request.policy), output.text
+            if text is None:
+                ids = [*request.begun, *output.ids]
+                text = str(queue.model.tokenizer.decode(ids, skip_special_tokens=True))
+            self.tokens_sampled += len(output.ids)
+            completion = Completion(
+                tuple(output.ids),
+                tuple(output.logprobs),
+                output.finish_reason,
+                text,
+                loaded.version,
+                loaded.hash,
+            )
+            answers.append((pending, completion))
         queue.in_flight = unfinished
         for pending, completion in answers:
             pending.answer(completion)
 
-    def _completion(self, request: Request, output: RowOutput, model: LanguageModel) -> Completion:
-        loaded = self._policy(request.policy)
-        assert output.finish_reason is not None
-        text = output.text
-        if text is None:
-            text = str(model.tokenizer.decode([*request.begun, *output.ids], skip_special_tokens=True))
-        self.tokens_sampled += len(output.ids)
-        return Completion(
-            tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, loaded.version, loaded.hash
-        )
+    def _broken_off(self) -> list[Interrupted]:
+        """Drop all requests and return them with what their rows have sampled."""
+        found: list[Interrupted] = []
+        for queue in self._queues:
+            queue.decoder.interrupt()
+            waiting, queue.waiting = queue.waiting, []
+            for pending in [*queue.clear(), *waiting]:
+                output, loaded = pending.output or RowOutput([], []), self._policy(pending.request.policy)
+                self.tokens_sampled += len(output.ids)
+                ids, logprobs = tuple(output.ids), tuple(output.logprobs)
+                found.append(Interrupted(pending.request, ids, logprobs, loaded.version, loaded.hash))
+        return found
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
         """Return the likeliest tokens in the place of each id; see `KnowsAlternatives`."""
@@ -347,9 +343,3 @@ class LocalEngine:
                 f"The local engine holds no policy '{policy}'.{did_you_mean(policy, self._loaded)}"
             )
         return self._loaded[policy]
-
-
-def _fail(requests: Sequence[_Pending], error: Exception) -> None:
-    """Raise an error where these requests are awaited."""
-    for pending in requests:
-        pending.fail(error)

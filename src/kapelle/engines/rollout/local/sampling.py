@@ -73,41 +73,26 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def distribution(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the log-probs `_RV` that each row samples from: tempered, then cut to top-k, then to top-p.
+def processed_logits(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """Return the logits `_RV` of the distributions that are sampled from: tempered, then cut to top-k, then to top-p.
 
-    A greedy row (temperature 0) keeps its untempered distribution.
+    A greedy row (temperature 0) keeps its untempered distribution. What no row asks for costs nothing.
     """
-    return torch.log_softmax(_cut(_tempered(logits_RV, rows), rows), dim=-1)
-
-
-def _tempered(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    if not rows.tempers:
-        return logits_RV
-    temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
-    return logits_RV / temperature_R[:, None]
-
-
-def _cut(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Return logits without the tokens that top-k and top-p leave out; unchanged if no row has such a limit."""
+    if rows.tempers:
+        temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
+        logits_RV = logits_RV / temperature_R[:, None]
     if rows.cuts_k:
-        logits_RV = _cut_top_k(torch.log_softmax(logits_RV, dim=-1), rows.top_k_R)
+        logp_RV, top_k_R1 = torch.log_softmax(logits_RV, dim=-1), rows.top_k_R[:, None]
+        order_RV = logp_RV.argsort(dim=-1, descending=True, stable=True)
+        place_1V = torch.arange(logp_RV.shape[1], device=logp_RV.device)[None]
+        logits_RV = _without(logp_RV, order_RV, (top_k_R1 > 0) & (place_1V >= top_k_R1))
     if rows.cuts_p:
-        logits_RV = _cut_top_p(torch.log_softmax(logits_RV, dim=-1), rows.top_p_R)
+        logp_RV, top_p_R1 = torch.log_softmax(logits_RV, dim=-1), rows.top_p_R[:, None]
+        ranked_RV, order_RV = logp_RV.sort(dim=-1, descending=True, stable=True)
+        before_RV = ranked_RV.exp().cumsum(-1) - ranked_RV.exp()
+        # A row without the limit keeps its tail, where rounding lets the sum reach 1 before the end.
+        logits_RV = _without(logp_RV, order_RV, (top_p_R1 < 1) & (before_RV >= top_p_R1))
     return logits_RV
-
-
-def _cut_top_k(logp_RV: Tensor, top_k_R: Tensor) -> Tensor:
-    order_RV = logp_RV.argsort(dim=-1, descending=True, stable=True)
-    place_V = torch.arange(logp_RV.shape[1], device=logp_RV.device)
-    return _without(logp_RV, order_RV, (top_k_R[:, None] > 0) & (place_V[None] >= top_k_R[:, None]))
-
-
-def _cut_top_p(logp_RV: Tensor, top_p_R: Tensor) -> Tensor:
-    ranked_RV, order_RV = logp_RV.sort(dim=-1, descending=True, stable=True)
-    before_RV = ranked_RV.exp().cumsum(-1) - ranked_RV.exp()
-    # A row without the limit keeps its tail, where rounding lets the sum reach 1 before the end.
-    return _without(logp_RV, order_RV, (top_p_R[:, None] < 1) & (before_RV >= top_p_R[:, None]))
 
 
 def _without(logp_RV: Tensor, order_RV: Tensor, ranked_out_RV: Tensor) -> Tensor:
@@ -118,7 +103,7 @@ def _without(logp_RV: Tensor, order_RV: Tensor, ranked_out_RV: Tensor) -> Tensor
 
 def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return one token `_R` per row and its log-prob `_R` under the distribution it was drawn from."""
-    logits_RV = _cut(_tempered(logits_RV, rows), rows)
+    logits_RV = processed_logits(logits_RV, rows)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     mass_RV = (logits_RV - top_R1).exp_().cumsum(-1, dtype=torch.float64)
     point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
@@ -154,7 +139,9 @@ def likeliest(
         torch.full((len(ids),), sampling.top_k, device=model.device),
         torch.zeros(len(ids), device=model.device),
     )
-    best = distribution(logits_TV, rows).topk(min(count, logits_TV.shape[1]), dim=-1)
+    best = torch.log_softmax(processed_logits(logits_TV, rows), dim=-1).topk(
+        min(count, logits_TV.shape[1]), dim=-1
+    )
     return [
         tuple((token, logp) for token, logp in zip(tokens, logps, strict=True) if logp > -torch.inf)
         for tokens, logps in zip(best.indices.tolist(), best.values.tolist(), strict=True)

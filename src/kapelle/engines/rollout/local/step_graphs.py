@@ -27,7 +27,7 @@ LEAST = 4
 """Steps that must be left in a window for a recording: it takes about as long as two steps that are not recorded."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records a step so that it can be run again."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
@@ -37,19 +37,19 @@ class Recorder(Protocol):
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return the step, recorded: each call runs it and returns its one output, overwritten by the next call.
 
-        At most one recording is used at a time; the one before is never run again.
+        A new recording ends the use of the one before.
         """
         ...
 
     def forget(self) -> None:
-        """Free the memory of recordings, none of which is run again."""
+        """Free the memory of all recordings; only new ones run afterwards."""
         ...
 
 
 class Window:
     """The steps between two changes of the rows in flight or their blocks."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: GraphRecorder | None) -> None:
         """Record with this, or nothing."""
         self._recorder = recorder
         self.close()
@@ -86,7 +86,7 @@ class CudaRecorder:
         """The newest graph; the pool lives as long as one of its graphs."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -96,7 +96,7 @@ class CudaRecorder:
         return logits_RV
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `Recorder`; EngineError where the step does something that a graph cannot hold."""
+        """See `GraphRecorder`; EngineError where the step does something that a graph cannot hold."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
@@ -121,16 +121,16 @@ class CudaRecorder:
         return replay
 
     def forget(self) -> None:
-        """See `Recorder`."""
+        """See `GraphRecorder`."""
         self._last = None
         self._pool = torch.cuda.graph_pool_handle()  # a pool that has lost its last graph takes no other
 
 
-def on_cuda(device: torch.device) -> Recorder | None:
+def on_cuda(device: torch.device) -> GraphRecorder | None:
     """Return a recorder of steps for a CUDA device; None for others, where starting a kernel costs nothing."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
-def nowhere(_device: torch.device) -> Recorder | None:
+def nowhere(_device: torch.device) -> GraphRecorder | None:
     """Record no steps."""
     return None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler, Start
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import DTYPES, LanguageModel
 from kapelle.models.lora_bank import layers_of
@@ -43,7 +43,7 @@ class _Queue(RequestQueue[Row]):
 
     model: LanguageModel
     about: BaseModel
-    sampler: Sampler | None = None
+    sampler: VllmModel | None = None
     """None before the first request, and after an error."""
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
     """By row id."""
@@ -88,16 +88,19 @@ class VllmEngine:
         played = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in played}
         self._queues: dict[int, _Queue] = {}
-        # Also when nobody closes the engine: a server and gigabytes of files would stay.
+        # Also where the engine is dropped without `close`: a server and gigabytes of files would stay.
         self._end = weakref.finalize(self, _release, self._queues, self._files)
         for model in {id(loaded.model): loaded.model for loaded in self._policies.values()}.values():
             own = [loaded.policy for loaded in self._policies.values() if loaded.model is model]
-            self._queues[id(model)] = _Queue(model, base_model(model, self._path(model), own))
+            # vLLM reads a base where it was read from, or a copy of what is in memory.
+            path = Path(model.name).expanduser()
+            if not path.is_dir():
+                path = self._files.model(model, model.base_parameters())
+            self._queues[id(model)] = _Queue(model, base_model(model, str(path), own))
         try:
+            # Now, so that what cannot be started stops the run at its beginning.
             for queue in self._queues.values():
-                queue.sampler = start(
-                    queue.about
-                )  # now, so that what cannot be started stops the run at its beginning
+                queue.sampler = start(queue.about)
         except BaseException:
             self.close()
             raise
@@ -168,12 +171,6 @@ class VllmEngine:
         self._policies.clear()
         self._end()
 
-    def _path(self, model: LanguageModel) -> str:
-        """Return where vLLM finds a base: where it was read from, or a copy of what is in memory."""
-        if Path(model.name).expanduser().is_dir():
-            return str(Path(model.name).expanduser())
-        return str(self._files.model(model, model.base_parameters()))
-
     def _restart_on(self, queue: _Queue, folder: Path) -> None:
         """Start vLLM on other base weights; loading them into a running one leaves a wrong model (0.32.0, on a CPU)."""
         old = Path(queue.about.path)
@@ -188,8 +185,7 @@ class VllmEngine:
             if queue.in_flight and queue.sampler is not None:
                 queue.sampler.abort(list(queue.in_flight))
             queue.in_flight.clear()
-            queue.arrived = [pending for pending in queue.arrived if not pending.future.done()]
-            queue.waiting = [pending for pending in queue.waiting if not pending.future.done()]
+            queue.drop_cancelled()
 
     async def _drain(self, here: BatchBarrier) -> None:
         queues = list(self._queues.values())
@@ -210,25 +206,21 @@ class VllmEngine:
 
     def _advance(self, queue: _Queue) -> None:
         """Let waiting rows join, and sample until some row has finished or others should have their turn."""
-        self._drop_cancelled(queue)
-        self._join_waiting(queue)
-        for _ in range(PAUSE):
-            if not queue.in_flight:
-                return
-            assert queue.sampler is not None
-            finished = queue.sampler.step()
-            for sampled in finished:
-                self._answer(queue, sampled)
-            if finished:
-                return
-
-    def _drop_cancelled(self, queue: _Queue) -> None:
-        queue.waiting = [pending for pending in queue.waiting if not pending.future.done()]
+        queue.drop_cancelled()
         gone = [row for row, pending in queue.in_flight.items() if pending.future.done()]
         if gone and queue.sampler is not None:
             queue.sampler.abort(gone)
         for row in gone:
             del queue.in_flight[row]
+        self._join_waiting(queue)
+        finished: Sequence[FinishedRow] = ()
+        for _ in range(PAUSE):
+            if not queue.in_flight or finished:
+                break
+            assert queue.sampler is not None
+            finished = queue.sampler.step()
+            for sampled in finished:
+                self._answer(queue, sampled)
 
     def _join_waiting(self, queue: _Queue) -> None:
         """Let the first waiting rows join; rows with and without an adapter take turns where they must not meet."""
@@ -239,7 +231,12 @@ class VllmEngine:
         joining = queue.waiting
         if not self._mixes:
             inside = next(iter(queue.in_flight.values()), queue.waiting[0])
-            joining = [pending for pending in queue.waiting if self._kind(pending) == self._kind(inside)]
+            bare = self._policy(inside.request.policy).adapter is None
+            joining = [
+                pending
+                for pending in queue.waiting
+                if (self._policy(pending.request.policy).adapter is None) == bare
+            ]
             if queue.in_flight and len(joining) < len(queue.waiting):
                 return  # the others would wait for ever if these went on joining
         joining = joining[: max(0, self._max_rows - len(queue.in_flight))]
@@ -262,10 +259,7 @@ class VllmEngine:
             queue.in_flight[row.id] = pending
             pending.start_clock()
 
-    def _kind(self, pending: _Waiting) -> bool:
-        return self._policy(pending.request.policy).adapter is None
-
-    def _answer(self, queue: _Queue, sampled: Sampled) -> None:
+    def _answer(self, queue: _Queue, sampled: FinishedRow) -> None:
         pending = queue.in_flight.pop(sampled.id, None)
         if pending is None:
             return

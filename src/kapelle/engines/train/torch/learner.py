@@ -7,7 +7,7 @@ every learner alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -74,12 +74,14 @@ class Learner:
         this "skip" keeps a copy of them during the step. Where processes hold parts of the weights, `agreed` makes what
         is wrong with the part of one known to all.
         """
+        # A step that breaks the weights is noticed after it was taken: `skip` then returns to this copy.
         before = _snapshot(self.state(parts=True)) if on_bad == "skip" else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._scaler.unscale_(self._optimizer)
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
         torch._foreach_div_(grads, weight)
         bound = self._settings.max_grad_norm
         norm = gathered(
@@ -153,7 +155,12 @@ class Learner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned, bit for bit; CheckpointError when another optimiser returned it."""
-        check_kind(self.name, self._settings, state["optimizer"].values())
+        for entry in state["optimizer"].values():
+            if ("exp_avg" in entry) != (self._settings.name == "adamw"):
+                raise CheckpointError(
+                    f"The optimiser's state of '{self.name}' ({', '.join(sorted(entry))}) is not that of `optimizer.name: "
+                    f"{self._settings.name}`. Set `optimizer.name` as it was when the checkpoint was written."
+                )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(distributed_like(state["weights"][name], parameter))
@@ -242,16 +249,6 @@ def build_optimizer(
     return made
 
 
-def check_kind(learner: str, settings: OptimizerConfig, entries: Iterable[Mapping[str, object]]) -> None:
-    """Raise CheckpointError when saved moments are those of another optimiser than the settings name."""
-    for entry in entries:
-        if ("exp_avg" in entry) != (settings.name == "adamw"):
-            raise CheckpointError(
-                f"The optimiser's state of '{learner}' ({', '.join(sorted(entry))}) is not that of `optimizer.name: "
-                f"{settings.name}`. Set `optimizer.name` as it was when the checkpoint was written."
-            )
-
-
 # Where processes shard a base (engines/train/fsdp.py), its weights are `DTensor`s: each process holds a part.
 
 
@@ -282,7 +279,7 @@ class Placement:
     critic: bool = False
 
 
-class Learners:
+class LearnerBank:
     """Policies and critics on models in this process's memory, with their frozen references and embedders."""
 
     def __init__(self, setup: TrainSetup) -> None:
@@ -300,11 +297,22 @@ class Learners:
             if policy.trained:
                 self._add_learner(policy)
         for critic in setup.critics:
-            self._add_critic(critic)
+            model = setup.models[critic.base]
+            self._add_adapter(model, critic.name, critic.lora)
+            if critic.name not in model.value_heads:
+                model.add_value_head(critic.name)
+            self.placements[critic.name] = Placement(model, critic.name, critic=True)
+            if critic.trained:
+                self._add_learner(critic)
         if setup.references:
             self.refresh_references()
-        if setup.embedders:
-            self._add_embedders()
+        copies: dict[int, LanguageModel] = {}
+        for policy in self._policies if setup.embedders else ():
+            # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
+            model = self.placements[policy.name].model
+            if policy.trained and policy.lora is None:
+                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
+            self.placements[embedder_name(policy.name)] = Placement(model, None)
 
     @property
     def policies(self) -> Mapping[str, Learner]:
@@ -315,15 +323,6 @@ class Learners:
     def models(self) -> list[LanguageModel]:
         """Every model in use, once."""
         return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
-
-    def _add_critic(self, critic: Critic) -> None:
-        model = self._setup.models[critic.base]
-        self._add_adapter(model, critic.name, critic.lora)
-        if critic.name not in model.value_heads:
-            model.add_value_head(critic.name)
-        self.placements[critic.name] = Placement(model, critic.name, critic=True)
-        if critic.trained:
-            self._add_learner(critic)
 
     def _add_adapter(self, model: LanguageModel, name: str, lora: Lora) -> None:
         """Add an adapter, or continue with the one that an earlier engine left on a model in memory."""
@@ -388,15 +387,6 @@ class Learners:
             with torch.no_grad():
                 for tensor, before in previous:
                     tensor.copy_(before)
-
-    def _add_embedders(self) -> None:
-        """Keep each policy's base as it is now: the base under its adapter, or a copy of a base that is trained."""
-        copies: dict[int, LanguageModel] = {}
-        for policy in self._policies:
-            model = self.placements[policy.name].model
-            if policy.trained and policy.lora is None:
-                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
-            self.placements[embedder_name(policy.name)] = Placement(model, None)
 
     def refresh_references(self) -> None:
         """Make every reference policy a frozen copy of its trained policy as it is now."""

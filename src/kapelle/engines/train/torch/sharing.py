@@ -7,7 +7,6 @@ before they are divided. The step is then the one that a single process takes, h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,48 +23,8 @@ Accumulate = Callable[[Sequence[Sample]], UpdateSums]
 """Adds samples' gradients to those of the learners; returns the sums."""
 
 
-class Sharing(Protocol):
-    """One of the processes that share a step."""
-
-    def rows(
-        self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
-    ) -> list[Tensor]:
-        """Return what `work` returns, a tensor for each sample, every process working at a part of them."""
-        ...
-
-    def summed(
-        self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
-    ) -> UpdateSums:
-        """Accumulate this process's part of a step's samples; then sum the sums and gradients over all processes."""
-        ...
-
-    def agreed(self, wrong: str | None) -> str | None:
-        """Return what is wrong with a learner after its step in the first process where something is, in all of them."""
-        ...
-
-
-class Alone:
-    """A single process that does all the work."""
-
-    def rows(
-        self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
-    ) -> list[Tensor]:
-        """Do the work."""
-        return work(samples)
-
-    def summed(
-        self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
-    ) -> UpdateSums:
-        """Accumulate all samples."""
-        return accumulate(samples)
-
-    def agreed(self, wrong: str | None) -> str | None:
-        """Return what is wrong here."""
-        return wrong
-
-
 class AmongRanks:
-    """One of the ranks of a run; each takes samples with about as many tokens as the others'."""
+    """The ranks of a run; each takes samples with about as many tokens as the others'. A process alone does all the work."""
 
     def __init__(self, ranks: Ranks, *, in_lockstep: bool = False) -> None:
         """Share with these ranks; in lockstep, a share is worked at together and nothing breaks it off."""
@@ -81,7 +40,9 @@ class AmongRanks:
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
     ) -> list[Tensor]:
-        """Work at this rank's samples and gather all rows."""
+        """Return what `work` returns, a tensor for each sample; every rank works at its own and gathers all."""
+        if self._ranks.size == 1:
+            return work(samples)
         dealt = shard_samples(samples, self._ranks.size)
 
         def share() -> bytes:
@@ -97,56 +58,55 @@ class AmongRanks:
     def summed(
         self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
     ) -> UpdateSums:
-        """Accumulate this rank's samples and add up what all ranks have accumulated."""
+        """Accumulate this rank's samples and add up what all ranks have accumulated, sums and gradients."""
+        if self._ranks.size == 1:
+            return accumulate(samples)
         own = [samples[k] for k in shard_samples(samples, self._ranks.size)[self._ranks.rank]]
-        parts = [unpacked(part) for part in self._meet("update", lambda: _part(accumulate(own), learners))]
+
+        def share() -> bytes:
+            sums = accumulate(own)
+            # A gradient that is shared out (`DTensor`) was summed where it was made.
+            numbers = {
+                name: [
+                    k
+                    for k, parameter in enumerate(learner.parameters.values())
+                    if parameter.grad is not None and not isinstance(parameter.grad, DTensor)
+                ]
+                for name, learner in learners.items()
+            }
+            plain = {
+                "weight": sums.weight,
+                "sums": sums.sums,
+                "bad": sorted(sums.bad),
+                "gaps": [name for name, _ in sums.gaps],
+                "gradients": numbers,
+            }
+            return packed(plain, {str(k): gap_K for k, (_, gap_K) in enumerate(sums.gaps)})
+
         with_gradient = {name: set[int]() for name in learners}
         joined = UpdateSums()
-        for plain, tensors in parts:
-            joined.merge(_sums_of(plain, tensors))
+        for plain, tensors in [unpacked(part) for part in self._meet("update", share)]:
+            gaps = [(name, tensors[str(k)]) for k, name in enumerate(plain["gaps"])]
+            joined.merge(UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps))
             for name, numbers in plain["gradients"].items():
                 with_gradient[name] |= set(numbers)
         # A parameter that no rank's loss depends on stays without a gradient: the optimiser leaves it alone.
-        self._ranks.add(
-            [_gradient(learners[name], number) for name in learners for number in sorted(with_gradient[name])]
-        )
+        gradients: list[Tensor] = []
+        for name, learner in learners.items():
+            parameters = list(learner.parameters.values())
+            for parameter in (parameters[number] for number in sorted(with_gradient[name])):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        self._ranks.add(gradients)
         return joined
 
     def agreed(self, wrong: str | None) -> str | None:
-        """Return what is wrong in some rank, where ranks hold parts of the weights; else all see the same."""
+        """Return what is wrong with a learner after its step in the first rank where something is, in all of them.
+
+        Only where ranks hold parts of the weights; else all of them see the same.
+        """
         if not self._in_lockstep:
             return wrong
         faults = self._ranks.all_gather("step", (wrong or "").encode)
         return next((each.decode() for each in faults if each), None)
-
-
-def _is_own(gradient: Tensor | None) -> bool:
-    """Return whether a gradient is this process's alone; one that is shared out was summed where it was made."""
-    return gradient is not None and not isinstance(gradient, DTensor)
-
-
-def _gradient(learner: Learner, number: int) -> Tensor:
-    parameter = list(learner.parameters.values())[number]
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _part(sums: UpdateSums, learners: Mapping[str, Learner]) -> bytes:
-    gradients = {
-        name: [k for k, p in enumerate(learner.parameters.values()) if _is_own(p.grad)]
-        for name, learner in learners.items()
-    }
-    plain = {
-        "weight": sums.weight,
-        "sums": sums.sums,
-        "bad": sorted(sums.bad),
-        "gaps": [name for name, _ in sums.gaps],
-        "gradients": gradients,
-    }
-    return packed(plain, {str(k): gap_K for k, (_, gap_K) in enumerate(sums.gaps)})
-
-
-def _sums_of(plain: Any, tensors: Mapping[str, Tensor]) -> UpdateSums:
-    gaps = [(name, tensors[str(k)]) for k, name in enumerate(plain["gaps"])]
-    return UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps)

@@ -18,7 +18,7 @@ class Refusal(Exception):
     status: int
     message: str
     parameter: str | None = None
-    """The parameter to blame; None where there is none."""
+    """The parameter to blame, if it is one."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -45,20 +45,20 @@ _KINDS = {
 
 
 def wrong(message: str, parameter: str | None = None) -> Refusal:
-    """Return the refusal of a request that makes no sense (400)."""
+    """Return the refusal of a malformed request (400)."""
     return Refusal(400, message, parameter, "unsupported_parameter" if parameter else "invalid_request")
 
 
 def busy(message: str) -> Refusal:
-    """Return the refusal of a call that there is no room for now (429)."""
+    """Return the refusal of a call for which there is no room now (429)."""
     return Refusal(429, message, None, "queue_full", {"retry-after": "1"})
 
 
-# -------- Bodies of calls, read strictly: wrong types, unknown names and numbers that are not finite are refused by name
+# -------- Bodies of calls, read strictly: wrong types, unknown names and non-finite numbers are refused, naming the parameter
 
 
 class Body(BaseModel):
-    """Base of what callers send."""
+    """Base of the forms that callers send."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -69,20 +69,15 @@ B = TypeVar("B", bound=Body)
 
 
 def read_body(form: type[B], body: Json) -> B:
-    """Return a body in a form; raises Refusal (400) that names the first parameter that is wrong."""
+    """Return a body in a form; raises Refusal (400), naming the first parameter that is wrong."""
     try:
         return form.model_validate(body)
     except ValidationError as error:
-        raise _refusal_of(error) from None
-
-
-def _refusal_of(error: ValidationError) -> Refusal:
-    """Return the refusal (400) of a body, which names the first parameter that is wrong."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # Names of keys come from the caller: bounded, and shown as what they are.
-    place = ".".join(str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part))[
-        :200
-    ]
-    if first["type"] == "extra_forbidden":
-        return wrong(f"The parameter `{place}` is not supported.", place)
-    return wrong(f"`{place}`: {first['msg']}.", place)
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        # Names of keys come from the caller: bounded, and shown as what they are.
+        place = ".".join(
+            str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part)
+        )[:200]
+        if first["type"] == "extra_forbidden":
+            raise wrong(f"The parameter `{place}` is not supported.", place) from None
+        raise wrong(f"`{place}`: {first['msg']}.", place) from None

@@ -13,7 +13,7 @@ from tests.support.tiny import sections
 
 from kapelle.runs.reader import read_groups, read_metrics
 from kapelle.runs.step_rows import lines_of, stored_step
-from kapelle.training.tracing import chosen
+from kapelle.training.step_report import chosen
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 

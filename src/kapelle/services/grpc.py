@@ -1,7 +1,9 @@
-"""A gRPC server, on a thread of its own.
+"""A gRPC server on a thread of its own: one check before every method, a health service, limits, and an orderly end.
 
-with GrpcServer(Binding(), [service]) as server:
-    print(server.address)
+    with GrpcServer(Binding(), [service]) as server:
+        print(server.address)
+
+Importing this module needs grpcio; call `check_installed("serve", "grpc", "grpc_health")` first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self
 
+from kapelle.wire import LARGEST  # before grpcio: it sets how much grpcio logs
+
+# isort: split
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import OVERALL_HEALTH
@@ -23,51 +28,72 @@ from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from kapelle.errors import ConfigError
-from kapelle.services.binding import Binding
-from kapelle.services.grpc.installed import check_installed
-from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
-from kapelle.services.log import log_failure
-from kapelle.wire import LARGEST
+from kapelle.services.binding import Binding, log_failure
 
-# -------- The one check that stands before every gRPC method, and the one place where errors become status codes
+
+@dataclass
+class Refused(Exception):
+    """A call that is answered with an error; raised anywhere inside it."""
+
+    code: str
+    """The status code's name, such as `NOT_FOUND`."""
+    message: str
+
+
+def wrong(message: str) -> Refused:
+    """Return the refusal of a malformed request."""
+    return Refused("INVALID_ARGUMENT", message)
+
+
+def busy(message: str) -> Refused:
+    """Return the refusal of a call for which there is no room now."""
+    return Refused("RESOURCE_EXHAUSTED", message)
+
+
+def leaving() -> Refused:
+    """Return the refusal of a call that arrives while the server is ending."""
+    return Refused("UNAVAILABLE", "The server is about to end. Call another one, or this one again later.")
+
+
+# -------- The one check before every method, and the one place where errors become status codes
 #
-# Whatever a caller sends, it gets a status code and a sentence at worst; tracebacks go to the log of this process.
+# Whatever a caller sends, the worst answer is a status code and a sentence; tracebacks go to this process's log.
 
 HEALTH = "/grpc.health.v1.Health/"
-"""Begins the methods that are answered also when there is no room for others."""
+"""Prefix of the health service's methods, which are answered even when there is no room for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What one server holds at once."""
+    """Limits of one server."""
 
     message_bytes: int = LARGEST
-    """Of one message, in or out, when it is decompressed."""
+    """Of one message, in or out, decompressed."""
     calls: int = 1024
-    """Calls of one answer under way."""
+    """Calls with one answer that may be under way."""
     streams: int = 256
-    """Calls that stream, which may stay open for long."""
+    """Streams that may be open."""
     watchers: int = 64
-    """Calls of the health service."""
+    """Calls of the health service that may be under way."""
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
-    """Admits a call, counts it while it is under way, and makes a status code of what it raises."""
+class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
+    """Admits calls, counts them while they are under way, and turns what they raise into status codes."""
 
     def __init__(self, binding: Binding, caps: Caps) -> None:
-        """Take who may call, and how many at once."""
+        """`binding` says who may call, `caps` how many at once."""
         self._binding = binding
         self._most = {"calls": caps.calls, "streams": caps.streams, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
         self._idle = asyncio.Event()
         self._idle.set()
         self.closed = False
-        """Whether only the health service is answered any more."""
+        """Whether all calls but those of the health service are refused."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> grpc.RpcMethodHandler | None:
-        """Return the method's handler behind the check; None where there is no such method."""
+        """Return the method's handler behind the check; None if there is no such method."""
         given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
         if not self._binding.admits(_bearer(given)):
             return grpc.stream_stream_rpc_method_handler(_unauthenticated)
@@ -75,12 +101,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
         return None if handler is None else self._guarded(handler, details.method)
 
     async def idle(self) -> None:
-        """Return when no call is under way, those of the health service aside."""
+        """Return when no call is under way, except those of the health service."""
         await self._idle.wait()
 
     def _guarded(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
-        """Return a handler that reads the body itself, so that one which cannot be read is refused like anything else."""
-        # Each kind of call has another number of messages in and out, and so another form of handler.
+        """Return a handler that parses the body itself, so that an unreadable body is refused like other errors."""
+        # How many messages go in and out decides the form of the handler.
         kind = (
             "watchers" if method.startswith(HEALTH) else "streams" if handler.response_streaming else "calls"
         )
@@ -121,9 +147,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
     async def _accepted(
         self, kind: str, method: str, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[None]:
-        """Count a call while it is under way; what it raises ends it with a status code."""
+        """Count a call while it is under way, and end it with a status code if it raises."""
         try:
-            self._check_room(kind)
+            if self.closed and kind != "watchers":
+                raise leaving()
+            most = self._most[kind]
+            if self._under_way[kind] >= most:
+                raise busy(f"{most:,} {kind} are under way, the most there may be. Call again later.")
             self._count(kind, 1)
             try:
                 yield
@@ -137,12 +167,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
             log_failure(f"A call of {method} failed.", error)
             await context.abort(grpc.StatusCode.INTERNAL, "The service failed; its log says why.")
 
-    def _check_room(self, kind: str) -> None:
-        if self.closed and kind != "watchers":
-            raise leaving()
-        if self._under_way[kind] >= self._most[kind]:
-            raise busy(f"{self._most[kind]:,} {kind} are under way, the most there may be. Call again later.")
-
     def _count(self, kind: str, more: int) -> None:
         self._under_way[kind] += more
         if any(count for each, count in self._under_way.items() if each != "watchers"):
@@ -152,7 +176,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
 
 
 def _bearer(given: list[str | bytes]) -> str | None:
-    """Return the token of the one `authorization` that a call carries; None for none, several, or another scheme."""
+    """Return the bearer token of a call; None unless it has exactly one `authorization`, of that scheme."""
     if len(given) != 1 or not isinstance(given[0], str):
         return None
     scheme, _, token = given[0].partition(" ")
@@ -160,7 +184,7 @@ def _bearer(given: list[str | bytes]) -> str | None:
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
-    # Answers every kind of call, and reads nothing of it.
+    # Answers every kind of call without reading it.
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "The token is missing or wrong. Send it as the metadata `authorization: Bearer TOKEN`.",
@@ -169,11 +193,11 @@ async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerCo
 
 
 PING_SECONDS = 20
-"""After which a silent connection is asked whether its other side is there, and for which it may take to answer."""
+"""Seconds of silence after which a connection is pinged, and seconds within which it has to answer."""
 CLOSING_SECONDS = 5.0
-"""That broken off calls have to end; their thread is left behind if they do not."""
+"""For cancelled calls to end; after that their thread is left behind."""
 LAST_SECONDS = 0.5
-"""In which calls that come at the very end are told that they come too late."""
+"""At the very end, in which late calls still get a refusal."""
 METADATA_BYTES = 16 << 10
 """Of the headers of one call."""
 
@@ -183,15 +207,15 @@ class GrpcService(Protocol):
 
     @property
     def name(self) -> str:
-        """Its full name there, by which the health service knows it."""
+        """Its full name there, which the health service uses too."""
         ...
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add its methods to a server; they run on that server's event loop, which they must not hold up."""
+        """Add its methods to a server; they run on that server's event loop and must not block it."""
         ...
 
     async def settle(self) -> None:
-        """Begin nothing new, and return when what was begun is over; cancelled when no more time is left."""
+        """Begin nothing new, and return when what was begun is over; cancelled when its time is up."""
         ...
 
 
@@ -199,14 +223,13 @@ class GrpcServer:
     """Serves until it is closed; a context manager."""
 
     def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
-        """Take where to listen, the services, and what is held at once."""
-        check_installed()
-        # What calls raise is logged by the guard; grpcio would log every call that is broken off, with a traceback.
+        """`binding` says where to listen and who may call."""
+        # The guard logs what calls raise; grpcio would log a traceback for every cancelled call.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
         self._drained = False
         self.port = 0
-        """The one that it listens on, once it has started."""
+        """The port that it listens on, once it has started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun: Future[int] = Future()
@@ -218,21 +241,21 @@ class GrpcServer:
         return self._binding.url(self.port).partition("://")[2]
 
     def start(self) -> None:
-        """Begin to serve; returns when calls are accepted. Raises ConfigError when that is not possible."""
+        """Begin to serve; returns when calls are accepted. Raises ConfigError if it cannot listen."""
         self._thread.start()
         self.port = self._begun.result()
 
     def drain(self, seconds: float) -> bool:
         """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`.
 
-        Services have half of that time to end what they have begun.
+        Services get half of that time to finish what they have begun.
         """
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._running).result()
 
     def close(self) -> None:
-        """Stop now; calls that are not answered yet are broken off."""
+        """Stop now; calls under way are cancelled."""
         if self._over is not None:
-            with suppress(RuntimeError):  # it has ended by itself
+            with suppress(RuntimeError):  # its loop has ended already
                 self._running.call_soon_threadsafe(self._over.set)
             self._thread.join(CLOSING_SECONDS)
 
@@ -253,12 +276,24 @@ class GrpcServer:
             asyncio.run(self._serve())
         except BaseException as error:
             if self._begun.done():
-                raise  # what ends a server that has started is told as whatever ends a thread
+                raise  # the server had started: its thread reports the error
             self._begun.set_exception(error)
 
     async def _serve(self) -> None:
-        self._guard = Guard(self._binding, self._caps)
-        server = grpc.aio.server(interceptors=[self._guard], options=_options(self._caps))
+        self._guard = GrpcGuard(self._binding, self._caps)
+        caps = self._caps
+        options = [
+            ("grpc.so_reuseport", 0),  # else a second server on this port would take half of the calls
+            ("grpc.max_receive_message_length", caps.message_bytes),
+            ("grpc.max_send_message_length", caps.message_bytes),
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+            ("grpc.max_metadata_size", METADATA_BYTES),
+            ("grpc.max_concurrent_streams", caps.calls + caps.streams),
+            ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
+            ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
+            ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),
+        ]
+        server = grpc.aio.server(interceptors=[self._guard], options=options)
         self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for service in self._services:
@@ -295,23 +330,6 @@ class _Health(health.HealthServicer):  # type: ignore[misc] # grpc ships no type
         return HealthListResponse(
             statuses={name: HealthCheckResponse(status=now) for name, now in self._server_status.items()}
         )
-
-
-def _options(caps: Caps) -> list[tuple[str, Any]]:
-    return [
-        (
-            "grpc.so_reuseport",
-            0,
-        ),  # a second server on the same port is refused instead of taking half of the calls
-        ("grpc.max_receive_message_length", caps.message_bytes),
-        ("grpc.max_send_message_length", caps.message_bytes),
-        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-        ("grpc.max_metadata_size", METADATA_BYTES),
-        ("grpc.max_concurrent_streams", caps.calls + caps.streams),
-        ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
-        ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),
-    ]
 
 
 def _bound(server: grpc.aio.Server, binding: Binding) -> int:

@@ -37,19 +37,24 @@ def critic_sample(
     team: Team,
     need: CriticSpec,
     columns: Mapping[str, Tensor],
+    readers: Readers | None = None,
     *,
     after: bool = False,
 ) -> Sample:
     """Return a turn's sample for its agent's critic: values before its tokens, or before the turn.
 
-    `need.view` is `local` (what the agent itself read) or `central` (see `central_prompt`). With `after`, the
-    value after the last token is a target too, the last one.
+    `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's question
+    and the turn's text, as `readers` tokenise them). With `after`, the value after the last token is a target too, the
+    last one; the view `answer` has no such value.
     """
+    learner = team.critic_of[turn.agent]
+    if need.view == "answer":
+        assert readers is not None, "text needs a reader"
+        return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)
     prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
     tokens = prompt + turn.completion_ids
     end = len(tokens) if need.unit == "token" else len(prompt) + 1
     places = tuple(range(len(prompt), end))
-    learner = team.critic_of[turn.agent]
     if after:
         return Sample(learner, tokens, (*places, len(tokens)), columns)
     return Sample(learner, tokens[:end], places, columns)
@@ -77,24 +82,6 @@ def conversation_sample(
             "with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
         )
     return Sample(learner, tokens, (len(tokens),), columns)
-
-
-def judged_sample(
-    episode: Episode,
-    turn: Turn,
-    team: Team,
-    need: CriticSpec,
-    columns: Mapping[str, Tensor],
-    readers: Readers | None,
-    *,
-    after: bool = False,
-) -> Sample:
-    """Return a turn's sample for its agent's critic in any view; `answer` needs `readers`, and has no value `after`."""
-    if need.view != "answer":
-        return critic_sample(episode, turn, team, need, columns, after=after)
-    assert readers is not None, "text needs a reader"
-    learner = team.critic_of[turn.agent]
-    return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)
 
 
 def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:

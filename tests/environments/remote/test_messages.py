@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from tests.support.equal_trees import same_tree
 
-from kapelle.types import Message, Task
-from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire.values import (
+from kapelle.environments.remote.messages import (
     from_message,
     from_task,
     from_value,
@@ -16,6 +14,8 @@ from kapelle.wire.values import (
     to_task,
     to_value,
 )
+from kapelle.types import Message, Task
+from kapelle.wire import environment_v1_pb2 as pb
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**63, -(10**40), 0.1, -0.0, 1e-320, math.inf, math.nan),

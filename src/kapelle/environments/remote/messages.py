@@ -1,4 +1,4 @@
-"""Our nouns as messages of the environment contract and back, without loss."""
+"""Tasks, messages and other values as messages of the environment contract, and back without loss."""
 
 from __future__ import annotations
 

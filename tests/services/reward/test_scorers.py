@@ -12,8 +12,7 @@ import torch
 from tests.support.tiny import tiny_model
 
 from kapelle.errors import ModelError
-from kapelle.services.reward.classifier import open_reward_model
-from kapelle.services.reward.scores import Answered
+from kapelle.services.reward.scores import Answered, open_reward_model
 from kapelle.types import Message
 
 SIZES: dict[str, Any] = {

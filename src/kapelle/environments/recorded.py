@@ -1,0 +1,394 @@
+"""Recorded answers as environments: labelled solutions, preferences, and whole trajectories.
+
+The teacher says what the record says, the workflow plays it, and the world pays what the record is worth: so data of
+all kinds are groups of episodes, and what learns from episodes learns from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from kapelle.environment import Answerable, Outcome, Recorded, Scorable
+from kapelle.environments.data.settings import DataSettings
+from kapelle.environments.data.source import Splits, Words, asked_in, field_of, messages_of, said_in
+from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
+from kapelle.runtime.row_files import DataRow
+from kapelle.types import Split, Task
+
+SPEAKS = {"assistant", "gpt", "function_call"}
+"""Roles of messages that a model wrote, in OpenAI's and in ShareGPT's words."""
+
+
+class RecordedData(DataSettings, Answerable):
+    """Where recorded rows come from."""
+
+    def extract(self, text: str) -> str | None:
+        """Return the whole text: a record is an answer word for word."""
+        return text.strip() or None
+
+
+def split_of(splits: Splits, task_id: str) -> DataRow:
+    """Return the row of a task called `<split>-<index>`."""
+    split, _, index = task_id.rpartition("-")
+    return splits.of("train" if split == "train" else "test")[int(index)]
+
+
+class RecordedWorld(Scorable):
+    """One record: what each agent reads before each of its turns, and what its last answer is worth."""
+
+    def __init__(self, heard: Mapping[str, Sequence[str]], worth: Callable[[str, str], float | None]) -> None:
+        """Take what each agent reads, turn by turn, and `worth` of (agent, text): None for a text that is not on record."""
+        self._heard = heard
+        self._worth = worth
+        self._taken = 0
+        self._last: dict[str, str] = {}
+
+    def observe(self, agent: str) -> str:
+        """Return what the agent reads before its next turn."""
+        heard = self._heard.get(agent)
+        if not heard:
+            raise EpisodeError(f"The record has no words for agent '{agent}'. Use `workflow.name: parallel`.")
+        return heard[min(self._taken, len(heard) - 1)]
+
+    def movers(self) -> tuple[str, ...]:
+        """Return those whose record goes on."""
+        return tuple(agent for agent, heard in self._heard.items() if len(heard) > self._taken)
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Record the answers; they are scored at the end."""
+        self._taken += 1
+        self._last |= actions
+        return {}
+
+    async def score(self, agent: str, text: str) -> float:
+        """Return the score of a text; EpisodeError for one that is not on record."""
+        worth = self._worth(agent, text)
+        if worth is None:
+            raise EpisodeError("This text is not on record, so it has no known score.")
+        return worth
+
+    def outcome(self) -> Outcome:
+        """Return the scores of the last answers; an answer that is not on record earns nothing."""
+        worth = {agent: self._worth(agent, text) for agent, text in self._last.items()}
+        known = {agent: value for agent, value in worth.items() if value is not None}
+        if not known:
+            return Outcome(
+                info={"unscored": "what was said is not on record, so nothing says what it is worth"}
+            )
+        return Outcome(known, sum(known.values()) / len(known))
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+# -------- Solutions with a label
+
+
+class Question(NamedTuple):
+    """A question and its solutions, (text, label) each."""
+
+    text: str
+    solutions: tuple[tuple[str, float], ...]
+
+
+class Labelled(RecordedData, Recorded):
+    """Recorded solutions with a label that says whether each is right: data for a verifier.
+
+        {"question": "…", "solution": "…", "is_correct": true}
+        {"question": "…", "small": {"solution": "…", "is_correct": false}, "large": {…}}      dots reach into objects
+
+    All rows of one question are one task, and sample k of its group says the k-th solution and earns its label.
+    """
+
+    name: Literal["labelled"] = "labelled"
+    question_field: str = "question"
+    """The field that asks."""
+    solutions: Mapping[str, str] = Field(default={"solution": "is_correct"}, min_length=1)
+    """Field of a solution → field of its label: true, false, or a number between 0 and 1."""
+
+    def answers_per_task(self) -> int:
+        """As many as the question with most."""
+        return max(len(each.solutions) for split in ("train", "test") for each in self._questions(split))
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read every row; DataError names file, line and field of those without solution or label, if they are many."""
+        for split in ("train", "test"):
+            self._questions(split)
+
+    def _key(self) -> tuple[str, str, Words]:
+        return self.question_field, "question_field", asked_in
+
+    def _read(self, row: DataRow) -> list[tuple[str, float]]:
+        return [
+            (said_in(row, solution, "solutions"), _label(row, label))
+            for solution, label in self.solutions.items()
+        ]
+
+    @cached_property
+    def _by_split(self) -> dict[str, tuple[Question, ...]]:
+        return {"train": self._gathered(self.rows.train), "test": self._gathered(self.rows.test)}
+
+    def _gathered(self, rows: Sequence[DataRow]) -> tuple[Question, ...]:
+        found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            question = asked_in(row, self.question_field, "question_field")
+            for text, label in self._read(row):
+                # Of two labels for one text the first one counts.
+                found.setdefault(question, {}).setdefault(text, label)
+        return tuple(Question(text, tuple(solutions.items())) for text, solutions in found.items())
+
+    def _questions(self, split: Split) -> tuple[Question, ...]:
+        return self._by_split[split]
+
+    def _question(self, task: Task) -> Question:
+        split, _, index = task.id.rpartition("-")
+        return self._questions("train" if split == "train" else "test")[int(index)]
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of questions."""
+        return len(self._questions(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index."""
+        return Task(f"{split}-{index}", self._questions(split)[index].text)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+        """Open the world of one question."""
+        question = self._question(task)
+        worth = dict(question.solutions)
+        return RecordedWorld(
+            {agent: [question.text] for agent in agents}, lambda agent, text: worth.get(text)
+        )
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        """Return solution `sample`, counted round and round."""
+        solutions = self._question(task).solutions
+        return solutions[sample % len(solutions)][0]
+
+
+def _label(row: DataRow, field: str) -> float:
+    value = field_of(row, field, "solutions")
+    if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
+        raise DataError(
+            f"{row.place}: the label '{field}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
+            "the row."
+        )
+    return float(value)
+
+
+# -------- Pairs of a chosen and a rejected answer
+
+_SPOKE = "\n\nAssistant:"
+"""What opens an answer in a transcript."""
+
+
+class Pair(NamedTuple):
+    """A question, the answer that was chosen, and the other one."""
+
+    question: str
+    chosen: str
+    rejected: str
+
+
+class Preferences(RecordedData, Recorded):
+    r"""Recorded preferences: two answers to one question, of which one was chosen.
+
+    A row is a question and two answers, each a text, a message, or a conversation that ends with the answer:
+
+        {"prompt": "…", "chosen": "…", "rejected": "…"}
+        {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}          question_field: null (HH-RLHF, 2204.05862)
+
+    A group of two episodes is a pair: the first says what was chosen and earns 1, the second what was rejected and earns
+    0, whoever of the team speaks.
+    """
+
+    name: Literal["preferences"] = "preferences"
+    question_field: str | None = "prompt"
+    """Null: both answers are transcripts that contain the conversation before them."""
+    chosen_field: str = "chosen"
+    """The field with the better answer."""
+    rejected_field: str = "rejected"
+    """The field with the worse answer."""
+
+    def answers_per_task(self) -> int:
+        """The chosen one and the rejected one."""
+        return 2
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read every row; DataError names file, line and field of those that are no pair, if they are many."""
+        self.skipped()
+
+    def _key(self) -> tuple[str, str, Words]:
+        if self.question_field is None:
+            return self.chosen_field, "chosen_field", _before
+        return self.question_field, "question_field", asked_in
+
+    def _read(self, row: DataRow) -> Pair:
+        pair = self._pair(row)
+        if pair.chosen == pair.rejected:
+            raise DataError(f"{row.place}: both answers are the same, so nothing is preferred. Drop the row.")
+        return pair
+
+    def _pair(self, row: DataRow) -> Pair:
+        chosen = said_in(row, self.chosen_field, "chosen_field")
+        rejected = said_in(row, self.rejected_field, "rejected_field")
+        if self.question_field is not None:
+            return Pair(asked_in(row, self.question_field, "question_field"), chosen, rejected)
+        question = _before(row, self.chosen_field, "chosen_field")
+        answers = [text.rpartition(_SPOKE)[2].strip() for text in (chosen, rejected)]
+        return Pair(question, *answers)
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of pairs."""
+        return len(self.rows.of(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the pair at an index."""
+        return Task(f"{split}-{index}", self._pair(self.rows.of(split)[index]).question)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+        """Open the world of one pair."""
+        pair = self._pair(split_of(self.rows, task.id))
+        worth = {pair.chosen: 1.0, pair.rejected: 0.0}
+        return RecordedWorld(
+            {agent: [pair.question] for agent in agents}, lambda agent, text: worth.get(text)
+        )
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        """Return the chosen answer in even samples, the rejected one in odd ones."""
+        pair = self._pair(split_of(self.rows, task.id))
+        return pair.rejected if sample % 2 else pair.chosen
+
+
+def _before(row: DataRow, field: str, setting: str) -> str:
+    """Return what stands before the last answer of a transcript."""
+    before, found, _ = said_in(row, field, setting).rpartition(_SPOKE)
+    if not found:
+        raise DataError(
+            f"{row.place}: the field '{field}' is no transcript with '{_SPOKE.strip()}' in it. Set "
+            "`environment.question_field` to the field that holds the question."
+        )
+    return before.strip()
+
+
+# -------- Turns of agents, to be imitated
+
+Spoken = tuple[tuple[str, str], ...]
+"""(what the agent read, what it wrote), turn by turn."""
+
+
+class Trajectories(RecordedData, Recorded):
+    """Recorded trajectories: the turns of agents, to be learned by imitation (SFT).
+
+    A row is a question and what each agent answered, or a whole conversation:
+
+        {"question": "47+85", "notes": "2,12+1", "answer": "132"}     answers: {reasoner: notes, actor: answer}
+        {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
+        {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes
+
+    Of a conversation every message that a model wrote is a turn, and what stands before it (system messages left out:
+    the team has its own) is what the agent reads; `workflow.name: parallel` plays all of them. A row with an agent's name
+    is played by that agent alone.
+    """
+
+    name: Literal["trajectories"] = "trajectories"
+    question_field: str = "question"
+    """The field that asks."""
+    answer_field: str = "answer"
+    """The turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
+    answers: Mapping[str, str] = {}
+    """Agent → the field that holds its turn."""
+    messages_field: str | None = None
+    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer."""
+    agent_field: str | None = None
+    """The one agent whose turns these are; null gives them to all agents."""
+
+    def answers_per_task(self) -> int:
+        """One record a task."""
+        return 1
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read every row; DataError names file, line and field of those without a record, if they are many."""
+        for agent in self.answers:
+            need_known("environment.answers", "agent", agent, agents)
+        for split in ("train", "test"):
+            for row in self.rows.of(split):
+                self._speakers(row, agents)
+
+    def _key(self) -> tuple[str, str, Words]:
+        if self.messages_field is None:
+            return self.question_field, "question_field", asked_in
+        return self.messages_field, "messages_field", asked_in
+
+    def _read(self, row: DataRow) -> None:
+        for agent in (*self.answers, ""):
+            # Where `answers` names every agent, nobody is left for `answer_field`.
+            if agent or not self.answers or self.answer_field in row.fields:
+                self._spoken(row, agent)
+
+    def _speakers(self, row: DataRow, agents: Sequence[str]) -> tuple[str, ...]:
+        if self.agent_field is None:
+            return tuple(agents)
+        name = said_in(row, self.agent_field, "agent_field")
+        if name not in agents:
+            raise DataError(f"{row.place}: agent '{name}' is not in the team.{did_you_mean(name, agents)}")
+        return (name,)
+
+    def _spoken(self, row: DataRow, agent: str) -> Spoken:
+        if self.messages_field is None:
+            question = asked_in(row, self.question_field, "question_field")
+            field = self.answers.get(agent, self.answer_field)
+            return (
+                (
+                    question,
+                    said_in(row, field, f"answers.{agent}" if agent in self.answers else "answer_field"),
+                ),
+            )
+        return self._conversation(row, self.messages_field)
+
+    def _conversation(self, row: DataRow, field: str) -> Spoken:
+        value = field_of(row, field, "messages_field")
+        messages = messages_of(row, value if isinstance(value, list) else [], field, "messages_field")
+        if self.answer_field in row.fields:
+            messages.append(("assistant", said_in(row, self.answer_field, "answer_field")))
+        turns: list[tuple[str, str]] = []
+        read: list[str] = []
+        for role, content in messages:
+            if role in SPEAKS:
+                turns.append(("\n\n".join(read), content))
+                read = []
+            elif role != "system":
+                read.append(content)
+        if not turns:
+            raise DataError(f"{row.place}: nobody speaks in the field '{field}'. Fix or drop the row.")
+        return tuple(turns)
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of rows."""
+        return len(self.rows.of(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the record at an index; its question is what is read first."""
+        row = self.rows.of(split)[index]
+        if self.messages_field is None:
+            return Task(f"{split}-{index}", asked_in(row, self.question_field, "question_field"))
+        return Task(f"{split}-{index}", self._conversation(row, self.messages_field)[0][0])
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+        """Open the world of one record."""
+        row = split_of(self.rows, task.id)
+        spoken = {agent: self._spoken(row, agent) for agent in self._speakers(row, agents)}
+
+        def worth(agent: str, text: str) -> float | None:
+            return 1.0 if text in [said for _, said in spoken[agent]] else None
+
+        return RecordedWorld({agent: [read for read, _ in turns] for agent, turns in spoken.items()}, worth)
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        """Return the agent's recorded turn."""
+        spoken = self._spoken(split_of(self.rows, task.id), agent)
+        return spoken[min(turn, len(spoken) - 1)][1]

@@ -1,1 +1,0 @@
-"""Recorded answers, preferences and trajectories."""

@@ -1,0 +1,236 @@
+"""Worlds whose calls end in time: in the thread of the event loop, or where they block, in threads of their own.
+
+A world that never waits for anything but its own arithmetic is called where it is, in the order of the program. One
+that waits for other programs without `await` declares it (`blocking = True` on its environment): it would hold up all
+other episodes. Each of its worlds then has a thread of its own from its start to its end, so that many wait side by
+side; a thread that does not return in time is left behind with its world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from kapelle.environment import (
+    Environment,
+    OpensWorlds,
+    Outcome,
+    RemoteWorld,
+    Retriable,
+    Scorable,
+    World,
+    offers,
+)
+from kapelle.errors import EpisodeError
+from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
+from kapelle.types import Task
+
+T = TypeVar("T")
+
+WORKERS = 256
+"""Worlds of environments that block, alive at once; further episodes wait before they begin (`rollout/play.py`),
+and one that needs more by itself has them."""
+METHODS = ("observe", "movers", "step", "outcome", "close")
+"""What every world has."""
+
+
+class BrokenContract(EpisodeError):
+    """A world lacks a method, or has one that is `async` where it must not be, or the other way round."""
+
+
+async def open_world(
+    environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
+) -> BoundedWorld | RemoteWorld:
+    """Open the world of one episode; in a thread of its own where the environment declares that it blocks."""
+    if offers(environment, OpensWorlds):
+        return await environment.open_world(task, agents, seed, patience)
+    world = (ThreadWorld if getattr(environment, "blocking", False) else BoundedWorld)(
+        environment.name, patience
+    )
+    try:
+        started = await world.start(lambda: environment.start(task, agents, seed))
+        world.inner = checked_world(started, environment.name)
+    except BaseException:
+        world.end()
+        raise
+    return world
+
+
+def checked_world(world: object, name: str) -> World:
+    """Return what `start` of the environment `name` has returned; BrokenContract where that is no world."""
+    if isinstance(world, Coroutine):
+        world.close()
+        raise BrokenContract(
+            f"`start` of environment '{name}' is async. Write `def start`: it returns the world."
+        )
+    if isinstance(world, type):
+        raise BrokenContract(
+            f"`start` of environment '{name}' returns the class {world.__name__} itself; return an instance of it."
+        )
+    missing = [method for method in METHODS if not callable(getattr(world, method, None))]
+    if missing:
+        raise BrokenContract(
+            f"`start` of environment '{name}' returns a {type(world).__name__}, which has no "
+            f"`{'`, no `'.join(missing)}`. A world has all of {', '.join(METHODS)} (`kapelle.World`)."
+        )
+    return cast("World", world)
+
+
+class BoundedWorld:
+    """A world, called where it is; every call raises GaveUp when it takes too long."""
+
+    inner: World
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        """Take the environment's name, for messages, and how long its calls may take."""
+        self._name, self._patience = name, patience
+
+    async def start(self, start: Callable[[], World]) -> object:
+        """Return what `start` returns."""
+        return self._now("start", start)
+
+    def end(self) -> None:
+        """Release what the world is called with, after its start has failed."""
+
+    def observe(self, agent: str) -> str:
+        """See `environment.World`."""
+        return self._now("observe", self.inner.observe, agent)
+
+    def movers(self) -> tuple[str, ...]:
+        """See `environment.World`."""
+        return self._now("movers", self.inner.movers)
+
+    async def outcome(self) -> Outcome:
+        """See `environment.World`."""
+        return self._now("outcome", self.inner.outcome)
+
+    def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
+        """See `environment.World`."""
+        return self._waiting("step", lambda: self.inner.step(actions, final))
+
+    @property
+    def scorable(self) -> bool:
+        """Whether it can score a text before the episode is over; see `environment.Scorable`."""
+        return isinstance(self.inner, Scorable)
+
+    def score(self, agent: str, text: str) -> Awaitable[float]:
+        """See `environment.Scorable`."""
+        world = cast("Scorable", self.inner)
+        return self._waiting("score", lambda: world.score(agent, text), "grader")
+
+    def allow_answers(self, most: int) -> None:
+        """See `environment.Retriable`; worlds that are not stay as they are."""
+        if isinstance(self.inner, Retriable):
+            self._now("allow_answers", self.inner.allow_answers, most)
+
+    def close(self) -> Awaitable[None]:
+        """See `environment.World`."""
+        return self._waiting("close", self.inner.close)
+
+    def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
+        """Return what a method returns that is not async."""
+        what = f"`{method}` of environment '{self._name}'"
+        found = call(what, "environment", self._patience.environment, work, *given)
+        if isinstance(found, Coroutine) and method != "start":
+            found.close()
+            raise BrokenContract(f"{what} is async. Write `def {method}`: its result is needed at once.")
+        return found
+
+    def _waiting(
+        self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment"
+    ) -> Awaitable[T]:
+        """Return an awaitable of what an async method returns."""
+        what = f"`{method}` of environment '{self._name}'"
+        seconds = self._patience.grader if kind == "grader" else self._patience.environment
+        return within(what, kind, seconds, _awaited(work, what))
+
+
+async def _awaited(work: Callable[[], Awaitable[T]], what: str) -> T:
+    made = work()
+    if not isinstance(made, Awaitable):
+        raise BrokenContract(
+            f"{what} is not async: it returned {made!r:.60}. Write `async def {what.split('`')[1]}`."
+        )
+    return await made
+
+
+class ThreadWorld(BoundedWorld):
+    """A world on a daemon thread with an event loop of its own, which is left behind when a call is given up."""
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        """Start the thread."""
+        super().__init__(name, patience)
+        self._given_up = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kapelle-world", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with watching_loop(self._loop):
+                self._loop.run_forever()
+        except GaveUp:
+            pass
+        finally:
+            for task in asyncio.all_tasks(self._loop):
+                leave_behind(task)
+            self._loop.close()
+
+    async def start(self, start: Callable[[], World]) -> object:
+        """Return what `start` returns, on the thread."""
+
+        async def begin() -> object:
+            return start()
+
+        return await self._waiting("start", begin)
+
+    async def close(self) -> None:
+        """See `environment.World`; the thread ends."""
+        try:
+            if not self._given_up:
+                await self._waiting("close", self.inner.close)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Let the thread end when it has done what it is at."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
+        async def now() -> T:
+            return work(*given)
+
+        # The program asks for this without `await`: it waits here, and can be broken off here.
+        future = self._submit(now)
+        try:
+            return super()._now(method, future.result)
+        except GaveUp:
+            self._give_up()
+            raise
+
+    async def _waiting(self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment") -> T:
+        future = self._submit(work)
+        try:
+            return await super()._waiting(method, lambda: asyncio.wrap_future(future), kind)
+        except (GaveUp, asyncio.CancelledError):
+            if not future.done() or future.cancelled():
+                self._give_up()
+            raise
+
+    def _submit(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Start work on the thread."""
+        if self._given_up:
+            raise GaveUp("An earlier call of this world was given up, and its thread with it.")
+        return asyncio.run_coroutine_threadsafe(_awaited(work, "`call` of a world"), self._loop)
+
+    def _give_up(self) -> None:
+        """Leave the thread behind; where it computes, it is broken off."""
+        if not self._given_up:
+            self._given_up = True
+            raise_in(self._thread.ident or 0, GaveUp("its world was given up"))
+            self.end()

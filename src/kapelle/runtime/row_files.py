@@ -1,0 +1,122 @@
+"""Rows of data in local files, each with the place where it stands, and the split that a hash gives a row to.
+
+JSON lines and JSON arrays, both also gzipped, JSON lines also in Zstandard (`.jsonl.zst`), and parquet. Every fault names the
+file, the line and the way out, and is found by reading alone: before any model is loaded. Environments read their tasks by
+it, and runs the data that they write.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from kapelle.errors import DataError, did_you_mean
+from kapelle.runtime.files import decompressed, hashed
+from kapelle.types import Json
+
+SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class DataRow:
+    """One row and where it stands."""
+
+    place: str
+    """Such as `train.jsonl.gz, line 17`; for error messages."""
+    fields: Mapping[str, Json]
+
+    def text(self, field: str, setting: str) -> str:
+        """Return a field as text; DataError, naming the setting to change, when it is not there."""
+        if field not in self.fields:
+            raise DataError(
+                f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
+                f"Set `environment.{setting}` to the field that the data have."
+            )
+        value = self.fields[field]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise DataError(
+                f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+                f"Fix or drop the row, or set `environment.{setting}`."
+            )
+        return str(value)
+
+
+def held_out(key: str, share: float) -> bool:
+    """Return whether the row with a key belongs to the test split: a hash of the key decides."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[DataRow, ...]:
+    """Return the rows of one local file; DataError when it is damaged or of another form.
+
+    A hash of what was in the file goes into `contents`, by its name.
+    """
+    if file.name.endswith(".parquet"):
+        return _parquet(file, contents)
+    compressed = file.name.endswith(".gz")
+    lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
+    if not lines and not file.name.endswith((".json", ".json.gz")):
+        raise DataError(
+            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Convert it, or rename it if it "
+            "is one of these."
+        )
+    rows: list[DataRow] = []
+    try:
+        with hashed(file, contents) as opened:
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
+            if file.name.endswith(".zst"):
+                stream = decompressed(opened)
+            if not lines:
+                values = _parsed(str(file), stream.read())
+                if not isinstance(values, list):
+                    raise DataError(
+                        f"'{file}' holds {type(values).__name__}, not an array of rows. Use JSON lines or an array."
+                    )
+                return tuple(_row(f"{file}, row {number}", each) for number, each in enumerate(values, 1))
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    place = f"{file}, line {number}"
+                    rows.append(_row(place, _parsed(place, line)))
+            return tuple(rows)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"'{file}' is damaged or cut short after row {len(rows)}: {error}. Fetch the file again."
+        ) from error
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
+
+
+def _parsed(place: str, text: bytes) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
+    except RecursionError as error:
+        raise DataError(f"{place} is nested too deeply to be a row. Fix it.") from error
+
+
+def _row(place: str, value: Json) -> DataRow:
+    if not isinstance(value, dict):
+        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
+    return DataRow(place, value)
+
+
+def _parquet(file: Path, contents: MutableMapping[str, str] | None) -> tuple[DataRow, ...]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'.") from error
+    try:
+        # Parquet is read from its end, so it is hashed by a second reading, which is quick beside parsing.
+        with hashed(file, contents):
+            rows = parquet.read_table(file).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
+    return tuple(DataRow(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))

@@ -1,0 +1,198 @@
+"""What a step reports beside its episodes: why it had nothing to learn from, metrics of credit, traces of a few episodes.
+
+Nothing here changes what is trained on. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.engines.train.protocol import Examines, TrainEngine
+from kapelle.errors import TrainingHalted
+from kapelle.functional.value_losses import explained_variance
+from kapelle.metrics.definitions import UNSCORED, none_scored, own_returns, paid_by
+from kapelle.rows import Column, Sample, TurnKey
+from kapelle.runs.episode_json import Trace, TracedTurn
+from kapelle.types import Group, Turn
+
+if TYPE_CHECKING:
+    from kapelle.training.loop import Step
+
+# -------- Steps that have nothing to learn from: why, and when to tell the user
+
+LONG = 10
+"""Steps in a row without anything to learn from, after which the user is told; if no episode was scored, the run ends."""
+NOT_SCORED = "no episode was scored"
+WHERE = "docs/howto/reward_does_not_move.md"
+
+
+def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
+    """Return why a step had nothing to learn from, in words; empty where it had.
+
+    `metrics` are the step's, `updated` is whether anything had credit, `judged` whether turns get a worth that is
+    not the environment's (a reward model's scores). A critic learns from equal rewards, but not without any.
+    """
+    advantages = [
+        value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
+    ]
+    flat = algorithm.critic is None and bool(advantages) and not any(advantages)
+    unscored = none_scored(metrics) and not judged and not algorithm.judges
+    if updated and not flat and not unscored:
+        return ""
+    if metrics.get("failed_episodes") == 1.0:
+        return "every episode failed"
+    if unscored:
+        return NOT_SCORED
+    if not updated:
+        return algorithm.lacks
+    return (
+        "every attempt at a task earned the same"
+        if metrics.get("dead_groups") == 1.0
+        else "every advantage is 0"
+    )
+
+
+class IdleSteps:
+    """Counts them, and what functions that pay have returned; `say` gets each line once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._row = 0
+        self._unscored = 0
+        self._named: set[str] = set()
+
+    def note(self, step: Step) -> None:
+        """Take a step; TrainingHalted where `LONG` steps in a row have scored no episode."""
+        for name, (paid, asked) in paid_by(step.groups).items():
+            if paid < asked and name not in self._named:
+                self._named.add(name)
+                self._say(
+                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}; for the others it "
+                    "returned None, which pays nothing"
+                )
+        self._row = self._row + 1 if step.idle else 0
+        self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
+        if self._unscored == LONG:
+            said = [str(e.info[UNSCORED]) for group in step.groups for e in group.valid if UNSCORED in e.info]
+            reason = max(said, key=said.count)
+            raise TrainingHalted(
+                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {reason}. Return a number "
+                "for every answer that is good or bad, 0.0 where it is worth nothing."
+            )
+        if self._row == LONG:
+            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. What to do: {WHERE}")
+
+
+# -------- Metrics of a step about credit and critics; `metrics` has those about episodes
+
+
+def credit_metrics(
+    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
+) -> dict[str, float]:
+    """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
+    by_agent: dict[str, list[Tensor]] = {}
+    row: dict[str, float] = {}
+    for key, turn in turns:
+        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
+        row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
+    for agent, pieces in by_agent.items():
+        all_K = torch.cat(pieces).double()
+        row[f"advantage/{agent}"] = float(all_K.mean())
+        row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
+    return row
+
+
+def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how much of the returns' variance each critic explained before it learns from them."""
+    row: dict[str, float] = {}
+    for critic in dict.fromkeys(sample.learner for sample in samples):
+        own = [sample for sample in samples if sample.learner == critic]
+        value_K, return_K = (
+            torch.cat([s.columns[column] for s in own]) for column in (Column.VALUE, Column.RETURN)
+        )
+        if len(return_K) > 1:
+            row[f"explained_variance/{critic}"] = float(
+                explained_variance(value_K, return_K, torch.ones_like(return_K))
+            )
+    return row
+
+
+# -------- What each token of a few episodes was credited with, for people who look at a run
+
+
+def traces(
+    groups: Sequence[Group],
+    turns: Sequence[tuple[TurnKey, Turn]],
+    credit: Mapping[TurnKey, Credit],
+    samples: Mapping[TurnKey, Sample],
+    engine: TrainEngine,
+    most: int,
+    known: dict[str, dict[int, str]],
+) -> tuple[Trace, ...]:
+    """Return the traces of up to `most` episodes of a step that has just been learned from; `turns` are its trained ones.
+
+    `known` holds the text of tokens by policy and id, from step to step; what is missing is added.
+
+    The engine evaluates their tokens with the new weights: that is all it costs.
+    """
+    kept = chosen(groups, most)
+    traced = [(key, turn) for key, turn in turns if key in samples and key[:2] in kept]
+    if not traced:
+        return ()
+    # For each policy, the sum of |weight × advantage| over the tokens of the step.
+    pieces: dict[str, list[Tensor]] = {}
+    for key, turn in turns:
+        if key in credit:
+            pieces.setdefault(turn.policy, []).append(credit[key].weight * credit[key].advantage_T)
+    shares = {policy: float(torch.cat(own).abs().sum()) for policy, own in pieces.items()}
+    asked = [samples[key] for key, _ in traced]
+    if isinstance(engine, Examines):
+        evaluated = engine.examine(asked)
+    else:
+        evaluated = [logp_T[:, None] for logp_T in engine.score(asked)]
+    places = [(g, e) for g, group in enumerate(groups) for e in range(len(group.episodes))]
+    lines = {place: line for line, place in enumerate(places)}
+    found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
+    for (key, turn), row_T2 in zip(traced, evaluated, strict=True):
+        drawn, vocabulary = found.setdefault((key.group, key.episode), ([], {}))
+        texts = known.setdefault(turn.policy, {})
+        for token in {*turn.prompt_ids, *turn.completion_ids} - texts.keys():
+            texts[token] = engine.renderer(turn.policy).decode((token,))
+        vocabulary |= {token: texts[token] for token in turn.prompt_ids}
+        given = credit[key]
+        sample = samples[key]
+        total = shares[turn.policy]
+        advantage_T = torch.as_tensor(given.advantage_T).float().expand(len(turn.completion_ids))
+        ratio_T = (row_T2[:, 0] - sample.columns[Column.BEHAVIOUR]).exp()
+        drawn.append(
+            TracedTurn(
+                turn.index,
+                [texts[token] for token in turn.completion_ids],
+                advantage_T.tolist(),
+                (given.weight * advantage_T / total if total else torch.zeros_like(advantage_T)).tolist(),
+                ratio_T.tolist(),
+                row_T2[:, 1].tolist() if row_T2.shape[1] > 1 else (),
+            )
+        )
+    return tuple(Trace(lines[place], *found[place]) for place in sorted(found, key=lines.__getitem__))
+
+
+def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
+    """Return (group, episode) of those to keep: best and worst of each group, the group with the largest spread first."""
+    ranked: list[tuple[float, int, list[int]]] = []  # minus the spread: the largest first
+    for g, group in enumerate(groups):
+        earned = {
+            e: sum(own_returns(each).values()) for e, each in enumerate(group.episodes) if each.error is None
+        }
+        if earned:
+            order = sorted(earned, key=lambda e: (-earned[e], e))
+            ranked.append(
+                (earned[order[-1]] - earned[order[0]], g, list(dict.fromkeys((order[0], order[-1]))))
+            )
+    places = [(g, e) for _, g, ends in sorted(ranked) for e in ends]
+    return set(places[:most])

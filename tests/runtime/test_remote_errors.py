@@ -1,0 +1,59 @@
+"""An error of another process is raised here as what it was there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.remote_errors import environment_error, received_error, sent_error
+
+
+def sent(error: Exception) -> dict[str, str]:
+    """An error after its way through JSON, as the handler that caught it sends it."""
+    try:
+        raise error
+    except (ConfigError, ParityError, KeyError) as caught:
+        form: dict[str, str] = json.loads(json.dumps(sent_error(caught)))
+        return form
+
+
+@pytest.mark.parametrize("error", [ConfigError("a key"), ParityError("other weights")])
+def test_an_error_of_kapelle_is_of_its_class_again(error: Exception) -> None:
+    here = received_error(sent(error), "The sampling process")
+    assert type(here) is type(error)
+    assert str(here) == str(error)
+
+
+def test_a_rank_is_named_where_several_stand_beside_one_another() -> None:
+    assert str(received_error(sent(ConfigError("a key")), "Rank 3", named=True)) == "Rank 3: a key"
+
+
+def test_any_other_error_shows_the_traceback_of_the_process_that_raised_it() -> None:
+    here = received_error(sent(KeyError("x")), "A rollout worker")
+    assert type(here) is EngineError
+    assert str(here).startswith("A rollout worker failed: KeyError: 'x'\nTraceback")
+    assert "test_remote_errors.py" in str(here)
+
+
+@pytest.mark.parametrize("name", ["known_error", "annotations", "difflib", "__name__"])
+def test_no_other_name_of_the_module_of_errors_is_taken_for_a_class(name: str) -> None:
+    assert type(received_error({"kind": name, "message": "", "trace": ""}, "It")) is EngineError
+
+
+@pytest.mark.parametrize("make", [ConfigError, GaveUp, KeyboardInterrupt])
+def test_what_an_environment_raised_keeps_its_class_where_it_means_something(
+    make: Callable[[str], BaseException],
+) -> None:
+    there = make("late")
+    here = environment_error(type(there).__name__, "late")
+    assert (type(here), str(here)) == (type(there), "late")
+
+
+def test_an_environments_own_error_keeps_its_name() -> None:
+    here = environment_error("CardLost", "the queen")
+    assert (type(here).__name__, str(here)) == ("CardLost", "the queen")
+    assert isinstance(here, Exception)
