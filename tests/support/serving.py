@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kapelle.engines.rollout.protocol import Completion, OnTokens, Request
+from kapelle.engines.rollout.protocol import Completion, OnTokens, Request, ServesCallers
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
 from kapelle.rollout.play import Play, rollout
@@ -42,7 +42,7 @@ class SpokenBytes(ByteRenderer):
         return self.decode(ids)
 
 
-class Reciting:
+class Reciting(ServesCallers):
     """An engine that says what it is told to, three tokens at a time, and keeps what it was asked."""
 
     def __init__(
@@ -57,9 +57,6 @@ class Reciting:
 
     def renderer(self, policy: str) -> SpokenBytes:
         return SpokenBytes()
-
-    def serve(self) -> None:
-        """It answers at once anyway."""
 
     async def generate(self, request: Request) -> Completion:
         return await self.stream(request, None)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder
+
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 COPIES = {"aten::lift_fresh", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"}
 
@@ -61,8 +63,8 @@ def waits(func: Any, args: Any) -> bool:
     return bool(WAITS & set(func.tags))
 
 
-class TapeRecorder:
-    """Records steps on tapes; see `engines.rollout.local.step_graphs.Recorder`."""
+class TapeRecorder(GraphRecorder):
+    """Records steps on tapes."""
 
     def __init__(self) -> None:
         self.warmed = 0

@@ -122,7 +122,7 @@ def load_pieces(
         if config.training.partial_rollouts and not isinstance(player, Interruptible):
             raise ConfigError(
                 f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot hand out "
-                "what it has sampled so far. Let it be `Interruptible`, or set it to 0."
+                "what it has sampled so far. Let it inherit from `Interruptible`, or set it to 0."
             )
         play = acting = make_play(config, team, player, ranks, hold)
         failing.callback(play.close)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import (
     Completion,
+    HasNotes,
     Interrupted,
     Interruptible,
     OnTokens,
@@ -18,7 +19,7 @@ from kapelle.engines.rollout.protocol import (
 )
 
 
-class ComposedEngine:
+class ComposedEngine(Interruptible, ServesCallers, HasNotes):
     """Sends each request to the engine that holds its policy."""
 
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:

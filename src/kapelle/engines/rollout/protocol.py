@@ -3,13 +3,17 @@
 An engine answers a request with the tokens that one policy sampled, their log-probs, and the version
 and content hash of the weights that did it. It batches as it likes; a request's answer depends on its
 seed, never on the other requests in its batch.
+
+What an engine or its settings can do beyond the protocols is a class below that they inherit from, as with environments (ADR
+0068): `Interruptible`, `HasNotes`, `ServesCallers` and `KnowsAlternatives`, of settings `AllowsInterrupts` and `ChecksItself`. An
+attribute that happens to be called `notes` means nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
@@ -124,8 +128,7 @@ class Interrupted:
     weights_hash: str
 
 
-@runtime_checkable
-class Interruptible(Protocol):
+class Interruptible:
     """An engine that can break requests off and continue them with other weights (`training.partial_rollouts`)."""
 
     async def interrupt(self) -> Sequence[Interrupted]:
@@ -134,7 +137,7 @@ class Interruptible(Protocol):
         Those that are complete by then are answered first. A request continues as another one with `Request.begun`, which
         reads prompt and ids again: its log-probs are those of the weights that the engine holds then.
         """
-        ...
+        raise NotImplementedError
 
 
 class EngineSettings(Protocol):
@@ -145,58 +148,50 @@ class EngineSettings(Protocol):
         ...
 
 
-@runtime_checkable
-class AllowsInterrupts(Protocol):
-    """Settings of an engine that is `Interruptible`."""
-
-    @property
-    def interruptible(self) -> bool:
-        """True."""
-        ...
+class AllowsInterrupts:
+    """Settings of an engine that is `Interruptible`; they have nothing else to say."""
 
 
-@runtime_checkable
-class ChecksItself(Protocol):
+class ChecksItself:
     """Settings of an engine that needs more than kapelle itself."""
 
     def check(self) -> None:
         """Raise ConfigError if this machine cannot run the engine; before anything is loaded."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class HasNotes(Protocol):
+class HasNotes:
     """An engine that has notes for the user before it samples."""
 
     @property
     def notes(self) -> Sequence[str]:
         """Sentences for the user, such as why it will be slow; often empty."""
-        ...
+        raise NotImplementedError
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 """Takes the next token ids of an answer and their log-probs."""
 
 
-@runtime_checkable
-class ServesCallers(Protocol):
+class ServesCallers:
     """An engine that can also answer callers who come at any time and want to read while it writes."""
 
     def serve(self) -> None:
-        """Let no answer wait for others, from now on; what is sampled then need not repeat to the bit."""
-        ...
+        """Let no answer wait for others, from now on; what is sampled then need not repeat to the bit.
+
+        Does nothing, which is right for an engine whose answers never wait for one another.
+        """
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
-        ...
+        raise NotImplementedError
 
 
 Likeliest = tuple[tuple[int, float], ...]
 """Tokens that might stand in one place, the likeliest first, with their log-probs (nats)."""
 
 
-@runtime_checkable
-class KnowsAlternatives(Protocol):
+class KnowsAlternatives:
     """An engine that can also return the likeliest alternatives to each sampled token."""
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
@@ -204,7 +199,7 @@ class KnowsAlternatives(Protocol):
 
         Called on the engine's thread, between its steps; the log-probs are those of the distribution that was sampled from.
         """
-        ...
+        raise NotImplementedError
 
 
 async def stream_or_generate(

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, blank
-from kapelle.engines.train.protocol import Objective, Published, TrainSetup
+from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainSetup
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like
 from kapelle.errors import ConfigError
@@ -40,7 +40,7 @@ from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
 
 
-class FsdpTrainEngine:
+class FsdpTrainEngine(KeepsParts, Examines):
     """Policies and critics on bases of which each rank holds a part."""
 
     def __init__(self, setup: TrainSetup, *, cpu_offload: bool = False) -> None:

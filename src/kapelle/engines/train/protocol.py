@@ -6,14 +6,15 @@ packing and data parallelism give the same step.
 
 An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
 `module:Class` or an entry point of `kapelle.train_engines`, whose `build` gets a `TrainSetup` and returns the engine.
-Everything that uses an engine uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints.
+Everything that uses an engine uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints. What it can do beyond
+that it declares by inheriting from `KeepsParts` or `Examines`, as environments do (ADR 0068).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
@@ -196,8 +197,7 @@ class TrainEngine(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsParts(Protocol):
+class KeepsParts:
     """A train engine of several ranks of which each keeps a part of some tensors, saves it and loads it alone.
 
     Its `load_state` also takes such parts.
@@ -205,23 +205,22 @@ class KeepsParts(Protocol):
 
     def parts(self) -> dict[str, object]:
         """Return what `state` returns, with the tensors that ranks have shared out as `DTensor`; waits for no other rank."""
-        ...
+        raise NotImplementedError
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
         """Return an empty tensor for what `parts` has at a dotted place, laid out as this rank keeps it; None if it keeps it whole.
 
         `saved` has the shape and the type of what was saved there, whole, and no content.
         """
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Examines(Protocol):
+class Examines:
     """A train engine that also says how certain a policy was; traces then hold the entropy of each token."""
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-prob and entropy `_T2` (float32 on the CPU, nats) of each policy sample's targets, without dropout."""
-        ...
+        raise NotImplementedError
 
 
 class TrainEngineSettings(Protocol):

@@ -12,13 +12,13 @@ import torch
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, VllmModel
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import read_adapter
 from kapelle.settings.schema import ModelConfig
 
 
-class StandIn:
+class StandIn(VllmModel):
     """One base model, read from its folder."""
 
     def __init__(self, about: BaseModel) -> None:

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,25 +57,25 @@ class RowOutput:
     """Text up to a stop string, if one was found; with what was sampled before."""
 
 
-class Rows(Protocol):
+class Rows:
     """Rows in flight on one model: reads tokens and returns the logits of the next."""
 
     @property
     def open(self) -> bool:
         """True where prompts may join the rows in flight."""
-        ...
+        return True
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Add rows after the others and read their prompts; return logits `_RV` of their first tokens."""
-        ...
+        raise NotImplementedError
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
-        ...
+        raise NotImplementedError
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
-        ...
+        raise NotImplementedError
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
@@ -96,7 +96,7 @@ STEM = 32
 """Minimum length of a common beginning of prompts that is read once for all of them."""
 
 
-class FlatRows:
+class FlatRows(Rows):
     """Rows that kapelle's own pass reads: prompts without padding, each distinct one once, into our own KV cache."""
 
     def __init__(
@@ -114,11 +114,6 @@ class FlatRows:
         self._fused = fused
         self._prefixes = prefixes
         self._cohorts: list[_SeatedRows] = []
-
-    @property
-    def open(self) -> bool:
-        """Prompts may always join."""
-        return True
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""
@@ -274,7 +269,7 @@ def cache_by_layer(model: LanguageModel) -> Cache:
     return DynamicCache(config=model.model.config)
 
 
-class PaddedRows:
+class PaddedRows(Rows):
     """Rows that a `transformers` causal LM reads: prompts padded on the left, the library's own KV cache.
 
     `decode_strategy` tries whether that gives the model's own logits.
@@ -339,7 +334,7 @@ REREAD_TOKENS = 1 << 14
 """Most tokens of one pass, if no text is longer."""
 
 
-class RereadRows:
+class RereadRows(Rows):
     """Rows without a KV cache: every step reads all texts again.
 
     The slowest strategy, and right for every model: it is used where a model's own cache gives other logits than its texts.
@@ -348,11 +343,6 @@ class RereadRows:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._texts: list[tuple[str | None, list[int]]] = []
-
-    @property
-    def open(self) -> bool:
-        """True: rows do not know of one another."""
-        return True
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read every prompt and return logits `_RV` of its first new token."""

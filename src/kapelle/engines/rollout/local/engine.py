@@ -20,7 +20,17 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import likeliest
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
-from kapelle.engines.rollout.protocol import Completion, Interrupted, Likeliest, OnTokens, Request
+from kapelle.engines.rollout.protocol import (
+    Completion,
+    HasNotes,
+    Interrupted,
+    Interruptible,
+    KnowsAlternatives,
+    Likeliest,
+    OnTokens,
+    Request,
+    ServesCallers,
+)
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
@@ -72,7 +82,7 @@ def has_memory_of_its_own(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class LocalEngine:
+class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
     """Samples for the policies whose base models it is given, in the models' own memory."""
 
     def __init__(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from kapelle.engines.rollout.protocol import AllowsInterrupts
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 
-class Local(Settings):
+class Local(Settings, AllowsInterrupts):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"
@@ -36,11 +37,6 @@ class Local(Settings):
     @classmethod
     def _as_written(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads off as false
-
-    @property
-    def interruptible(self) -> bool:
-        """Requests can be broken off."""
-        return True
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's models."""

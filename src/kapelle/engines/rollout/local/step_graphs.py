@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,23 +26,22 @@ LEAST = 4
 """Steps that must be left in a window for a recording: it takes about as long as two steps that are not recorded."""
 
 
-class GraphRecorder(Protocol):
+class GraphRecorder:
     """Records a step so that it can be run again."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
         """Run a step as it is, so that the next one like it can be recorded."""
-        ...
+        return step()
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return the step, recorded: each call runs it and returns its one output, overwritten by the next call.
 
         A new recording ends the use of the one before.
         """
-        ...
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Free the memory of all recordings; only new ones run afterwards."""
-        ...
 
 
 class Window:
@@ -75,7 +73,7 @@ class Window:
         return self._replay()
 
 
-class CudaRecorder:
+class CudaRecorder(GraphRecorder):
     """Records steps as CUDA graphs that share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from typing import cast
 
 from torch import Tensor
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, HasNotes, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.errors import EngineError, ModelError, did_you_mean
@@ -60,7 +60,7 @@ class _Queue(RequestQueue[Row]):
             sampler.close()
 
 
-class VllmEngine:
+class VllmEngine(HasNotes):
     """Samples with vLLM for the policies whose base models it is given."""
 
     def __init__(

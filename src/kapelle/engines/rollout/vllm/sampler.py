@@ -1,4 +1,4 @@
-"""What the engine asks of vLLM, as a protocol, and vLLM's LLM engine in this process: the only module that imports vLLM.
+"""What the engine asks of vLLM, as a base class, and vLLM's LLM engine in this process: the only module that imports vLLM.
 
 vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and wants
 its own threads. Here the generators and torch go on as they were.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -84,36 +84,35 @@ class BaseModel:
     """The largest rank among them."""
 
 
-class VllmModel(Protocol):
+class VllmModel:
     """One base model in vLLM."""
 
     def add(self, row: Row) -> None:
         """Let a row join the batch; an error concerns this row alone."""
-        ...
+        raise NotImplementedError
 
     def step(self) -> Sequence[FinishedRow]:
         """Sample a token of each row and return the rows that finished; after an error the sampler is of no more use."""
-        ...
+        raise NotImplementedError
 
     def abort(self, rows: Sequence[str]) -> None:
         """Drop rows by id."""
-        ...
+        raise NotImplementedError
 
     def forget_prefixes(self) -> None:
         """Empty the KV cache; no row is in flight."""
-        ...
+        raise NotImplementedError
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
         """Forget an adapter that no row will ask for again."""
-        ...
+        raise NotImplementedError
 
     def sleep(self) -> None:
         """Give device memory back until the next row is added, where the device has memory of its own."""
-        ...
 
     def close(self) -> None:
         """Release everything."""
-        ...
+        raise NotImplementedError
 
 
 Start = Callable[[BaseModel], VllmModel]
@@ -166,7 +165,7 @@ def arguments(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: 
     }
 
 
-class InProcess:
+class InProcess(VllmModel):
     """One base model in vLLM's LLM engine."""
 
     def __init__(self, given: Mapping[str, Any], about: BaseModel) -> None:

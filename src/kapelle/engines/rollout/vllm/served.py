@@ -95,7 +95,7 @@ def _flags(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-class ServedModel:
+class ServedModel(VllmModel):
     """One base model on a server."""
 
     def __init__(
@@ -174,9 +174,6 @@ class ServedModel:
         """Let the server forget an adapter."""
         if self._loaded.pop(adapter.number, None) is not None:
             self._call(self._dialect.unload, {"lora_name": adapter.name})
-
-    def sleep(self) -> None:
-        """Do nothing: the server has a device of its own."""
 
     def close(self) -> None:
         """End the server if it was started here, and forget adapters on one that was given; a second call does nothing."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from kapelle.engines.rollout.protocol import ChecksItself
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import bearer
 from kapelle.settings.base import FROM_HERE_ON, Settings, open_address
@@ -65,7 +66,7 @@ be right, these rows are kept apart. `tests/engines/rollout/vllm/test_real.py` m
 """
 
 
-class Vllm(Settings):
+class Vllm(Settings, ChecksItself):
     """Settings of the engine that samples with vLLM, in this process or on a server."""
 
     name: Literal["vllm"] = "vllm"

@@ -18,7 +18,7 @@ from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes
 from kapelle.engines.train.parity import PARITY, check_parity, judge_in_float64
-from kapelle.engines.train.protocol import Objective, Published, TrainSetup, UpdateLimits
+from kapelle.engines.train.protocol import Examines, Objective, Published, TrainSetup, UpdateLimits
 from kapelle.engines.train.sums import UpdateSums, add_metric, means
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner, LearnerBank, Placement
@@ -34,7 +34,7 @@ EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], lis
 """Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""
 
 
-class TorchTrainEngine:
+class TorchTrainEngine(Examines):
     """Policies and critics on models in this process's memory."""
 
     def __init__(
