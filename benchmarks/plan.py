@@ -144,7 +144,7 @@ def _held(trainer: Any) -> list[Any]:
     import torch
 
     engine = trainer.engine
-    found = [parameter for model in engine._learners.models for parameter in model.model.parameters()]
+    found = [parameter for model in engine._models for parameter in model.model.parameters()]
     for learner in engine.learners.values():
         for entry in learner._optimizer.state.values():
             found += [value for value in entry.values() if isinstance(value, torch.Tensor)]

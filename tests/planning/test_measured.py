@@ -109,7 +109,7 @@ def test_an_update_takes_what_is_planned(case: Case) -> None:
     forward = engine._forward
     ((_, batch), *_) = list(forward.batches(samples(case.words)))
     assert len(batch.tokens_N) == work.tokens
-    home = engine._learners.placements["a"]
+    home = engine._placements["a"]
 
     def body() -> torch.Tensor:
         with home.model.computing([(home.adapter, 0, work.tokens)]):

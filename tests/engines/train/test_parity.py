@@ -21,11 +21,10 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.engines.train.parity import judge_in_float64
+from kapelle.engines.train.parity import exact_logprobs, judge_in_float64, rounding_of
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ParityError
-from kapelle.models.exact import exact_logprobs, rounding_of
 from kapelle.rows import Sample
 
 OBJECTIVE = Objective(CLIPPED, VALUES)
@@ -46,7 +45,8 @@ def grown(bound: float | None = None) -> tuple[TorchTrainEngine, list[Sample]]:
 
 
 def gaps(engine: TorchTrainEngine, samples: Sequence[Sample]) -> Tensor:
-    return torch.cat(engine.parity(samples))
+    scored = engine.score(samples)
+    return torch.cat([(s - each.columns["behaviour"]).abs() for s, each in zip(scored, samples, strict=True)])
 
 
 class TestFloat64:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
 from kapelle.runtime.characters import replace_surrogates
@@ -30,8 +30,8 @@ WITHHELD = ("content_filter", "error")
 """Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
 
 
-class EndpointEngine:
-    """Sends requests to remote servers, one at a time per waiting agent."""
+class EndpointEngine(RolloutEngine):
+    """Sends requests to remote servers, one at a time per waiting agent; holds nothing between them."""
 
     def __init__(
         self,
@@ -110,9 +110,3 @@ class EndpointEngine:
         raise EngineError(
             f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
         )
-
-    def release_caches(self) -> None:
-        """Do nothing: the engine holds nothing between requests."""
-
-    def close(self) -> None:
-        """Do nothing: the engine holds nothing between requests."""

@@ -89,7 +89,10 @@ class WritingRenderer(Renderer, Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Samples completions for the policies that it holds."""
+    """Samples completions for the policies that it holds.
+
+    A class may inherit from it: then it need not write `release_caches` and `close` where it holds nothing to release.
+    """
 
     @property
     def policies(self) -> Sequence[str]:
@@ -110,11 +113,9 @@ class RolloutEngine(Protocol):
 
     def release_caches(self) -> None:
         """Free memory that the engine can fill again, where an update needs it; no request is in flight."""
-        ...
 
     def close(self) -> None:
         """Release everything that the engine holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,17 +109,14 @@ async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], pati
 
     `arrived` counts the requests so far; `patience` is how many seconds to wait for busy worlds while nothing happens.
     """
-    await _wait_until_quiet(here, arrived)
-    while patience and here.busy:
+    while True:
+        # Where no request arrives for some turns of the event loop, all coroutines wait for an answer.
+        quiet, before = 0, (-1, -1)
+        while quiet < QUIET_TICKS:
+            now = (arrived(), here.changes)
+            quiet = quiet + 1 if now == before else 0
+            before = now
+            await asyncio.sleep(0)
+        if not (patience and here.busy):
+            return
         await here.all_waiting(patience)
-        await _wait_until_quiet(here, arrived)
-
-
-async def _wait_until_quiet(here: BatchBarrier, arrived: Callable[[], int]) -> None:
-    """Wait until no request arrives for some turns of the event loop: all coroutines wait for an answer."""
-    quiet, before = 0, (-1, -1)
-    while quiet < QUIET_TICKS:
-        now = (arrived(), here.changes)
-        quiet = quiet + 1 if now == before else 0
-        before = now
-        await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kapelle.engines.rollout.protocol import Completion, Request, WritingRenderer
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, WritingRenderer
 from kapelle.errors import EngineError, did_you_mean
 from kapelle.types import Message
 
@@ -36,8 +36,8 @@ class ByteRenderer:
         return bytes(ids).decode("utf-8", "replace")
 
 
-class ScriptedEngine:
-    """Answers each request with what its policy's script returns, at log-prob 0."""
+class ScriptedEngine(RolloutEngine):
+    """Answers each request with what its policy's script returns, at log-prob 0; holds nothing that could be released."""
 
     def __init__(
         self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
@@ -69,9 +69,3 @@ class ScriptedEngine:
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Refuse: a script has no weights."""
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")
-
-    def release_caches(self) -> None:
-        """Do nothing: the engine holds nothing."""
-
-    def close(self) -> None:
-        """Do nothing: the engine holds nothing."""

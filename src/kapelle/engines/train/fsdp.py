@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, blank
-from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainSetup
+from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainEngine, TrainSetup
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like
 from kapelle.errors import ConfigError
@@ -40,7 +40,7 @@ from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
 
 
-class FsdpTrainEngine(KeepsParts, Examines):
+class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
     """Policies and critics on bases of which each rank holds a part."""
 
     def __init__(self, setup: TrainSetup, *, cpu_offload: bool = False) -> None:
@@ -190,9 +190,6 @@ class FsdpTrainEngine(KeepsParts, Examines):
         """Restore what `state` or `parts` returned, bit for bit, whatever number of ranks returned it."""
         with self._sharded():
             self._engine.load_state(state)
-
-    def close(self) -> None:
-        """Do nothing: the engine holds nothing but memory."""
 
 
 class ShardedBase:

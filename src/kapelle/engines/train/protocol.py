@@ -107,7 +107,8 @@ class TrainEngine(Protocol):
     """Holds the learners; scores, updates, publishes, saves and loads them.
 
     Weights are mappings from name to tensor: an adapter's under PEFT's names, a whole model's under those of `transformers`,
-    and a critic's adapter with its head beside it (`value_head.weight` `[1, hidden]`, `value_head.bias` `[1]`).
+    and a critic's adapter with its head beside it (`value_head.weight` `[1, hidden]`, `value_head.bias` `[1]`). A class may inherit
+    from it: then it need not write `close` where it holds nothing but memory.
     """
 
     @property
@@ -194,7 +195,6 @@ class TrainEngine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds besides memory, such as its own processes; it is not used again."""
-        ...
 
 
 class KeepsParts:

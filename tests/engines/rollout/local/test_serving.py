@@ -98,7 +98,7 @@ async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:
         task.cancel()
     assert (await staying).ids == known.ids
     decoder: Decoder = engine._queues[0].decoder
-    await until(lambda: not engine._queues[0].busy)
+    await until(lambda: not engine._queues[0].in_flight)
     assert decoder.in_flight == 0
     assert engine.tokens_sampled < 1000, "nobody waited for the rest"
     assert engine._queues[0].waiting == []

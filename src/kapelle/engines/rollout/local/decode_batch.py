@@ -59,7 +59,8 @@ class Decoder:
         self._recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
-        self._strategy = decode_strategy(model)
+        self.strategy, self._cache_of = decode_strategy(model)
+        """How the model decodes: `reread` where no cache of it can be trusted."""
         self._rows: Rows
         self._cohorts: list[_Cohort]
         self._logits_RV: Tensor
@@ -68,11 +69,6 @@ class Decoder:
         """Place of that token in its completion."""
         self._sampling: SamplingRows
         self.drop()
-
-    @property
-    def rereads(self) -> bool:
-        """True if every token reads its whole text again, because no cache of the model can be trusted."""
-        return self._strategy.name == "reread"
 
     @property
     def kept_places(self) -> int:
@@ -173,8 +169,8 @@ class Decoder:
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
             self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
-        elif self._strategy.cache_of is not None:
-            self._rows = PaddedRows(self._model, self._strategy.cache_of)
+        elif self._cache_of is not None:
+            self._rows = PaddedRows(self._model, self._cache_of)
         else:
             self._rows = RereadRows(self._model)
 

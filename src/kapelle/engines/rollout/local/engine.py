@@ -53,11 +53,6 @@ class _ModelQueue(RequestQueue[RowOutput]):
     decoder: Decoder
     in_flight: list[_Pending] = field(default_factory=list)
 
-    @property
-    def busy(self) -> bool:
-        """True if any request waits for its answer."""
-        return bool(self.arrived or self.waiting or self.in_flight)
-
     def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
         self.decoder.drop()
@@ -138,7 +133,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
             "samples, so that long texts are slow: its cache does not give the logits of whole texts when rows of several "
             "lengths share a batch. docs/models.md lists the families that need not."
             for queue in self._queues
-            if queue.decoder.rereads
+            if queue.decoder.strategy == "reread"
         )
         plain = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) has no fused attention in transformers and computes it "
@@ -233,7 +228,9 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
 
     async def _drain(self, here: BatchBarrier) -> None:
         """Answer requests until none is left: wait for all that can come, then sample on each base model in turn."""
-        while self._interrupting is not None or any(queue.busy for queue in self._queues):
+        while self._interrupting is not None or any(
+            queue.arrived or queue.waiting or queue.in_flight for queue in self._queues
+        ):
             try:
                 await wait_for_requests(
                     here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience
@@ -252,10 +249,23 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
                 for queue in self._queues:
                     queue.decoder.settle()
                     self._answer_finished(queue)
-                if before == sum(len(queue.in_flight) for queue in self._queues):
-                    self._interrupting.set_result(self._broken_off())
-                    return
-                continue
+                if before != sum(len(queue.in_flight) for queue in self._queues):
+                    continue
+                # Nothing more comes: drop all requests, each with what its row has sampled.
+                interrupted: list[Interrupted] = []
+                for queue in self._queues:
+                    queue.decoder.interrupt()
+                    waiting, queue.waiting = queue.waiting, []
+                    for pending in [*queue.clear(), *waiting]:
+                        output = pending.output or RowOutput([], [])
+                        loaded = self._policy(pending.request.policy)
+                        self.tokens_sampled += len(output.ids)
+                        sampled = tuple(output.ids), tuple(output.logprobs)
+                        interrupted.append(
+                            Interrupted(pending.request, *sampled, loaded.version, loaded.hash)
+                        )
+                self._interrupting.set_result(interrupted)
+                return
             for queue in self._queues:
                 try:
                     self._advance(queue)
@@ -323,19 +333,6 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         queue.in_flight = unfinished
         for pending, completion in answers:
             pending.answer(completion)
-
-    def _broken_off(self) -> list[Interrupted]:
-        """Drop all requests and return them with what their rows have sampled."""
-        found: list[Interrupted] = []
-        for queue in self._queues:
-            queue.decoder.interrupt()
-            waiting, queue.waiting = queue.waiting, []
-            for pending in [*queue.clear(), *waiting]:
-                output, loaded = pending.output or RowOutput([], []), self._policy(pending.request.policy)
-                self.tokens_sampled += len(output.ids)
-                ids, logprobs = tuple(output.ids), tuple(output.logprobs)
-                found.append(Interrupted(pending.request, ids, logprobs, loaded.version, loaded.hash))
-        return found
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
         """Return the likeliest tokens in the place of each id; see `KnowsAlternatives`."""

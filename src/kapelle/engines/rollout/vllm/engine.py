@@ -48,11 +48,6 @@ class _Queue(RequestQueue[Row]):
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
     """By row id."""
 
-    @property
-    def busy(self) -> bool:
-        """True if any request waits for its answer."""
-        return bool(self.arrived or self.waiting or self.in_flight)
-
     def close(self) -> None:
         """Release the sampler; the next request starts another."""
         sampler, self.sampler = self.sampler, None
@@ -132,7 +127,15 @@ class VllmEngine(HasNotes):
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights: an adapter under a new name, a whole model by starting vLLM again."""
         loaded, queue = self._policy(policy), self._queue(policy)
-        given = checked_weights(loaded, weights)
+        given = cast("Mapping[str, Tensor]", weights)
+        if loaded.shapes.keys() != given.keys():
+            odd = min(loaded.shapes.keys() ^ given.keys())
+            raise EngineError(f"The weights of policy '{policy}' do not fit: '{odd}' is on one side only.")
+        for name, shape in loaded.shapes.items():
+            if tuple(given[name].shape) != shape:
+                raise EngineError(
+                    f"The weights of policy '{policy}' do not fit: '{name}' is {tuple(given[name].shape)}, and {shape} here."
+                )
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
         elif queue.in_flight:
@@ -189,7 +192,7 @@ class VllmEngine(HasNotes):
 
     async def _drain(self, here: BatchBarrier) -> None:
         queues = list(self._queues.values())
-        while any(queue.busy for queue in queues):
+        while any(queue.arrived or queue.waiting or queue.in_flight for queue in queues):
             try:
                 await wait_for_requests(
                     here, lambda: sum(len(queue.arrived) for queue in queues), self._patience
@@ -220,7 +223,26 @@ class VllmEngine(HasNotes):
             assert queue.sampler is not None
             finished = queue.sampler.step()
             for sampled in finished:
-                self._answer(queue, sampled)
+                pending = queue.in_flight.pop(sampled.id, None)
+                if pending is None:
+                    continue
+                if sampled.error is not None:
+                    pending.fail(EngineError(sampled.error))
+                    continue
+                loaded = self._policy(pending.request.policy)
+                text = str(queue.model.tokenizer.decode(list(sampled.ids), skip_special_tokens=True))
+                for stop in pending.request.sampling.stop:
+                    text = text.partition(stop)[0]
+                pending.answer(
+                    Completion(
+                        sampled.ids,
+                        sampled.logprobs,
+                        "stop" if sampled.stopped else "length",
+                        text,
+                        loaded.version,
+                        loaded.hash,
+                    )
+                )
 
     def _join_waiting(self, queue: _Queue) -> None:
         """Let the first waiting rows join; rows with and without an adapter take turns where they must not meet."""
@@ -258,28 +280,6 @@ class VllmEngine(HasNotes):
                 continue
             queue.in_flight[row.id] = pending
             pending.start_clock()
-
-    def _answer(self, queue: _Queue, sampled: FinishedRow) -> None:
-        pending = queue.in_flight.pop(sampled.id, None)
-        if pending is None:
-            return
-        if sampled.error is not None:
-            pending.fail(EngineError(sampled.error))
-            return
-        loaded = self._policy(pending.request.policy)
-        text = str(queue.model.tokenizer.decode(list(sampled.ids), skip_special_tokens=True))
-        for stop in pending.request.sampling.stop:
-            text = text.partition(stop)[0]
-        pending.answer(
-            Completion(
-                sampled.ids,
-                sampled.logprobs,
-                "stop" if sampled.stopped else "length",
-                text,
-                loaded.version,
-                loaded.hash,
-            )
-        )
 
     def _queue(self, policy: str) -> _Queue:
         return self._queues[id(self._policy(policy).model)]
@@ -383,23 +383,6 @@ class WeightFiles:
     def close(self) -> None:
         """Delete everything that was written."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def checked_weights(loaded: VllmPolicy, weights: Mapping[str, object]) -> Mapping[str, Tensor]:
-    """Return weights for a policy; EngineError when names or shapes are not those of the policy."""
-    given = cast("Mapping[str, Tensor]", weights)
-    if loaded.shapes.keys() != given.keys():
-        odd = min(loaded.shapes.keys() ^ given.keys())
-        raise EngineError(
-            f"The weights of policy '{loaded.policy.name}' do not fit: '{odd}' is on one side only."
-        )
-    for name, shape in loaded.shapes.items():
-        if tuple(given[name].shape) != shape:
-            raise EngineError(
-                f"The weights of policy '{loaded.policy.name}' do not fit: '{name}' is {tuple(given[name].shape)}, and "
-                f"{shape} here."
-            )
-    return given
 
 
 def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseModel:

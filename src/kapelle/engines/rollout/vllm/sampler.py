@@ -7,8 +7,7 @@ its own threads. Here the generators and torch go on as they were.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,13 +124,18 @@ def start_in_process(
     """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with _preserved_state():
-        try:
-            return InProcess(arguments(kv_gib, max_rows, options, about), about)
-        except Exception as error:
-            raise EngineError(
-                f"vLLM did not start on '{about.path}': {error}. Arguments of vLLM's own can be given as `engine.options`."
-            ) from error
+    # Random generators and torch's threads are left as they are here.
+    drawn, threads, setter = capture_random(), torch.get_num_threads(), torch.set_num_threads
+    try:
+        return InProcess(arguments(kv_gib, max_rows, options, about), about)
+    except Exception as error:
+        raise EngineError(
+            f"vLLM did not start on '{about.path}': {error}. Arguments of vLLM's own can be given as `engine.options`."
+        ) from error
+    finally:
+        torch.set_num_threads = setter
+        torch.set_num_threads(threads)
+        restore_random(drawn)
 
 
 def arguments(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> dict[str, Any]:
@@ -213,7 +217,20 @@ class InProcess(VllmModel):
 
     def step(self) -> Sequence[FinishedRow]:
         """Sample a token of each row and return the rows that finished."""
-        return [sampled_row(output) for output in self._engine.step() if output.finished]
+        finished = []
+        for output in self._engine.step():
+            if not output.finished:
+                continue
+            (completion,) = output.outputs
+            if completion.finish_reason not in ("stop", "length"):
+                raise EngineError(f"vLLM ended a request without an answer ({completion.finish_reason}).")
+            ids = tuple(completion.token_ids)
+            if completion.logprobs is None or len(completion.logprobs) != len(ids):
+                raise EngineError("vLLM returned tokens without their log-probs.")
+            found = zip(completion.logprobs, ids, strict=True)
+            logprobs = tuple(float(by_token[token].logprob) for by_token, token in found)
+            finished.append(FinishedRow(output.request_id, ids, logprobs, completion.finish_reason == "stop"))
+        return finished
 
     def abort(self, rows: Sequence[str]) -> None:
         """Drop rows by id."""
@@ -238,31 +255,3 @@ class InProcess(VllmModel):
     def close(self) -> None:
         """Shut the LLM engine down."""
         self._engine.engine_core.shutdown()
-
-
-def sampled_row(output: Any) -> FinishedRow:
-    """Return a finished request of vLLM's as a row; EngineError if vLLM gave it up."""
-    (completion,) = output.outputs
-    if completion.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request without an answer ({completion.finish_reason}).")
-    ids = tuple(completion.token_ids)
-    if completion.logprobs is None or len(completion.logprobs) != len(ids):
-        raise EngineError("vLLM returned tokens without their log-probs.")
-    return FinishedRow(
-        output.request_id,
-        ids,
-        tuple(float(found[token].logprob) for found, token in zip(completion.logprobs, ids, strict=True)),
-        completion.finish_reason == "stop",
-    )
-
-
-@contextmanager
-def _preserved_state() -> Iterator[None]:
-    """Leave random generators and torch's threads as they are outside."""
-    drawn, threads, setter = capture_random(), torch.get_num_threads(), torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = setter
-        torch.set_num_threads(threads)
-        restore_random(drawn)

@@ -1,7 +1,10 @@
 """The train engine on one device: all learners that share a base in one forward and one backward pass.
 
 An update accumulates the sums of losses and their gradients, compares trainer and sampler, divides each learner's gradient by its
-global weight, and steps. `learner.py` holds the weights, `sharing.py` shares a step among processes.
+global weight, and steps. `learner.py` holds what one of them learns, `sharing.py` shares a step among processes.
+
+Learners share nothing. Clipping, normalisation and the step are each learner's own, so a joint update equals training
+every learner alone.
 
 Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 """
@@ -9,72 +12,137 @@ Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes
+from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes, token_keys
 from kapelle.engines.train.parity import PARITY, check_parity, judge_in_float64
-from kapelle.engines.train.protocol import Examines, Objective, Published, TrainSetup, UpdateLimits
-from kapelle.engines.train.sums import UpdateSums, add_metric, means
+from kapelle.engines.train.protocol import (
+    HEAD,
+    Examines,
+    Objective,
+    Published,
+    TrainEngine,
+    TrainSetup,
+    UpdateLimits,
+)
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
-from kapelle.engines.train.torch.learner import Learner, LearnerBank, Placement
-from kapelle.engines.train.torch.sharing import AmongRanks
-from kapelle.errors import ContextError, NumericsError
+from kapelle.engines.train.torch.learner import Learner
+from kapelle.engines.train.torch.sharing import AmongRanks, UpdateSums, add_metric, means
+from kapelle.errors import CheckpointError, ContextError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
-from kapelle.models.language_model import LanguageModel
+from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.weights import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed
+from kapelle.team import Critic, Policy, embedder_name, reference_name
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
 """Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""
 
 
-class TorchTrainEngine(Examines):
+@dataclass(slots=True)
+class Placement:
+    """The model and adapter of a learner, reference or embedder."""
+
+    model: LanguageModel
+    adapter: str | None
+    critic: bool = False
+
+
+class TorchTrainEngine(TrainEngine, Examines):
     """Policies and critics on models in this process's memory."""
 
     def __init__(
         self, setup: TrainSetup, *, in_lockstep: bool = False, equalise: EqualisePasses | None = None
     ) -> None:
-        """Add adapters and heads to the models and make one learner for each policy that is trained.
+        """Add adapters and heads to the models and make one learner for each policy and critic that is trained.
 
         The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
         `equalise` decides which passes are taken.
         """
         self._limits, self._seed = setup.limits, setup.seed
-        self._learners = LearnerBank(setup)
-        self._forward = ForwardPass(self._learners.placements, setup.limits, equalise)
+        self._placements: dict[str, Placement] = {}
+        self.learners: dict[str, Learner] = {}
+        """By name: trained policies, then trained critics."""
+        self._policies = [policy for policy in setup.policies if policy.endpoint is None]
+        learning: Sequence[Policy | Critic] = [*self._policies, *setup.critics]
+        for learner in learning:
+            model, name, lora = setup.models[learner.base], learner.name, learner.lora
+            # An adapter that an earlier engine left on a model in memory goes on learning.
+            if lora and name not in model.bank.adapters:
+                model.bank.add(name, lora, derive_seed(setup.seed, "adapter", name))
+            elif lora and model.bank.adapters[name] != lora:
+                raise ModelError(
+                    f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
+                    "Load the model anew, or set `lora` as it was."
+                )
+            critic = isinstance(learner, Critic)
+            if critic and name not in model.value_heads:
+                model.add_value_head(name)
+            self._placements[name] = Placement(model, name if lora else None, critic=critic)
+            if learner.trained:
+                parameters = cast("Mapping[str, torch.nn.Parameter]", self.weights(name))
+                narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
+                if narrow is not None:
+                    raise ModelError(
+                        f"'{name}' trains all weights of '{model.name}', but '{narrow}' is held in "
+                        f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the "
+                        "model with its weights in float32, or train an adapter (`weights: lora`)."
+                    )
+                settings, scaled = setup.optimizer_of(learner), model.dtype == torch.float16
+                steps = setup.limits.total_steps
+                self.learners[name] = Learner(name, parameters, settings, settings.lr, steps, scaled)
+        if setup.references:
+            self.refresh_references()
+        copies: dict[int, LanguageModel] = {}
+        for policy in self._policies if setup.embedders else ():
+            # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
+            model = self._placements[policy.name].model
+            if policy.trained and policy.lora is None:
+                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
+            self._placements[embedder_name(policy.name)] = Placement(model, None)
+        self._forward = ForwardPass(self._placements, setup.limits, equalise)
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep)
 
     @property
     def versions(self) -> Mapping[str, int]:
         """Number of changes behind the weights of each trained policy."""
-        return {name: learner.version for name, learner in self._learners.policies.items()}
-
-    @property
-    def learners(self) -> Mapping[str, Learner]:
-        """Learners by name: trained policies, then critics."""
-        return self._learners.by_name
+        return {p.name: self.learners[p.name].version for p in self._policies if p.trained}
 
     def model_of(self, name: str) -> LanguageModel:
         """Return the base model of a learner, reference or embedder."""
-        return self._learners.placements[name].model
+        return self._placements[name].model
 
     def renderer(self, learner: str) -> WritingRenderer:
         """Return how text becomes the tokens of the model of a policy or critic."""
-        return self._learners.placements[learner].model.renderer
+        return self._placements[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
         """Return the weights of a policy, critic or reference, by name; the tensors themselves, not copies."""
-        return self._learners.weights(name)
+        if name in self.learners:
+            return self.learners[name].parameters
+        model, adapter = self._placements[name].model, self._placements[name].adapter
+        found: dict[str, Tensor] = dict(
+            model.bank.parameters(adapter) if adapter else model.base_parameters()
+        )
+        if self._placements[name].critic:
+            found |= {f"{HEAD}{key}": tensor for key, tensor in model.value_heads[name].named_parameters()}
+        return found
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
-        self._learners.load_weights(name, weights)
+        copy_weights(self.weights(name), weights, f"'{name}'")
+        if name in self.learners:
+            self.learners[name].changed = True
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
@@ -92,7 +160,7 @@ class TorchTrainEngine(Examines):
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
         """Raise ContextError where a critic would read more than its model's context; its input is never cut."""
         for sample in samples:
-            placement, tokens = self._learners.placements[sample.learner], sample.targets[-1]
+            placement, tokens = self._placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:
                 raise ContextError(
                     f"'{sample.learner}' has {tokens} tokens to read; its model reads {placement.model.renderer.context}. A central "
@@ -111,13 +179,13 @@ class TorchTrainEngine(Examines):
         assert samples, "an update needs samples"
         totals: dict[str, list[float]] = {}
         # With dropout the log-probs of the update's own passes are not the sampler's: a pass without it is compared first.
-        dropout = self._learners.has_dropout()
+        dropout = self._has_dropout()
         if objective.parity and dropout:
             self._compare(self._gaps(samples), samples, totals)
         for epoch in range(objective.epochs):
             seeds = {
                 name: derive_seed(self._seed, name, learner.steps, epoch)
-                for name, learner in self._learners.by_name.items()
+                for name, learner in self.learners.items()
             }
             for number, chosen in enumerate(minibatches(samples, objective.minibatches, seeds)):
                 fresh = objective.parity and not dropout and epoch == number == 0
@@ -128,7 +196,7 @@ class TorchTrainEngine(Examines):
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
     ) -> None:
         """Take one optimiser step of every learner of these samples; `fresh` compares with the sampler before."""
-        learners = self._learners.by_name
+        learners = self.learners
         try:
             sums = self._sharing.summed(samples, partial(self._accumulate, objective), learners)
             for name in sorted(sums.bad):
@@ -161,7 +229,7 @@ class TorchTrainEngine(Examines):
         """Add the gradients of the samples' losses to those of their learners, and return the sums to divide by."""
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
-        with self._learners.dropout() as keys_of:
+        with self._dropout() as keys_of:
             for _, batch in self._forward.batches(samples):
                 losses = []
                 for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
@@ -171,7 +239,7 @@ class TorchTrainEngine(Examines):
                     else:
                         entropy_K = output.entropy_K if objective.entropy else None
                         loss = objective.policy_loss(Outputs(output.logp_K, entropy_K), part.targets)
-                    learner = self._learners.by_name[name]
+                    learner = self.learners[name]
                     if not bool(torch.isfinite(loss.total)):
                         sums.bad.add(name)
                         continue
@@ -189,17 +257,22 @@ class TorchTrainEngine(Examines):
                     torch.autograd.backward(losses)
         return sums
 
-    def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return |trainer − sampler| log-prob of every target of every policy sample."""
-        return [gap_T for _, gap_T in self._gaps(samples)]
-
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
     ) -> dict[str, float]:
         """Compare the samples' `behaviour` with the log-probs of the current or of other weights; see the protocol."""
         totals: dict[str, list[float]] = {}
-        with self._learners.temporary_weights(weights or {}):
+        current: list[tuple[Tensor, Tensor]] = []
+        try:
+            for name, others in (weights or {}).items():
+                own = self.weights(name)
+                current += [(tensor, tensor.detach().clone()) for tensor in own.values()]
+                copy_weights(own, others, f"'{name}'")
             self._compare(self._gaps(samples), samples, totals)
+        finally:
+            with torch.no_grad():
+                for tensor, before in current:
+                    tensor.copy_(before)
         return means(totals)
 
     def _gaps(self, samples: Sequence[Sample]) -> list[tuple[str, Tensor]]:
@@ -214,10 +287,7 @@ class TorchTrainEngine(Examines):
         self, gaps: Sequence[tuple[str, Tensor]], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
         """Judge each compute type by its own bound: one model in half precision excuses no other."""
-        models = {
-            name: (placement.model, placement.adapter)
-            for name, placement in self._learners.placements.items()
-        }
+        models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
         score = partial(self._sharing.rows, work=self._forward.score)
         for kind in dict.fromkeys(models[name][0].dtype for name, _ in gaps):
             own = [gap for name, gap in gaps if models[name][0].dtype == kind]
@@ -227,29 +297,99 @@ class TorchTrainEngine(Examines):
 
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call, with their version."""
-        changed = {name: learner for name, learner in self._learners.policies.items() if learner.changed}
+        changed = {
+            policy.name: self.learners[policy.name]
+            for policy in self._policies
+            if policy.trained and self.learners[policy.name].changed
+        }
         for learner in changed.values():
             learner.changed = False
         return {name: Published(learner.parameters, learner.version) for name, learner in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
         """Swap two policies: weights, optimiser state and references, bit for bit."""
-        self._learners.exchange(one, other)
+        self.learners[one].exchange(self.learners[other])
+        reference, other_reference = reference_name(one), reference_name(other)
+        if reference not in self._placements:
+            return
+        with torch.no_grad():
+            pairs = zip(self.weights(reference).values(), self.weights(other_reference).values(), strict=True)
+            for first, second in pairs:
+                copy = first.clone()
+                first.copy_(second)
+                second.copy_(copy)
 
     def refresh_references(self) -> None:
         """Make every reference policy a frozen copy of its trained policy as it is now."""
-        self._learners.refresh_references()
+        for policy in self._policies:
+            if not policy.trained:
+                continue
+            model, name = self._placements[policy.name].model, reference_name(policy.name)
+            if policy.lora:
+                model.bank.copy(policy.name, name)
+                self._placements[name] = Placement(model, name)
+            else:
+                self._placements[name] = Placement(copy_language_model(model, name), None)
+
+    @property
+    def _models(self) -> list[LanguageModel]:
+        """Every model in use, once."""
+        return list(
+            {id(placement.model): placement.model for placement in self._placements.values()}.values()
+        )
+
+    def _has_dropout(self) -> bool:
+        """Return whether any adapter has dropout."""
+        return any(lora.dropout for model in self._models for lora in model.bank.adapters.values())
+
+    @contextmanager
+    def _dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
+        """Turn the adapters' dropout on; yield what gives a batch's keys, by which it is drawn.
+
+        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so that it is the same in any split
+        of a step's samples. The base has none: that would train another distribution than the one that was sampled.
+        """
+        if not self._has_dropout():
+            yield lambda _: None
+            return
+        seeds = {
+            name: derive_seed(self._seed, "dropout", name, learner.steps)
+            for name, learner in self.learners.items()
+        }
+        for model in self._models:
+            model.bank.train(on=True)
+        try:
+            yield lambda batch: token_keys(batch, seeds)
+        finally:
+            for model in self._models:
+                model.bank.train(on=False)
 
     def state(self, *, parts: bool = False) -> dict[str, object]:
         """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
-        return self._learners.state(parts=parts)
+        references = {
+            name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
+            for name in self._placements
+            if name.startswith(reference_name(""))
+        }
+        return {
+            "learners": {name: learner.state(parts=parts) for name, learner in self.learners.items()},
+            "references": references,
+        }
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned, bit for bit."""
-        self._learners.load_state(state)
-
-    def close(self) -> None:
-        """Do nothing: the engine holds nothing but memory."""
+        if not {"learners", "references"} <= state.keys():
+            raise CheckpointError(
+                f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
+                "was when the checkpoint was written."
+            )
+        for name, entry in state["learners"].items():
+            self.learners[name].load_state(entry)
+            self.learners[name].changed = True
+        with torch.no_grad():
+            for name, tensors in state["references"].items():
+                for key, tensor in self.weights(name).items():
+                    tensor.copy_(tensors[key])
 
 
 class ForwardPass:

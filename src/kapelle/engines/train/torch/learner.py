@@ -1,31 +1,22 @@
-"""What learns: sets of weights, each with its optimiser, schedule and loss scale, and the models and adapters they are on.
+"""What learns: a set of weights with its optimiser, schedule and loss scale.
 
-Learners share nothing. Clipping, normalisation and the step are each learner's own, so a joint update equals training
-every learner alone.
+Clipping, normalisation and the step are each learner's own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from kapelle.engines.train.batch import Batch, token_keys
-from kapelle.engines.train.protocol import HEAD, TrainSetup
-from kapelle.errors import CheckpointError, ModelError, NumericsError
+from kapelle.errors import CheckpointError, NumericsError
 from kapelle.models.finite import poisoned
-from kapelle.models.language_model import LanguageModel, copy_language_model
-from kapelle.models.weights import copy_weights
-from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import OptimizerConfig
-from kapelle.team import Critic, Lora, Policy, embedder_name, reference_name
 
 Agreed = Callable[[str | None], str | None]
 """Takes what is wrong in this process, and returns what is wrong in some process."""
@@ -96,7 +87,15 @@ class Learner:
         undone = False
         if finite or self._scaler.is_enabled():
             self._scaler.step(self._optimizer)
-            wrong = agreed(self._poison())
+            learned = {f"weights.{name}": local_part(p.detach()) for name, p in self.parameters.items()}
+            for name, parameter in self.parameters.items():
+                moments = self._optimizer.state.get(parameter, {})
+                learned |= {
+                    f"optimizer.{name}.{k}": local_part(v)
+                    for k, v in moments.items()
+                    if k != "step" and isinstance(v, Tensor)
+                }
+            wrong = agreed(poisoned(learned))
             if wrong is not None and before is None:
                 raise NumericsError(
                     f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke its weights: {wrong}. No "
@@ -116,19 +115,6 @@ class Learner:
         size = {"grad_norm": float(norm)} if finite else {}
         undo = {"undone": 1.0} if undone else {}
         return {**size, "lr": rate, "skipped": float(not finite), **undo}
-
-    def _poison(self) -> str | None:
-        tensors = {
-            f"weights.{name}": local_part(parameter.detach()) for name, parameter in self.parameters.items()
-        }
-        for name, parameter in self.parameters.items():
-            moments = self._optimizer.state.get(parameter, {})
-            tensors |= {
-                f"optimizer.{name}.{k}": local_part(v)
-                for k, v in moments.items()
-                if k != "step" and isinstance(v, Tensor)
-            }
-        return poisoned(tensors)
 
     def forget_gradient(self) -> None:
         """Drop what was accumulated since the last step."""
@@ -164,17 +150,17 @@ class Learner:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(distributed_like(state["weights"][name], parameter))
-        names = list(self.parameters)
-        moments: Mapping[str, Mapping[str, Any]] = state["optimizer"]
-        self._optimizer.load_state_dict(
-            {
-                "state": {
-                    names.index(name): _copied(entry, self.parameters[name])
-                    for name, entry in moments.items()
-                },
-                "param_groups": self._optimizer.state_dict()["param_groups"],
-            }
-        )
+        names, moments = list(self.parameters), dict[int, dict[str, Any]]()
+        for name, entry in state["optimizer"].items():
+            # Copies; those of the weights' shape are laid out as the weights are.
+            parameter, own = self.parameters[name], dict[str, Any]()
+            for key, value in entry.items():
+                own[key] = value.clone() if isinstance(value, Tensor) else value
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    own[key] = distributed_like(own[key], parameter)
+            moments[names.index(name)] = own
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.steps = int(state["steps"])
         self.version = int(state["version"])
         if self._scaler.is_enabled():
@@ -198,17 +184,6 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor):
             copies[key] = value.clone()
     return copies
-
-
-def _copied(entry: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """Return copies of an optimiser's values of a parameter; those of its shape are laid out as it is."""
-    copies = {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
-    return {
-        key: distributed_like(value, parameter)
-        if isinstance(value, Tensor) and value.shape == parameter.shape
-        else value
-        for key, value in copies.items()
-    }
 
 
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
@@ -268,200 +243,3 @@ def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
     return distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
-
-
-@dataclass(slots=True)
-class Placement:
-    """The model and adapter of a learner, reference or embedder."""
-
-    model: LanguageModel
-    adapter: str | None
-    critic: bool = False
-
-
-class LearnerBank:
-    """Policies and critics on models in this process's memory, with their frozen references and embedders."""
-
-    def __init__(self, setup: TrainSetup) -> None:
-        """Add adapters and heads to the models and make one learner for each policy and critic that is trained."""
-        self._setup = setup
-        self.placements: dict[str, Placement] = {}
-        self.by_name: dict[str, Learner] = {}
-        """Trained policies, then trained critics."""
-        self._policies = [policy for policy in setup.policies if policy.endpoint is None]
-        for policy in self._policies:
-            model = setup.models[policy.base]
-            if policy.lora:
-                self._add_adapter(model, policy.name, policy.lora)
-            self.placements[policy.name] = Placement(model, policy.name if policy.lora else None)
-            if policy.trained:
-                self._add_learner(policy)
-        for critic in setup.critics:
-            model = setup.models[critic.base]
-            self._add_adapter(model, critic.name, critic.lora)
-            if critic.name not in model.value_heads:
-                model.add_value_head(critic.name)
-            self.placements[critic.name] = Placement(model, critic.name, critic=True)
-            if critic.trained:
-                self._add_learner(critic)
-        if setup.references:
-            self.refresh_references()
-        copies: dict[int, LanguageModel] = {}
-        for policy in self._policies if setup.embedders else ():
-            # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
-            model = self.placements[policy.name].model
-            if policy.trained and policy.lora is None:
-                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
-            self.placements[embedder_name(policy.name)] = Placement(model, None)
-
-    @property
-    def policies(self) -> Mapping[str, Learner]:
-        """The policies that learn."""
-        return {policy.name: self.by_name[policy.name] for policy in self._policies if policy.trained}
-
-    @property
-    def models(self) -> list[LanguageModel]:
-        """Every model in use, once."""
-        return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
-
-    def _add_adapter(self, model: LanguageModel, name: str, lora: Lora) -> None:
-        """Add an adapter, or continue with the one that an earlier engine left on a model in memory."""
-        existing = model.bank.adapters.get(name)
-        if existing is None:
-            model.bank.add(name, lora, derive_seed(self._setup.seed, "adapter", name))
-        elif existing != lora:
-            raise ModelError(
-                f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
-                "Load the model anew, or set `lora` as it was."
-            )
-
-    def _add_learner(self, learner: Policy | Critic) -> None:
-        setup, name = self._setup, learner.name
-        settings, scaled = setup.optimizer_of(learner), self.placements[name].model.dtype == torch.float16
-        parameters = cast("Mapping[str, torch.nn.Parameter]", self._tensors(name))
-        narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
-        if narrow is not None:
-            raise ModelError(
-                f"'{name}' trains all weights of '{self.placements[name].model.name}', but '{narrow}' is held in "
-                f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the model "
-                "with its weights in float32, or train an adapter (`weights: lora`)."
-            )
-        self.by_name[name] = Learner(
-            name, parameters, settings, settings.lr, setup.limits.total_steps, scaled
-        )
-
-    def _tensors(self, name: str) -> dict[str, Tensor]:
-        placement = self.placements[name]
-        found = (
-            placement.model.bank.parameters(placement.adapter)
-            if placement.adapter
-            else placement.model.base_parameters()
-        )
-        if not placement.critic:
-            return dict(found)
-        head = placement.model.value_heads[name].named_parameters()
-        return {**found, **{f"{HEAD}{key}": tensor for key, tensor in head}}
-
-    def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a policy, critic or reference by name; the tensors themselves, not copies."""
-        return self.by_name[name].parameters if name in self.by_name else self._tensors(name)
-
-    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set weights; see the protocol."""
-        copy_weights(self.weights(name), weights, f"'{name}'")
-        if name in self.by_name:
-            self.by_name[name].changed = True
-
-    @contextmanager
-    def temporary_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
-        """Put other weights, by policy and name, in the place of the current ones inside the block."""
-        previous: list[tuple[Tensor, Tensor]] = []
-        try:
-            with torch.no_grad():
-                for name, others in weights.items():
-                    own = self.weights(name)
-                    previous += [(tensor, tensor.detach().clone()) for tensor in own.values()]
-                    copy_weights(own, others, f"'{name}'")
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, before in previous:
-                    tensor.copy_(before)
-
-    def refresh_references(self) -> None:
-        """Make every reference policy a frozen copy of its trained policy as it is now."""
-        for policy in self._policies:
-            if not policy.trained:
-                continue
-            model, name = self.placements[policy.name].model, reference_name(policy.name)
-            if policy.lora:
-                model.bank.copy(policy.name, name)
-                self.placements[name] = Placement(model, name)
-            else:
-                self.placements[name] = Placement(copy_language_model(model, name), None)
-
-    def exchange(self, one: str, other: str) -> None:
-        """Swap two policies: weights, optimiser state and references, bit for bit."""
-        self.by_name[one].exchange(self.by_name[other])
-        reference, other_reference = reference_name(one), reference_name(other)
-        if reference not in self.placements:
-            return
-        with torch.no_grad():
-            pairs = zip(self.weights(reference).values(), self.weights(other_reference).values(), strict=True)
-            for first, second in pairs:
-                copy = first.clone()
-                first.copy_(second)
-                second.copy_(copy)
-
-    def has_dropout(self) -> bool:
-        """Return whether any adapter has dropout."""
-        return any(lora.dropout for model in self.models for lora in model.bank.adapters.values())
-
-    @contextmanager
-    def dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
-        """Turn the adapters' dropout on; yield what gives a batch's keys, by which it is drawn.
-
-        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so that it is the same in any split
-        of a step's samples. The base has none: that would train another distribution than the one that was sampled.
-        """
-        if not self.has_dropout():
-            yield lambda _: None
-            return
-        seeds = {
-            name: derive_seed(self._setup.seed, "dropout", name, learner.steps)
-            for name, learner in self.by_name.items()
-        }
-        for model in self.models:
-            model.bank.train(on=True)
-        try:
-            yield lambda batch: token_keys(batch, seeds)
-        finally:
-            for model in self.models:
-                model.bank.train(on=False)
-
-    def state(self, *, parts: bool = False) -> dict[str, object]:
-        """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
-        references = {
-            name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
-            for name in self.placements
-            if name.startswith(reference_name(""))
-        }
-        return {
-            "learners": {name: learner.state(parts=parts) for name, learner in self.by_name.items()},
-            "references": references,
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, bit for bit."""
-        if not {"learners", "references"} <= state.keys():
-            raise CheckpointError(
-                f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
-                "was when the checkpoint was written."
-            )
-        for name, entry in state["learners"].items():
-            self.by_name[name].load_state(entry)
-            self.by_name[name].changed = True
-        with torch.no_grad():
-            for name, tensors in state["references"].items():
-                for key, tensor in self.weights(name).items():
-                    tensor.copy_(tensors[key])

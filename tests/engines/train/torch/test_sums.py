@@ -9,7 +9,7 @@ from tests.support.tiny import draw_samples, lora_policies, train_engine, with_b
 from kapelle.algorithm import Targets
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.sums import UpdateSums, means
+from kapelle.engines.train.torch.sharing import UpdateSums, means
 from kapelle.functional.divergences import TokenStatistics
 
 
