@@ -18,9 +18,8 @@ from kapelle.sandbox import bubblewrap
 from kapelle.sandbox import bubblewrap as arguments
 from kapelle.sandbox import bubblewrap as boot
 from kapelle.sandbox import bubblewrap as namespaces
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.bubblewrap import Bubblewrap, needs
 from kapelle.sandbox.contract import Layer, Limits, run
-from kapelle.sandbox.interpreter import needs
 from kapelle.sandbox.pool import BACKENDS, backend, layers, modes_required, require
 from kapelle.sandbox.seccomp import filter_program, refused_calls
 from kapelle.sandbox.session import WATCH_CLOSELY_S, WATCH_EVERY_S, look_again_s

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox import cgroups
-from kapelle.sandbox.cgroups import RunCgroup, find_folder
+from kapelle.sandbox import usage
 from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.usage import RunCgroup, find_folder
 
 FILES = {
     "cgroup.procs": "",
@@ -84,7 +84,7 @@ def test_a_run_is_bounded_counted_killed_and_removed(kernel: None, tmp_path: Pat
 def test_a_run_whose_dead_stay_a_while_is_removed_with_the_next_one(
     kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroups, "_GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr(usage, "_GONE_WITHIN_S", 0.0)
     late, other = (RunCgroup(tmp_path, Limits()) for _ in range(2))
     remove = Path.rmdir
 

@@ -20,7 +20,7 @@ from kapelle.sandbox import bubblewrap
 from kapelle.sandbox import bubblewrap as arguments
 from kapelle.sandbox import bubblewrap as boot
 from kapelle.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
-from kapelle.sandbox.session import ProcessSession
+from kapelle.sandbox.session import Session
 
 __all__ = ["host"]
 
@@ -83,16 +83,16 @@ def without_watch(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_wall_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProcessSession, "_deadline", property(lambda self: self._started + 2.7))
+    patch.setattr(Session, "_deadline", property(lambda self: self._started + 2.7))
 
 
 def without_output_bound(patch: pytest.MonkeyPatch) -> None:
-    start = ProcessSession.__init__
+    start = Session.__init__
 
-    def unbounded(self: ProcessSession, process: Any, group: Any, limits: Any, opening: Any = None) -> None:
+    def unbounded(self: Session, process: Any, group: Any, limits: Any, opening: Any = None) -> None:
         start(self, process, group, replace(limits, output_bytes=10_000_000), opening)
 
-    patch.setattr(ProcessSession, "__init__", unbounded)
+    patch.setattr(Session, "__init__", unbounded)
 
 
 def nothing(patch: pytest.MonkeyPatch) -> None:

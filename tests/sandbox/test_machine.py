@@ -12,9 +12,9 @@ from tests.sandbox.hostile.program import PREAMBLE, SMALL
 from kapelle.errors import SandboxError
 from kapelle.sandbox import bubblewrap
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.cgroups import strong_or_why_not
 from kapelle.sandbox.contract import Limits, Result, run
-from kapelle.sandbox.session import NET_EVERY_S, Net, ProcessSession, unattributed_bytes
+from kapelle.sandbox.session import NET_EVERY_S, Net, Session, unattributed_bytes
+from kapelle.sandbox.usage import strong_or_why_not
 
 MIB = 1024**2
 NARROW = replace(SMALL, wall_s=20.0, cpu_s=15.0, memory_bytes=120 * MIB, unexplained_bytes=96 * MIB)
@@ -42,19 +42,16 @@ time.sleep(15)
 """
 
 
-class Program(ProcessSession):
+class Program(Session):
     """A run that takes the time that the test says."""
 
-    unexplained_bytes = 256 * MIB
+    limits = Limits(unexplained_bytes=256 * MIB)
 
     def __init__(self) -> None:
         self.cpu_s, self.in_kernel_s, self.suspected = 0.0, 0.0, False
 
     def kernel_s(self) -> tuple[float, float] | None:
         return self.cpu_s, self.in_kernel_s
-
-    def suspect(self) -> None:
-        self.suspected = True
 
     def computes(self, cpu_s: float, in_kernel_s: float = 0.0) -> None:
         self.cpu_s += cpu_s

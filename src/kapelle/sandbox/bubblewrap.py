@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import pwd
 import re
 import resource
 import secrets
@@ -24,32 +25,34 @@ import select
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox.cgroups import RunCgroup, strong_or_why_not
 from kapelle.sandbox.contract import Layer, Limits, check_files
-from kapelle.sandbox.interpreter import ReachableInterpreter, reachable_interpreter
 from kapelle.sandbox.seccomp import filter_program
-from kapelle.sandbox.session import BEGIN_WITHIN_S, Opening, ProcessSession
+from kapelle.sandbox.session import BEGIN_WITHIN_S, Opening, ProcessGroup, Session
 from kapelle.sandbox.usage import (
+    RunCgroup,
     Usage,
     lock_bytes,
     longest_wait_s,
     open_clock,
     parent_of,
     read_clock,
+    strong_or_why_not,
+    task_clock_works,
     times_of,
     usage_of,
     written_by,
 )
-from kapelle.sandbox.usage import works_here as task_clock_works
 
 # -------- What bubblewrap is asked for: one entry for each layer, the system's files, the limits' sizes
 
@@ -119,28 +122,25 @@ def arguments(
     """Return bubblewrap's arguments for these limits, without the command."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
+    # A /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory.
+    devices = ["--size", "65536", "--tmpfs", "/dev"]
+    for name in DEVICES:
+        devices += ["--dev-bind", name, name]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
     size = str(limits.file_bytes)
     return [
         *(option for layer in layers.values() for option in layer),
         *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
         *_system(interpreter),
-        *_devices(),
+        *devices,
         *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
         *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
         *read_only,
         *("--info-fd", str(info_fd)),
         *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
     ]
-
-
-def _devices() -> list[str]:
-    """Return a /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory."""
-    found = ["--size", "65536", "--tmpfs", "/dev"]
-    for name in DEVICES:
-        found += ["--dev-bind", name, name]
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
-    return [*found, "--symlink", "/proc/self/fd", "/dev/fd"]
 
 
 def _system(interpreter: ReachableInterpreter) -> list[str]:
@@ -214,6 +214,65 @@ def require(program: str, package: str) -> str:
             f"apt-get install {package}; on Fedora: dnf install {package}."
         )
     return path
+
+
+# -------- Finds a Python interpreter that an unprivileged user can start: not every one can be reached by it
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableInterpreter:
+    """A Python interpreter and what must be visible for it to start."""
+
+    path: str
+    needs: tuple[str, ...]
+    """Files and folders outside /usr, which is visible anyway."""
+
+
+@functools.cache
+def reachable_interpreter() -> ReachableInterpreter:
+    """Return the interpreter for contained programs: this one's base if it can be reached, else the system's.
+
+    Raises SandboxError when there is none.
+    """
+    base = Path(sys.base_prefix).resolve()
+    own = Path(os.path.realpath(sys.executable))
+    if own.is_relative_to(base) and readable_by_others(own):
+        return ReachableInterpreter(str(own), needs(own, base))
+    for name in ("/usr/bin/python3", shutil.which("python3", path="/usr/local/bin:/opt/bin:/bin") or ""):
+        path = Path(os.path.realpath(name))
+        if name and path.is_file() and readable_by_others(path):
+            return ReachableInterpreter(str(path), needs(path, path.parent.parent))
+    raise SandboxError(
+        f"No Python interpreter can be reached by an unprivileged user ({own} cannot). "
+        "Install the system's: apt-get install python3."
+    )
+
+
+def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
+    """Return the files and folders that an interpreter needs, and nothing else below its prefix.
+
+    A prefix may be a home, or ~/.local, where private files stand beside the libraries.
+    """
+    if prefix.is_relative_to("/usr"):
+        return ()
+    homes = [Path.home()]
+    with contextlib.suppress(KeyError):  # its owner has no account
+        homes.append(Path(pwd.getpwuid(prefix.stat().st_uid).pw_dir))
+    lib = prefix / "lib"
+    if any(home.resolve().is_relative_to(prefix) for home in homes):
+        parts = [*lib.glob("lib*.so*"), *lib.glob("python3*")]
+    else:
+        parts = [lib]
+    # Some distributions keep the compiled half of the standard library there.
+    return tuple(str(part) for part in (executable, *sorted(parts), prefix / "lib64") if part.exists())
+
+
+def readable_by_others(path: Path) -> bool:
+    """Return whether an unprivileged user (another one when this is root) can start the file at a path."""
+    if os.geteuid() != 0:
+        return os.access(path, os.R_OK | os.X_OK)
+    folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    return folders and bool(path.stat().st_mode & stat.S_IXOTH)
 
 
 # -------- Hands a prepared sandbox its files and its command, on the pipe that then is its standard input
@@ -301,7 +360,7 @@ _FIRST_TO_GO = "1000"
 """Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
 
 
-class NamespaceGroup:
+class NamespaceGroup(ProcessGroup):
     """All processes of one pid namespace, held by a descriptor of its process 1."""
 
     def __init__(
@@ -312,7 +371,7 @@ class NamespaceGroup:
         limits: Limits,
         cgroups: Path | None,
     ) -> None:
-        self._process = process
+        super().__init__(process)
         self._limits = limits
         self._cgroups = cgroups
         self._cgroup: RunCgroup | None = None
@@ -365,31 +424,33 @@ class NamespaceGroup:
             return None
         return times_of(self._init_pid)
 
-    def count(self, within_s: float) -> None:
+    def begin(self, within_s: float) -> None:
         """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
 
-        From here on it is also the first to end when the machine runs out of memory.
-
-        Raises SandboxError when that fails although this machine can.
+        From here on it is also the first to end when the machine runs out of memory. Raises SandboxError when counting fails
+        although this machine can.
         """
-        if not self._found(within_s):
-            return
-        with contextlib.suppress(OSError):
-            # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
-            Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
-        if self._cgroups is not None:
-            self._cgroup = RunCgroup(self._cgroups, self._limits)
-            for pid in (self._process.pid, self._init_pid):
-                self._cgroup.add(pid)
-        elif task_clock_works():
-            try:
-                self._clock = open_clock(self._init_pid)
-            except ProcessLookupError:
-                return
-            except OSError as error:
-                raise SandboxError(
-                    f"The CPU time of a sandbox cannot be counted: {error.strerror}."
-                ) from error
+        if self._found(within_s):
+            with contextlib.suppress(OSError):
+                # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
+                Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
+            if self._cgroups is not None:
+                self._cgroup = RunCgroup(self._cgroups, self._limits)
+                for pid in (self._process.pid, self._init_pid):
+                    self._cgroup.add(pid)
+            elif task_clock_works():
+                try:
+                    self._clock = open_clock(self._init_pid)
+                except ProcessLookupError:
+                    pass
+                except OSError as error:
+                    raise SandboxError(
+                        f"The CPU time of a sandbox cannot be counted: {error.strerror}."
+                    ) from error
+        # Set the times of the devices, as every program can: what one has left there, no later one reads.
+        for name in DEVICES:
+            with contextlib.suppress(OSError):
+                os.utime(name)
 
     def kill(self, within_s: float) -> None:
         """Kill process 1: the kernel takes every other process of the namespace with it."""
@@ -448,6 +509,28 @@ _FIRST_TRY = Limits(wall_s=20.0, cpu_s=20.0)
 _LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/self/ns/net; id -u; env"
 
 
+class PreparedShell:
+    """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive (`UNPACK`)."""
+
+    def __init__(self, process: subprocess.Popen[bytes], group: ProcessGroup, limits: Limits) -> None:
+        self._process, self._group, self._limits = process, group, limits
+        self._used = False
+
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
+        """Put the files into the work directory and start the command there; the clock runs from here."""
+        assert not self._used, "a prepared sandbox is used once"
+        check_files(files, self._limits)
+        self._group.begin(BEGIN_WITHIN_S)
+        self._used = True
+        return Session(self._process, self._group, self._limits, opening(files, command, self._limits))
+
+    def discard(self) -> None:
+        """Free it unused; does nothing after `start`."""
+        if not self._used:
+            self._used = True
+            Session(self._process, self._group, self._limits).finish(kill=True)
+
+
 class Bubblewrap:
     """The backend `bubblewrap`: the default on Linux, as root and as an ordinary user."""
 
@@ -462,7 +545,7 @@ class Bubblewrap:
         """Return what this machine gives, found by trying it once."""
         return _layers()
 
-    def prepare(self, limits: Limits) -> PreparedBubblewrap:
+    def prepare(self, limits: Limits) -> PreparedShell:
         """Start a sandbox that waits for its files and command.
 
         Raises SandboxError when bubblewrap or a required layer is missing.
@@ -470,81 +553,48 @@ class Bubblewrap:
         missing = [layer for layer in self.layers() if layer.required and not layer.present]
         if missing:
             raise SandboxError(f"The sandbox needs its layer '{missing[0].name}': {missing[0].detail}")
-        return PreparedBubblewrap(limits, reachable_interpreter())
+        return _prepare(limits)
 
 
-class PreparedBubblewrap:
-    """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive."""
-
-    def __init__(self, limits: Limits, interpreter: ReachableInterpreter) -> None:
-        self.limits = limits
-        folder = strong_or_why_not()
-        strong = folder if isinstance(folder, Path) else None
-        program = filter_program(children_counted=strong is not None or task_clock_works())
-        info_read, info_write = os.pipe()
-        try:
-            filter_fd = None if program is None else _memory_file(program)
-        except BaseException:
-            os.close(info_read)
-            os.close(info_write)
-            raise
-        inherited = [info_write] if filter_fd is None else [info_write, filter_fd]
-        try:
-            with without_huge_pages():
-                self._process = subprocess.Popen(
-                    [
-                        *lower_limits(),
-                        *drop_privileges(),
-                        require("bwrap", "bubblewrap"),
-                        *arguments(limits, interpreter, info_write, filter_fd),
-                        *("--", "/bin/sh", "-c", UNPACK),
-                    ],
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env={},
-                    cwd="/",
-                    pass_fds=inherited,
-                )
-        except BaseException:
-            os.close(info_read)
-            raise
-        finally:
-            for fd in inherited:
-                os.close(fd)
-        self._group = NamespaceGroup(self._process, info_read, (WORK, SHARED_MEMORY), limits, strong)
-        self._used = False
-
-    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> ProcessSession:
-        """Put the files into the work directory and start the command there; the clock runs from here."""
-        assert not self._used, "a prepared sandbox is used once"
-        check_files(files, self.limits)
-        self._group.count(BEGIN_WITHIN_S)
-        # Set the times of the devices, as every program can: what one has left there, no later one
-        # reads.
-        for name in DEVICES:
-            with contextlib.suppress(OSError):
-                os.utime(name)
-        self._used = True
-        return ProcessSession(self._process, self._group, self.limits, opening(files, command, self.limits))
-
-    def discard(self) -> None:
-        """Free it unused; does nothing after `start`."""
-        if not self._used:
-            self._used = True
-            ProcessSession(self._process, self._group, self.limits).finish(kill=True)
-
-
-def _memory_file(content: bytes) -> int:
-    fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
+def _prepare(limits: Limits) -> PreparedShell:
+    """Start a sandbox, whether or not this machine has every layer of it."""
+    interpreter, folder = reachable_interpreter(), strong_or_why_not()
+    strong = folder if isinstance(folder, Path) else None
+    program = filter_program(children_counted=strong is not None or task_clock_works())
+    filter_fd: int | None = None
+    info_read, info_write = os.pipe()
+    inherited = [info_write]
     try:
-        os.write(fd, content)
-        os.lseek(fd, 0, os.SEEK_SET)
+        if program is not None:
+            filter_fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
+            inherited.append(filter_fd)
+            os.write(filter_fd, program)
+            os.lseek(filter_fd, 0, os.SEEK_SET)
+        with without_huge_pages():
+            process = subprocess.Popen(
+                [
+                    *lower_limits(),
+                    *drop_privileges(),
+                    require("bwrap", "bubblewrap"),
+                    *arguments(limits, interpreter, info_write, filter_fd),
+                    *("--", "/bin/sh", "-c", UNPACK),
+                ],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                cwd="/",
+                pass_fds=inherited,
+            )
     except BaseException:
-        os.close(fd)
+        os.close(info_read)
         raise
-    return fd
+    finally:
+        for fd in inherited:
+            os.close(fd)
+    group = NamespaceGroup(process, info_read, (WORK, SHARED_MEMORY), limits, strong)
+    return PreparedShell(process, group, limits)
 
 
 @functools.cache
@@ -558,8 +608,7 @@ def _layers() -> tuple[Layer, ...]:
         if found < _OLDEST:
             wanted = ".".join(map(str, _OLDEST))
             raise SandboxError(f"{text.strip() or 'bubblewrap'} is too old. Install {wanted} or newer.")
-        session = PreparedBubblewrap(_FIRST_TRY, reachable_interpreter()).start({}, ["/bin/sh", "-c", _LOOK])
-        result = session.finish()
+        result = _prepare(_FIRST_TRY).start({}, ["/bin/sh", "-c", _LOOK]).finish()
         if not result.ok:
             raise SandboxError(
                 f"bubblewrap cannot make a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "

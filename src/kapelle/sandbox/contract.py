@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kapelle.errors import SandboxError
+
+if TYPE_CHECKING:
+    from kapelle.sandbox.session import Session
 
 LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
@@ -80,27 +83,6 @@ class Layer:
     present: bool
     detail: str
     """What it does, or why it is missing and how to get it."""
-
-
-class Session(Protocol):
-    """One run that is under way: bytes go in, bounded bytes come out. Closed by `finish` or `kill`."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the program was seen to have ended by itself."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Write to the program's standard input; what a dead program does not read is dropped."""
-        ...
-
-    def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next line of standard output without its end, None when none can come in time."""
-        ...
-
-    def finish(self, *, kill: bool = False) -> Result:
-        """Close the input, wait for the end within the limits (or bring it about) and free everything."""
-        ...
 
 
 class Prepared(Protocol):

@@ -12,14 +12,11 @@ import functools
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox import bubblewrap as boot
-from kapelle.sandbox.bubblewrap import SHARED_MEMORY, TEMPORARY, WORK
-from kapelle.sandbox.contract import Layer, Limits, check_files
-from kapelle.sandbox.session import ProcessSession
-from kapelle.sandbox.usage import Usage
+from kapelle.sandbox.bubblewrap import SHARED_MEMORY, TEMPORARY, UNPACK, WORK, PreparedShell
+from kapelle.sandbox.contract import Layer, Limits
+from kapelle.sandbox.session import ProcessGroup
 
 _ANSWERS_WITHIN_S = 20.0
 
@@ -52,64 +49,40 @@ class Docker:
             ),
         )
 
-    def prepare(self, limits: Limits) -> PreparedContainer:
+    def prepare(self, limits: Limits) -> PreparedShell:
         """Start a container that waits for its files and command. Raises SandboxError without an engine."""
         problem = engine_problem()
         if problem:
             raise SandboxError(f"The sandbox `docker` cannot be used here: {problem}")
-        return PreparedContainer(limits, self._image, self._runtime)
-
-
-class PreparedContainer:
-    """A container without a program: its shell waits for an archive."""
-
-    def __init__(self, limits: Limits, image: str, runtime: str | None) -> None:
-        self._limits = limits
-        self._used = False
         name = f"kapelle-{secrets.token_hex(8)}"
-        self._process = subprocess.Popen(
-            [*container_command(name, limits, image, runtime), "/bin/sh", "-c", boot.UNPACK],
+        disk = f"rw,nosuid,nodev,size={limits.file_bytes},nr_inodes={limits.files},mode=1777"
+        process = subprocess.Popen(
+            [
+                *(_docker(), "run", "--rm", "--interactive", "--init", "--pull=never", "--name", name),
+                *(() if self._runtime is None else ("--runtime", self._runtime)),
+                *("--network=none", "--ipc=private", "--read-only", "--workdir", WORK, "--hostname=kapelle"),
+                *("--user=65533:65533", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+                *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
+                *(f"--pids-limit={limits.processes + 4}", "--cpus=1", "--log-driver=none"),
+                *(f"--tmpfs={WORK}:{disk},exec", f"--tmpfs={TEMPORARY}:{disk}"),
+                f"--tmpfs={SHARED_MEMORY}:{disk}",
+                *("--env=PYTHONHASHSEED=0", f"--env=HOME={WORK}"),
+                *(self._image, "/bin/sh", "-c", UNPACK),
+            ],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        self._group = Container(self._process, name)
-
-    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> ProcessSession:
-        """Put the files into the work directory and start the command there; the clock runs from here."""
-        assert not self._used, "a prepared sandbox is used once"
-        check_files(files, self._limits)
-        self._used = True
-        return ProcessSession(
-            self._process, self._group, self._limits, boot.opening(files, command, self._limits)
-        )
-
-    def discard(self) -> None:
-        """Free it unused; does nothing after `start`."""
-        if not self._used:
-            self._used = True
-            ProcessSession(self._process, self._group, self._limits).finish(kill=True)
+        return PreparedShell(process, Container(process, name), limits)
 
 
-class Container:
-    """All processes of one container."""
+class Container(ProcessGroup):
+    """All processes of one container; the engine's cgroups hold the sums, the kernel's memory too."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
-        self._process = process
+        super().__init__(process)
         self._name = name
-
-    def usage(self) -> Usage | None:
-        """Return None: the engine's cgroups hold the sums."""
-        return None
-
-    def waited_s(self) -> float:
-        """Return 0: the container's processes are not this one's."""
-        return 0.0
-
-    def kernel_s(self) -> tuple[float, float] | None:
-        """Return None: the engine's cgroups count the kernel's memory too."""
-        return None
 
     def kill(self, within_s: float) -> None:
         """Remove the container with everything in it, and the client that attaches to it."""
@@ -121,25 +94,6 @@ class Container:
                 timeout=_ANSWERS_WITHIN_S,
             )
         self._process.kill()
-
-    def close(self) -> None:
-        """Nothing else is held."""
-
-
-def container_command(name: str, limits: Limits, image: str, runtime: str | None) -> list[str]:
-    """Return the client's command for a container with these limits, without the program."""
-    disk = f"rw,nosuid,nodev,size={limits.file_bytes},nr_inodes={limits.files},mode=1777"
-    return [
-        *(_docker(), "run", "--rm", "--interactive", "--init", "--pull=never", "--name", name),
-        *(() if runtime is None else ("--runtime", runtime)),
-        *("--network=none", "--ipc=private", "--read-only", "--workdir", WORK, "--hostname=kapelle"),
-        *("--user=65533:65533", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-        *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
-        *(f"--pids-limit={limits.processes + 4}", "--cpus=1", "--log-driver=none"),
-        *(f"--tmpfs={WORK}:{disk},exec", f"--tmpfs={TEMPORARY}:{disk}", f"--tmpfs={SHARED_MEMORY}:{disk}"),
-        *("--env=PYTHONHASHSEED=0", f"--env=HOME={WORK}"),
-        image,
-    ]
 
 
 @functools.cache

@@ -41,8 +41,11 @@ class Pool(AbstractContextManager["Pool"]):
         if parallel < 1:
             raise SandboxError(f"A pool needs at least 1 call in parallel; `parallel` is {parallel}.")
         self._backend = backend
+        self.name = backend.name
+        """The name of the backend behind it."""
         self._limits = limits
-        self._parallel = parallel
+        self.parallel = parallel
+        """The most calls under way at one time."""
         self._wanted = parallel if warm is None else warm
         self._ready: collections.deque[Prepared] = collections.deque()
         self._change = threading.Condition()
@@ -53,19 +56,9 @@ class Pool(AbstractContextManager["Pool"]):
         self._filler.start()
 
     @property
-    def name(self) -> str:
-        """The name of the backend behind it."""
-        return self._backend.name
-
-    @property
     def python(self) -> str:
         """The interpreter of the backend behind it."""
         return self._backend.python
-
-    @property
-    def parallel(self) -> int:
-        """The most calls under way at one time."""
-        return self._parallel
 
     def layers(self) -> tuple[Layer, ...]:
         """Return the layers of the backend behind it."""

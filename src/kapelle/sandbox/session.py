@@ -1,6 +1,6 @@
 """Supervises one run: moves bytes both ways within bounds, watches its use, ends all of it as a group.
 
-Works the same for every backend; how a group is watched and killed is the backend's `ProcessGroup`.
+Works the same for every backend; how the processes of a run are watched and killed is the backend's `ProcessGroup`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kapelle.errors import SandboxError
 from kapelle.runtime.clock import SuspendAwareClock
@@ -88,14 +87,14 @@ class Net:
 
     def __init__(self) -> None:
         self._before: int | None = None
-        self._accounts: weakref.WeakKeyDictionary[ProcessSession, _Account] = weakref.WeakKeyDictionary()
+        self._accounts: weakref.WeakKeyDictionary[Session, _Account] = weakref.WeakKeyDictionary()
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
         """Forget the last look: no run is under way, so none is charged for what happens until the next."""
         self._before, self._next = None, 0.0
 
-    def look(self, runs: Iterable[ProcessSession], now: float, held: int | None = None) -> None:
+    def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
         """Read the counters, when it is time, and suspect one run: of those that may have taken too much, the one longest in the kernel."""
         if now < self._next:
             return
@@ -105,18 +104,18 @@ class Net:
             return
         grown = 0 if self._before is None else held - self._before
         self._before = held
-        worst: tuple[float, ProcessSession] | None = None
+        worst: tuple[float, Session] | None = None
         for run in runs:
             used = run.kernel_s()
             if used is None:
                 continue
             account = self._accounts.setdefault(run, _Account(held - max(grown, 0)))
             charged, meanwhile_s = account.charge(grown, held, *used)
-            if charged > run.unexplained_bytes and (worst is None or meanwhile_s > worst[0]):
+            if charged > run.limits.unexplained_bytes and (worst is None or meanwhile_s > worst[0]):
                 worst = meanwhile_s, run
         if worst is not None and now >= self._quiet_until:
             self._quiet_until = now + _SETTLE_S
-            worst[1].suspect()
+            worst[1].suspected = True
 
 
 class _Account:
@@ -156,16 +155,16 @@ class _Watcher:
     """One thread for all runs of a process; it sleeps while there are none."""
 
     def __init__(self) -> None:
-        self._runs: weakref.WeakSet[ProcessSession] = weakref.WeakSet()
+        self._runs: weakref.WeakSet[Session] = weakref.WeakSet()
         self._change = threading.Condition()
         threading.Thread(target=self._look, name="kapelle-sandbox-watcher", daemon=True).start()
 
-    def add(self, run: ProcessSession) -> None:
+    def add(self, run: Session) -> None:
         with self._change:
             self._runs.add(run)
             self._change.notify_all()
 
-    def remove(self, run: ProcessSession) -> None:
+    def remove(self, run: Session) -> None:
         with self._change:
             self._runs.discard(run)
 
@@ -205,28 +204,33 @@ KILL_WITHIN_S = 0.4
 _CHUNK = 65536
 
 
-class ProcessGroup(Protocol):
-    """All processes of one run, as the backend knows them."""
+class ProcessGroup:
+    """All processes of one run, as its backend sees them; this one sees nothing and kills the first process alone."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def begin(self, within_s: float) -> None:
+        """Count what they use from here on; called right before the program starts."""
 
     def usage(self) -> Usage | None:
         """Return what they use now; None if that cannot be seen."""
-        ...
+        return None
 
     def waited_s(self) -> float:
         """Return for how long one of their threads has waited for a core, at most; 0 where that cannot be seen."""
-        ...
+        return 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
         """Return their seconds of CPU and of those the ones in the kernel; None if a cgroup counts all that they hold."""
-        ...
+        return None
 
     def kill(self, within_s: float) -> None:
         """Kill all of them and wait until they are gone; may be called again."""
-        ...
+        self._process.kill()
 
     def close(self) -> None:
         """Free what the backend holds for the run: descriptors, directories, names."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,8 @@ class Opening:
     is a program's, and a run without it never began."""
 
 
-class ProcessSession:
-    """A run whose program reads from and writes to pipes of a child process."""
+class Session:
+    """One run that is under way: bytes go in, bounded bytes come out. Closed by `finish`."""
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class ProcessSession:
         assert process.stderr is not None
         self._process = process
         self._group = group
-        self._limits = limits
+        self.limits = limits
         opening = opening or Opening(b"", b"")
         self._input = bytearray(opening.message)
         self._greeting = opening.greeting
@@ -274,32 +278,32 @@ class ProcessSession:
         self._started = self._clock.now()
         self._looked = self._started
         self._next_watch = self._started + WATCH_EVERY_S
-        self._exit_fd = _exit_of(process, group)
-        self._ended = False
-        self._suspected, self._lost_by_others = False, False
+        # A descriptor that tells when the process has ended.
+        self._exit_fd: int | None = None
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._exit_fd = os.pidfd_open(process.pid)
+            except OSError as error:
+                process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    pipe.close()
+                group.close()
+                raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
+        self.ended = False
+        """Whether the program was seen to have ended by itself."""
+        self.suspected = False
+        """Whether the machine misses memory, and most by this run: its next look then ends it."""
+        self._lost_by_others = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
             os.set_blocking(fd, False)
         self._turn = threading.RLock()
         _watcher(os.getpid()).add(self)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the program was seen to have ended by itself."""
-        return self._ended
-
-    @property
-    def unexplained_bytes(self) -> int:
-        """What the machine may miss before the run is ended for it."""
-        return self._limits.unexplained_bytes
-
     def kernel_s(self) -> tuple[float, float] | None:
         """Return its seconds of CPU and of those the ones in the kernel, None before its program begins."""
         return None if self._waiting else self._group.kernel_s()
-
-    def suspect(self) -> None:
-        """End the run at its next look: the machine misses memory, and most by this run."""
-        self._suspected = True
 
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
@@ -313,7 +317,7 @@ class ProcessSession:
         if not self._turn.acquire(blocking=False):
             return
         try:
-            if self._result is None and not self._ended and self._limit is None:
+            if self._result is None and not self.ended and self._limit is None:
                 if self._waiting:
                     self._move(0.0)
                 if self._is_above_a_limit():
@@ -357,7 +361,7 @@ class ProcessSession:
                 by_signal = None
                 if status is not None and (status < 0 or status > 128):
                     by_signal = -status if status < 0 else status - 128
-                if self._limit is None and (cpu_s > self._limits.cpu_s or by_signal == signal.SIGXCPU):
+                if self._limit is None and (cpu_s > self.limits.cpu_s or by_signal == signal.SIGXCPU):
                     self._limit = "cpu"
                 self._result = Result(
                     stdout=bytes(self._output[self._stdout][0 if self._waiting else len(self._greeting) :]),
@@ -374,32 +378,40 @@ class ProcessSession:
                 self._check_own_fault()
                 return self._result
             finally:
-                self._close()
+                _watcher(os.getpid()).remove(self)
+                self._close_input()
+                for pipe in (self._process.stdout, self._process.stderr):
+                    assert pipe is not None
+                    pipe.close()
+                if self._exit_fd is not None:
+                    os.close(self._exit_fd)
+                    self._exit_fd = None
+                self._group.close()
 
     def _kill(self) -> None:
         """Kill all of the run. Of one that was suspected, see whether the machine has its memory back then."""
-        suspected, self._suspected = self._suspected and self._limit == "memory", False
+        suspected, self.suspected = self.suspected and self._limit == "memory", False
         held = unattributed_bytes() if suspected else None
         self._group.kill(KILL_WITHIN_S)
         if held is not None:
-            self._lost_by_others = not came_back(held, self._limits.unexplained_bytes // 2)
+            self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
 
     def _check_own_fault(self) -> None:
         """Raise SandboxError for a run that was ended for what others have taken: that is no fault of the program."""
         if self._lost_by_others:
             raise SandboxError(
-                f"The machine lost more than {self._limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
+                f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
                 "ran in a sandbox. The program was ended and they did not come back, so something else took them: look at "
                 "Slab and VmallocUsed in /proc/meminfo, or raise `unexplained_bytes` of the sandbox's limits."
             )
 
     @property
     def _deadline(self) -> float:
-        return self._started + (BEGIN_WITHIN_S if self._waiting else self._limits.wall_s + self._granted_s)
+        return self._started + (BEGIN_WITHIN_S if self._waiting else self.limits.wall_s + self._granted_s)
 
     def _check_begun(self) -> None:
         """Raise SandboxError for a run that is over before its program began: that is no fault of the program."""
-        if self._waiting and (self._ended or self._limit is not None):
+        if self._waiting and (self.ended or self._limit is not None):
             result = self.finish(kill=True)
             late = (
                 f"it was not ready within {BEGIN_WITHIN_S:g} s; this machine may be short of memory or time"
@@ -411,7 +423,7 @@ class ProcessSession:
     def _pump(self, done: Callable[[], bool], until: float) -> None:
         """Move bytes until `done`, the end of the program, a limit, or a moment, later by what is granted meanwhile."""
         granted_before = self._granted_s
-        while not done() and not self._ended and self._limit is None:
+        while not done() and not self.ended and self._limit is None:
             now = self._clock.now()
             stop = min(until + self._granted_s - granted_before, self._deadline)
             if now >= stop and not self._grant():
@@ -421,16 +433,16 @@ class ProcessSession:
             if now >= self._next_watch:
                 before_look = self._memory
                 self._is_above_a_limit()
-                room = self._limits.memory_bytes - self._memory
+                room = self.limits.memory_bytes - self._memory
                 self._next_watch = now + look_again_s(self._memory - before_look, now - self._looked, room)
                 self._looked = now
             self._move(max(min(stop, self._next_watch) - now, 0.0))
 
     def _grant(self) -> bool:
         """Give back the seconds in which the machine had no core for the program; return whether there were any."""
-        if self._waiting or not self._limits.patience:
+        if self._waiting or not self.limits.patience:
             return False
-        most_s = self._limits.wall_s * self._limits.patience
+        most_s = self.limits.wall_s * self.limits.patience
         more_s = min(self._group.waited_s(), most_s) - self._granted_s
         if more_s < LEAST_GRANTED_S:
             return False
@@ -465,7 +477,7 @@ class ProcessSession:
                 self._read(fd)
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
         # What it wrote before it ended may have come after the last look at the pipes, and what it used after the
         # last look at that.
         self._drain()
@@ -480,7 +492,7 @@ class ProcessSession:
 
     def _read(self, fd: int) -> bool:
         """Take what is there now; return whether there was anything. Output beyond the limit is dropped."""
-        room = self._limits.output_bytes + len(self._greeting) - sum(map(len, self._output.values()))
+        room = self.limits.output_bytes + len(self._greeting) - sum(map(len, self._output.values()))
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -504,7 +516,7 @@ class ProcessSession:
 
     def _is_above_a_limit(self) -> bool:
         """Look at what the run uses and keep in mind the limit that it is above."""
-        if self._suspected:
+        if self.suspected:
             self._limit = "memory"
             return True
         # Before the greeting the mounts may still be the host's, and what is used is not the program's.
@@ -514,26 +526,15 @@ class ProcessSession:
         self._memory = usage.memory_bytes
         self._peak_memory = max(self._peak_memory, self._memory)
         self._seen_cpu_s = max(self._seen_cpu_s, usage.cpu_s)
-        if usage.memory_bytes > self._limits.memory_bytes or not usage.countable:
+        if usage.memory_bytes > self.limits.memory_bytes or not usage.countable:
             self._limit = "memory"
-        elif usage.files > self._limits.files:
+        elif usage.files > self.limits.files:
             self._limit = "files"
-        elif usage.cpu_s > self._limits.cpu_s:
+        elif usage.cpu_s > self.limits.cpu_s:
             self._limit = "cpu"
         else:
             return False
         return True
-
-    def _close(self) -> None:
-        _watcher(os.getpid()).remove(self)
-        self._close_input()
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
-        if self._exit_fd is not None:
-            os.close(self._exit_fd)
-            self._exit_fd = None
-        self._group.close()
 
 
 def look_again_s(grown: int, in_s: float, room: int) -> float:
@@ -543,22 +544,6 @@ def look_again_s(grown: int, in_s: float, room: int) -> float:
     """
     full_s = math.inf if grown <= 0 else room * in_s / grown
     return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
-
-
-def _exit_of(process: subprocess.Popen[bytes], group: ProcessGroup) -> int | None:
-    """Return a descriptor that tells when a process has ended; SandboxError, with nothing left behind, without one."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(process.pid)
-    except OSError as error:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        group.close()
-        raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
 
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kapelle.sandbox.contract import Layer, Limits, check_files
-from kapelle.sandbox.session import ProcessSession
-from kapelle.sandbox.usage import Usage, longest_wait_s
+from kapelle.sandbox.session import ProcessGroup, Session
+from kapelle.sandbox.usage import longest_wait_s
 
 
 class UnsafeSandboxWarning(UserWarning):
@@ -66,7 +66,7 @@ class PreparedSubprocess:
         self._work = Path(tempfile.mkdtemp(prefix="kapelle-"))
         self._used = False
 
-    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> ProcessSession:
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
         """Write the files and start the command in a process group of its own."""
         check_files(files, self._limits)
         for path, content in files.items():
@@ -93,7 +93,7 @@ class PreparedSubprocess:
             start_new_session=True,
         )
         self._used = True
-        return ProcessSession(process, UnsafeProcessGroup(process, self._work), self._limits)
+        return Session(process, UnsafeProcessGroup(process, self._work), self._limits)
 
     def discard(self) -> None:
         """Remove the work directory; does nothing after `start`."""
@@ -101,24 +101,16 @@ class PreparedSubprocess:
             shutil.rmtree(self._work, ignore_errors=True)
 
 
-class UnsafeProcessGroup:
-    """A process group and its work directory."""
+class UnsafeProcessGroup(ProcessGroup):
+    """A process group and its work directory; the run's processes cannot be told from others of the host."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
-        self._process = process
+        super().__init__(process)
         self._work = work
-
-    def usage(self) -> Usage | None:
-        """Return None: the run's processes cannot be told from others of the host."""
-        return None
 
     def waited_s(self) -> float:
         """Return for how long a thread of the run has waited for a core, at most."""
         return longest_wait_s(self._process.pid)
-
-    def kernel_s(self) -> tuple[float, float] | None:
-        """Return None: nothing is contained."""
-        return None
 
     def kill(self, within_s: float) -> None:
         """Kill the group. Its leader is reaped later, so its number still names it."""

@@ -22,7 +22,7 @@ from kapelle.environments.tools.python import Interpreter, Python
 from kapelle.environments.tools.python_driver import MAX_PRINTED
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
-from kapelle.sandbox.session import ProcessSession
+from kapelle.sandbox.session import Session
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_limits_hold_between_calls_too(sandbox: Bubblewrap, program: str, limit:
     python = Python(memory_mb=128, cpu_s=1.0).open()
     run(python, program)
     session = python._session
-    assert isinstance(session, ProcessSession)
+    assert isinstance(session, Session)
     assert isinstance(session._group, NamespaceGroup)
     init = session._group._init_pid
     until = time.monotonic() + 60.0

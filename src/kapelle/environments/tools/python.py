@@ -13,8 +13,9 @@ from pydantic import Field
 
 from kapelle.environments.tools import python_driver as tool_python_driver
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema, one_text
-from kapelle.sandbox.contract import Backend, Limits, Session, start
+from kapelle.sandbox.contract import Backend, Limits, start
 from kapelle.sandbox.pool import backend, require
+from kapelle.sandbox.session import Session
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Json
 
