@@ -23,9 +23,8 @@ from typing import Any, Protocol, TypeVar, cast
 from typing_extensions import TypeIs
 
 from kapelle.runtime.deadlines import Patience
-from kapelle.runtime.foreign_code import Unfit, asked
+from kapelle.runtime.foreign_code import Unfit, asked, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.runtime.remote_errors import environment_error
 from kapelle.types import Episode, Json, Message, Split, Task
 
 C = TypeVar("C")

@@ -219,7 +219,7 @@ def test_ranks_take_the_step_that_one_process_takes(kind: tuple[str, dict[str, A
         assert same(shared, alone)
 
 
-class Threads:
+class Threads(Ranks):
     """Ranks that are threads of this process."""
 
     def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:

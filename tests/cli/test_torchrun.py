@@ -22,6 +22,7 @@ from kapelle.cli.source import find_stages, stage_sources
 from kapelle.cli.train_launch import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, _state
+from kapelle.runtime.ranks import Ranks
 from kapelle.training import starting as joining
 
 RECIPE = """
@@ -225,7 +226,7 @@ stages:
 """
 
 
-class Second:
+class Second(Ranks):
     """Rank 1 of 2, where rank 0 opened a folder of stages and none of them is done."""
 
     rank, size = 1, 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.rollout.play import shared_rollout
-from kapelle.runtime.ranks import Peers
+from kapelle.runtime.ranks import Peers, Ranks
 from kapelle.training.rollouts import training_tasks
 
 
@@ -20,7 +20,7 @@ class Shared(Exception):
 
 
 @dataclass
-class OneAtATime:
+class OneAtATime(Ranks):
     """Ranks that do their shares one after another; each then meets the others' shares."""
 
     rank: int

@@ -18,7 +18,7 @@ from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EngineError
 from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runs.model_card import check_push
-from kapelle.runtime.credentials import bearer, sends_in_the_clear
+from kapelle.runtime.credentials import bearer
 from kapelle.runtime.hub import hub_fault
 from kapelle.setup.preparation import check_keys
 from kapelle.team import Agent, Endpoint, Policy, Team
@@ -121,4 +121,3 @@ def test_a_header_is_made_of_what_the_variable_holds(monkeypatch: pytest.MonkeyP
         bearer(VARIABLE, "http://ada:pass@far.example/?key=hidden")
     assert "pass" not in str(refused.value)
     assert "hidden" not in str(refused.value)
-    assert not sends_in_the_clear("https://far.example")

@@ -99,7 +99,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(sandbox: Bubblewrap) -> None:
 
 def test_room_is_what_is_left_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    monkeypatch.setattr("kapelle.runtime.machine._in_use", lambda: 68)
+    monkeypatch.setattr(os, "listdir", lambda _: ["descriptor"] * 68)
     assert most_open(0, 4096) == 4096
     assert most_open(6, 4096) == (1024 - 68 - 256) // 6
     assert most_open(6, 10) == 10

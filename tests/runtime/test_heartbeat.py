@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -22,8 +23,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
 
 def test_the_first_reason_stays(calls: list[Heartbeat]) -> None:
     assert calls[0].failure() is None
-    calls[1].fail("no memory")
-    calls[2].fail("lost the others")
+    calls[1].end("no memory")
+    calls[2].end("lost the others")
     assert [call.failure() for call in calls] == [(1, "no memory")] * 3
     assert calls[0].why_lost() == (1, "no memory")
 
@@ -83,7 +84,7 @@ class Broken(Stopped):
 def test_a_store_that_is_stopped_holds_nobody(calls: list[Heartbeat]) -> None:
     store = Stopped()
     call = Heartbeat(store, 1, 2)
-    call.fail("no memory")
+    call.end("no memory")
     said: list[int] = []
     call.say_once(lambda: said.append(1))
     store.goes_on.set()
@@ -94,7 +95,7 @@ def test_a_store_that_is_gone_is_asked_once(calls: list[Heartbeat]) -> None:
     store = Broken()
     call = Heartbeat(store, 1, 2)
     assert call.why_lost() == (0, rank_group.STORE_GONE)
-    call.fail("lost the others")
+    call.end("lost the others")
     assert store.asked == 1  # torch prints a page for every other time
 
 
@@ -102,19 +103,25 @@ def test_a_store_that_is_gone_is_asked_once(calls: list[Heartbeat]) -> None:
     ("store", "reason"), [(Stopped, "has not answered for 0.3 s"), (Broken, rank_group.STORE_GONE)]
 )
 def test_a_rank_that_has_lost_the_store_ends(
-    store: Any, reason: str, calls: list[Heartbeat], monkeypatch: pytest.MonkeyPatch
+    store: Any,
+    reason: str,
+    calls: list[Heartbeat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(rank_group, "END_GRACE", 0.1)
     monkeypatch.setenv("KAPELLE_STALLED_AFTER", "0.3")
-    ends: list[str] = []
+    codes: list[int] = []
     over = threading.Event()
+    own = Heartbeat(store(), 1, 2)
 
-    def end(self: Heartbeat, _rank: int, why: str) -> None:
-        ends.append(why)
-        self.end()
+    def leave(code: int) -> None:
+        codes.append(code)
+        own.end()
         over.set()
 
-    monkeypatch.setattr(Heartbeat, "_end", end)
-    Heartbeat(store(), 1, 2).begin()
+    monkeypatch.setattr(os, "_exit", leave)
+    own.begin()
     assert over.wait(60)
-    assert reason in ends[0]
+    assert codes == [rank_group.EXIT_WRONG]
+    assert reason in capsys.readouterr().err

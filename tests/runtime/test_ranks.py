@@ -13,6 +13,7 @@ from kapelle.runtime.ranks import (
     ALONE,
     LaunchedRank,
     Peers,
+    Ranks,
     broadcast,
     check_same,
     first_then_others,
@@ -22,7 +23,7 @@ from kapelle.runtime.ranks import (
 GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
 
 
-class Second:
+class Second(Ranks):
     """Rank 1 of 2, where rank 0 shares what it is given."""
 
     rank, size = 1, 2

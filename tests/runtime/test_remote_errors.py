@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.errors import ConfigError, EngineError, ParityError
 from kapelle.runtime.deadlines import GaveUp
-from kapelle.runtime.remote_errors import environment_error, received_error, sent_error
+from kapelle.runtime.foreign_code import environment_error, received_error, sent_error
 
 
 def sent(error: Exception) -> dict[str, str]:

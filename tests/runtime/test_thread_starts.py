@@ -70,8 +70,10 @@ def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPa
     def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
         return None
 
+    monkeypatch.setattr(deadlines, "here", threading.local())
+    monkeypatch.setattr(deadlines, "_watched_threads", {})
     monkeypatch.setattr(deadlines, "_watchdog", None)
     monkeypatch.setattr(_thread, "start_new_thread", never)
     monkeypatch.setattr(machine, "THREAD_START_S", 0.01)
     with pytest.raises(MemoryError):
-        deadlines._watch(deadlines.WatchedThread())
+        deadlines.watched_thread()

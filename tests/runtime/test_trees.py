@@ -1,6 +1,6 @@
 from types import MappingProxyType
 
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 
 
 def test_leaves_come_in_order_with_the_path_to_them() -> None:

@@ -15,7 +15,7 @@ from kapelle.runtime.deadlines import WatchedThread, call, watched_thread
 def test_a_call_that_has_ended_since_the_look_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(deadlines, "raise_in", lambda _thread, error: raised.append(error))
-    monkeypatch.setattr(deadlines, "_watch", lambda _watched: None)  # looked at by hand
+    monkeypatch.setattr(deadlines, "_watchdog", threading.Event())  # looked at by hand
 
     def aside() -> None:
         watched = watched_thread()
@@ -47,7 +47,7 @@ def test_a_thread_that_has_the_number_of_another_is_looked_at(monkeypatch: pytes
             super().__setitem__(key, watched)
 
     monkeypatch.setattr(deadlines, "_watched_threads", Lanes())
-    monkeypatch.setattr(deadlines, "_watch", lambda _watched: None)
+    monkeypatch.setattr(deadlines, "_watchdog", threading.Event())
     monkeypatch.setattr(threading, "get_ident", lambda: 7)
     for _ in range(2):
         thread = threading.Thread(target=watched_thread)
@@ -57,7 +57,7 @@ def test_a_thread_that_has_the_number_of_another_is_looked_at(monkeypatch: pytes
 
 
 def test_a_look_does_not_keep_the_call_that_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "_watch", lambda _watched: None)
+    monkeypatch.setattr(deadlines, "_watchdog", threading.Event())
     seen: list[weakref.ref[object]] = []
 
     def aside() -> None:

@@ -11,7 +11,7 @@ from tests.support.tiny import sections
 from torch import Tensor
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.ranks import ALONE, Peers
+from kapelle.runtime.ranks import ALONE, Peers, Ranks
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
@@ -20,7 +20,7 @@ from kapelle.training.records import open_records
 from kapelle.training.starting import check_same_run, join_ranks
 
 
-class Second:
+class Second(Ranks):
     """Rank 1 of 2; rank 0 shares the same, with one value changed."""
 
     rank, size = 1, 2

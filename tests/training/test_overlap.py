@@ -24,10 +24,10 @@ from tests.training.test_queue import PPO, SMALL
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.process_tree import SharedStatus, is_stopped
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.remote_errors import received_error
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.training import sampling_process, sampling_server
 from kapelle.training.sampling_process import SERVE, SamplingProcess

@@ -23,7 +23,7 @@ from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.search import Search
 from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
-from kapelle.runtime.files import content_of, folder_content
+from kapelle.runtime.files import folder_content
 from kapelle.runtime.row_files import read_rows
 from kapelle.setup.recipe import resolve
 from kapelle.training.provenance import changes, provenance_of
@@ -203,7 +203,6 @@ class TestContents:
         found: dict[str, str] = {}
         assert len(read_rows(file, found)) == 2000
         assert found == {str(file): sha256(file)}
-        assert content_of(file) == sha256(file)
 
     def test_a_source_says_what_it_has_read_and_no_more(self, data: Path) -> None:
         source = DataSource(str(data), None, "train", "test", 0.1)

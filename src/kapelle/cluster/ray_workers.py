@@ -29,9 +29,9 @@ from kapelle.rollout.workers.session import task_form
 from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
 from kapelle.runtime import interrupts
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.remote_errors import received_error, sent_error
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.settings.schema import Resources
 from kapelle.types import Group, Sampling, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 
 if TYPE_CHECKING:
     import torch

@@ -34,28 +34,17 @@ class BatchBarrier:
         """How often a participant began, ended, asked or was answered."""
         self.answers = 0
         """Requests that were answered."""
-        self._out: set[Participant] = set()
-        self._begun = 0
+        self.begun = 0
+        """Outermost participants that have begun."""
+        self.busy: set[Participant] = set()
+        """Participants that are busy elsewhere and waited for."""
         self._waiters: set[asyncio.Future[None]] = set()
-
-    @property
-    def busy(self) -> int:
-        """Number of participants that are busy elsewhere and waited for."""
-        return len(self._out)
-
-    def admit(self, part: Participant, place: int | None) -> Order:
-        """Let an outermost participant begin and return the order of its requests, by default after all others."""
-        self._begun += 1
-        return self.answers, (self._begun - 1 if place is None else place,)
-
-    def release(self, part: Participant) -> None:
-        """Let an outermost participant end."""
 
     def note(self, part: Participant, out: bool) -> None:
         """Record whether a participant is out."""
         self.changes += 1
-        (self._out.add if out else self._out.discard)(part)
-        if not self._out:
+        (self.busy.add if out else self.busy.discard)(part)
+        if not self.busy:
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -63,7 +52,7 @@ class BatchBarrier:
     async def all_waiting(self, patience: float) -> None:
         """Wait until no participant is out; after `patience` s without any change, go on without those that are, with a warning."""
         idle = 0
-        while self._out and idle < SLICES:
+        while self.busy and idle < SLICES:
             before = self.changes
             seconds = patience / SLICES
             waiter = asyncio.get_running_loop().create_future()
@@ -76,13 +65,13 @@ class BatchBarrier:
             finally:
                 self._waiters.discard(waiter)
             idle = idle + 1 if self.changes == before else 0
-        if self._out:
+        if self.busy:
             warnings.warn(
-                f"The sampler goes on without {len(self._out)} of its episodes, whose worlds, tools or endpoints have not "
+                f"The sampler goes on without {len(self.busy)} of its episodes, whose worlds, tools or endpoints have not "
                 f"answered for {patience:g} s (`engine.patience`): from here on this run need not repeat to the bit.",
                 stacklevel=2,
             )
-            for part in list(self._out):
+            for part in list(self.busy):
                 part.give_up()
 
 
@@ -118,16 +107,26 @@ class Participant:
         """
         self.barrier = batch_barrier()
         self.followed = followed
-        self._holder: Participant | BatchBarrier = current_participant() or self.barrier
-        self._begun = 0
+        self.begun = 0
+        """Participants within that have begun."""
+        self.within: set[Participant] = set()
+        """Those that have not ended."""
         self._asking = 0
-        self._within: set[Participant] = set()
         self._late = False
-        # What begins within a participant that has ended is not waited for either.
-        self._over: bool = isinstance(self._holder, Participant) and self._holder.ended
         self._token: Token[Participant | None] | None = None
-        self.order = self._holder.admit(self, place)
-        self._note()
+        self._holder = holder = current_participant()
+        self.ended: bool = holder is not None and holder.ended
+        """Whether the sampler does not wait for it; what begins within a participant that has ended is not waited for either."""
+        scope = self.barrier if holder is None else holder
+        scope.begun += 1
+        answered, path = self.barrier.answers, ()
+        if holder is not None:
+            holder.within.add(self)
+            holder.note()
+            answered, path = holder.order
+        self.order: Order = answered, (*path, scope.begun - 1 if place is None else place)
+        """Order of its requests among those of others; by default after all others next to it."""
+        self.note()
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
@@ -142,51 +141,36 @@ class Participant:
         with suppress(ValueError):  # a discarded coroutine is closed in another context than it ran in
             _current.reset(token)
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended, so that the sampler does not wait for it."""
-        return self._over
-
     def began_request(self) -> None:
         """Note that one more request waits for its answer."""
         self._asking += 1
         self._late = False
-        self._note()
+        self.note()
 
     def ended_request(self) -> None:
         """Note that a request was answered."""
         self.barrier.answers += 1
         self._asking -= 1
         self.order = (self.barrier.answers, self.order[1])
-        self._note()
+        self.note()
 
     def give_up(self) -> None:
         """Let the sampler go on without this participant, until it asks again."""
         self._late = True
-        self._note()
+        self.note()
 
     def end(self) -> None:
         """Send no more requests, and end all participants within; a second call does nothing."""
-        if self._over:
+        if self.ended:
             return
-        self._over = True
-        for inner in list(self._within):
+        self.ended = True
+        for inner in list(self.within):
             inner.end()
-        self._holder.release(self)
-        self._note()
+        if self._holder is not None:
+            self._holder.within.discard(self)
+            self._holder.note()
+        self.note()
 
-    def admit(self, part: Participant, place: int | None) -> Order:
-        """Let a participant begin within this one and return the order of its requests."""
-        self._begun += 1
-        self._within.add(part)
-        self._note()
-        answered, path = self.order
-        return answered, (*path, self._begun - 1 if place is None else place)
-
-    def release(self, part: Participant) -> None:
-        """Let a participant within this one end."""
-        self._within.discard(part)
-        self._note()
-
-    def _note(self) -> None:
-        self.barrier.note(self, not (self._over or self._late or self._asking or self._within))
+    def note(self) -> None:
+        """Tell the barrier whether it is out."""
+        self.barrier.note(self, not (self.ended or self._late or self._asking or self.within))

@@ -65,12 +65,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def sends_in_the_clear(address: str) -> bool:
-    """Return whether what is sent to an http(s) URL can be read on its way to another machine."""
-    parts = urlsplit(address)
-    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
-
-
 def bearer(variable: str | None, address: str) -> dict[str, str]:
     """Return the header with the token of an environment variable; none without a variable or where it is not set or empty.
 
@@ -88,7 +82,8 @@ def authorization(token: str, held: str, address: str) -> dict[str, str]:
 
 def check_private(held: str, address: str) -> None:
     """Raise ConfigError where what a variable holds could be read on its way to an address."""
-    if sends_in_the_clear(address):
+    parts = urlsplit(address)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ConfigError(
             f"The token in {held} would be sent to {without_secrets(address)} in the clear. Use https, or unset it."
         )

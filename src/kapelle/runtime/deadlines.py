@@ -250,26 +250,22 @@ on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("on_aband
 
 def watched_thread() -> WatchedThread:
     """Return the record of this thread, and make sure that the watchdog observes it."""
+    global _watchdog  # noqa: PLW0603 - there is one
     watched: WatchedThread | None = getattr(here, "watched", None)
     if watched is None:
         watched = here.watched = WatchedThread()
         _watched_threads[watched] = None
-        _watch(watched)
+        if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(BREAKER, _handle_breaker)
+        with _starting:
+            if _watchdog is None:
+                # Not `Thread.start`: without memory that waits for ever, and only the watchdog could see it.
+                begun = threading.Event()
+                _thread.start_new_thread(_run_watchdog, (begun,))
+                if not begun.wait(machine.THREAD_START_S):
+                    raise MemoryError
+                _watchdog = begun
     return watched
-
-
-def _watch(watched: WatchedThread) -> None:
-    global _watchdog  # noqa: PLW0603 - there is one
-    if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
-        signal.signal(BREAKER, _handle_breaker)
-    with _starting:
-        if _watchdog is None:
-            # Not `Thread.start`: without memory that waits for ever, and only the watchdog could see it.
-            begun = threading.Event()
-            _thread.start_new_thread(_run_watchdog, (begun,))
-            if not begun.wait(machine.THREAD_START_S):
-                raise MemoryError
-            _watchdog = begun
 
 
 def _run_watchdog(begun: threading.Event) -> None:
@@ -452,36 +448,6 @@ def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> Bounded[
     return Bounded(Limit(what, kind, seconds), work)
 
 
-@contextmanager
-def _opened(limit: Limit, work: object) -> Iterator[None]:
-    """Let the watchdog see a call that is awaited in this task."""
-    watched = limit.watched
-    try:
-        _refuse_when_stopping(watched)
-    except BaseException:
-        if isinstance(work, Coroutine):
-            work.close()  # it was never begun
-        raise
-    limit.task = asyncio.current_task()
-    if limit.task is not None and watched.loop is not limit.task.get_loop():  # `run_async` did not start it
-        watched.loop, watched.loop_answered = limit.task.get_loop(), True
-    outer = limit.outer = current.get()
-    token = current.set(limit)
-    # An environment that has a text graded is not charged for it: grading has a limit of its own.
-    pauses = outer if outer is not None and (limit.kind, outer.kind) == ("grader", "environment") else None
-    if pauses is not None:
-        pauses.pause()
-    watched.open.add(limit)
-    try:
-        yield
-    finally:
-        watched.open.discard(limit)
-        with suppress(ValueError):  # a coroutine that was left behind ends somewhere else
-            current.reset(token)
-        if pauses is not None:
-            pauses.resume()
-
-
 class Bounded(Generic[T]):
     """An awaitable around another one that ends in time, even if the other one does not.
 
@@ -492,8 +458,35 @@ class Bounded(Generic[T]):
         self._limit, self._work = limit, work
 
     def __await__(self) -> Generator[Any, Any, T]:
-        with _opened(self._limit, self._work):
+        limit, watched = self._limit, self._limit.watched
+        try:
+            _refuse_when_stopping(watched)
+        except BaseException:
+            if isinstance(self._work, Coroutine):
+                self._work.close()  # it was never begun
+            raise
+        limit.task = asyncio.current_task()
+        if (
+            limit.task is not None and watched.loop is not limit.task.get_loop()
+        ):  # `run_async` did not start it
+            watched.loop, watched.loop_answered = limit.task.get_loop(), True
+        outer = limit.outer = current.get()
+        token = current.set(limit)
+        # An environment that has a text graded is not charged for it: grading has a limit of its own.
+        pauses = (
+            outer if outer is not None and (limit.kind, outer.kind) == ("grader", "environment") else None
+        )
+        if pauses is not None:
+            pauses.pause()
+        watched.open.add(limit)
+        try:
             return (yield from self._steps())
+        finally:
+            watched.open.discard(limit)
+            with suppress(ValueError):  # a coroutine that was left behind ends somewhere else
+                current.reset(token)
+            if pauses is not None:
+                pauses.resume()
 
     def _steps(self) -> Generator[Any, Any, T]:
         limit, watched = self._limit, self._limit.watched

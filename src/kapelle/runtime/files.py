@@ -138,14 +138,6 @@ def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[Bi
             contents[str(file)] = watched.digest.hexdigest()
 
 
-def content_of(file: Path) -> str:
-    """Return the hash of a file's content; lets OSError through."""
-    found: dict[str, str] = {}
-    with hashed(file, found):
-        pass
-    return found[str(file)]
-
-
 def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True) -> str:
     """Return one hash of the files beneath a folder: their names and contents; of a large folder, see `HASHED_WHOLE`.
 
@@ -168,7 +160,7 @@ def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True
 def content_or_fault(path: Path) -> str:
     """Return the hash of a file's content, or why it cannot be read."""
     try:
-        return content_of(path)
+        return sha256(path)
     except OSError as error:
         return f"unreadable: {error.strerror}"
 

@@ -95,15 +95,12 @@ def most_open(each: int, most: int) -> int:
     if each < 1:
         return most
     limit = raise_descriptor_limit()
-    left = limit - _in_use() - min(_SPARE, limit // 4)
-    return max(1, min(most, left // each))
-
-
-def _in_use() -> int:
     try:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a list of names is all that is asked)
+        in_use = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a list of names is all that is asked)
     except OSError:
-        return 64
+        in_use = 64
+    left = limit - in_use - min(_SPARE, limit // 4)
+    return max(1, min(most, left // each))
 
 
 # -------- Threads that end before they begin, for want of memory.

@@ -72,25 +72,19 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-            raise ConfigError(
-                f"The {kind} '{name}' cannot be imported: {_why(error, module_name, attribute)}"
-            ) from error
+            file = Path(f"{module_name.replace('.', '/')}.py")
+            why = f"{type(error).__name__}: {error}."
+            if isinstance(error, ImportError) and file.is_file():
+                why = f"{error}. There is a file of that name here: write '{file}:{attribute}'."
+            elif isinstance(error, ImportError):
+                why = f"{error}. Is its package installed?"
+            raise ConfigError(f"The {kind} '{name}' cannot be imported: {why}") from error
     if not hasattr(module, attribute):
         raise ConfigError(
             f"{'File' if from_file else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
             f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
         )
     return getattr(module, attribute)
-
-
-def _why(error: BaseException, module: str, attribute: str) -> str:
-    """Return why a module cannot be imported, and what to do about it."""
-    file = Path(f"{module.replace('.', '/')}.py")
-    if isinstance(error, ImportError) and file.is_file():
-        return f"{error}. There is a file of that name here: write '{file}:{attribute}'."
-    if isinstance(error, ImportError):
-        return f"{error}. Is its package installed?"
-    return f"{type(error).__name__}: {error}."
 
 
 def load_file(path: str, what: str) -> ModuleType:

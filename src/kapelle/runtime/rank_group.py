@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ from torch.distributed import (  # type: ignore[attr-defined]  # no stub names t
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.characters import cleaned
+from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
-from kapelle.runtime.ranks import ALONE, LaunchedRank, Ranks, launched_rank
-from kapelle.runtime.remote_errors import received_error, sent_error
+from kapelle.runtime.ranks import ALONE, LaunchedRank, Peers, Ranks, launched_rank
 
 # -------- Heartbeat and store barrier, over the store
 
@@ -109,23 +110,19 @@ class Heartbeat:
         self._line = _StoreQueries(store)
         self._ask = self._line.ask
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
     def begin(self) -> None:
         """Give heartbeats from now on, and watch those of the next rank."""
-        self._thread.start()
+        threading.Thread(target=self._watch, daemon=True, name="heartbeat").start()
 
-    def end(self) -> None:
-        """Leave without error."""
+    def end(self, failure: str | None = None) -> None:
+        """Leave, without error or telling the others why."""
         self._over.set()
+        if failure is not None:
+            self.fail(self.rank, failure)
 
-    def fail(self, reason: str) -> None:
-        """Tell the others why this rank leaves; of all ranks the first reason is kept."""
-        self._over.set()
-        self.fail_for(self.rank, reason)
-
-    def fail_for(self, rank: int, reason: str) -> None:
-        """Report that a rank has failed, for one that cannot do so itself."""
+    def fail(self, rank: int, reason: str) -> None:
+        """Report that a rank has failed, also for one that cannot do so itself; of all ranks the first reason is kept."""
         with suppress(RuntimeError):
             self._ask(
                 lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
@@ -205,7 +202,10 @@ class Heartbeat:
                 self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
                 beat = self._beat_of(neighbour)
                 failed, unanswered = self.failure(), 0.0
-                signs = signs or self._signs(neighbour, lambda: seen[0])
+                if signs is None:
+                    there = json.loads(self._ask(lambda store: store.get(f"here/{neighbour}")))
+                    if there["space"] and {**there, "process": 0} == {**whereabouts(), "process": 0}:
+                        signs = LifeSigns(there["process"], lambda: seen[0])
             except RuntimeError:
                 unanswered += passed
                 failed, beat = None, seen[0]
@@ -223,25 +223,14 @@ class Heartbeat:
                 if silent is None and signs is None and still > ELSEWHERE * limit:
                     silent = f"it has given no sign of life for {ELSEWHERE * limit:g} s"
                 if silent is not None:
-                    self.fail_for(neighbour, silent)
+                    self.fail(neighbour, silent)
                     failed = neighbour, silent
             if failed is not None and not self._over.wait(END_GRACE):
-                self._end(*failed)
-
-    def _signs(self, rank: int, beats: Callable[[], int]) -> LifeSigns | None:
-        """Return the signs of life of a rank on this machine; None for one elsewhere."""
-        said = json.loads(self._ask(lambda store: store.get(f"here/{rank}")))
-        same = said["space"] and {**said, "process": 0} == {**whereabouts(), "process": 0}
-        return LifeSigns(said["process"], beats) if same else None
-
-    def _end(self, rank: int, reason: str) -> None:
-        if own_place.launcher_reports:
-            os._exit(EXIT_ALONE)
-        self.say_once(
-            lambda: print(cleaned(f"kapelle: Rank {rank} has failed: {reason}"), file=sys.stderr, flush=True),  # noqa: T201
-            after_others=True,
-        )
-        os._exit(EXIT_WRONG)
+                if own_place.launcher_reports:
+                    os._exit(EXIT_ALONE)
+                line = cleaned("kapelle: Rank {} has failed: {}".format(*failed))
+                self.say_once(partial(print, line, file=sys.stderr, flush=True), after_others=True)
+                os._exit(EXIT_WRONG)
 
 
 def whereabouts() -> dict[str, Any]:
@@ -257,7 +246,7 @@ _PAUSE = 0.02
 """Seconds between two looks whether the other ranks have come."""
 
 
-class StoreBarrier:
+class StoreBarrier(Peers):
     """A barrier for one thread of each rank, over the store: collectives belong to the main threads."""
 
     def __init__(self, store: Any, heartbeat: Heartbeat, seconds: float) -> None:
@@ -321,7 +310,7 @@ _joined: list[RankGroup] = []
 """The group of this process, once it has joined one."""
 
 
-class RankGroup:
+class RankGroup(Ranks):
     """This process among the others; see `ranks.Ranks`."""
 
     def __init__(self, seat: LaunchedRank, seconds: float) -> None:
@@ -467,18 +456,16 @@ class RankGroup:
             return None
         self.left_behind = True
         self.heard = self.heartbeat.failure() is not None
-        self.heartbeat.fail_for(rank, why)
+        self.heartbeat.fail(rank, why)
         return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
 
     def leave(self, failure: str | None = None) -> None:
         """Leave the group: after all have come so far, or with the reason of a failure."""
-        if failure is not None:
-            self.heartbeat.fail(failure)
-        else:
+        if failure is None:
             doing(LAST)
             with suppress(EngineError):
                 self.all_gather("end", bytes)
-            self.heartbeat.end()
+        self.heartbeat.end(failure)
         if self._agreement in agreements:
             agreements.remove(self._agreement)
         if self in _joined:
@@ -512,9 +499,7 @@ def say_for_all(reason: str) -> None:
         sys.stdout.flush()
         os._exit(EXIT_ALONE)
 
-    def say() -> None:
-        print(cleaned(reason), file=sys.stderr, flush=True)  # noqa: T201 - of all ranks, one speaks
-
+    say = partial(print, cleaned(reason), file=sys.stderr, flush=True)  # of all ranks, one speaks
     try:
         if _joined:
             heartbeat, after_others = _joined[0].heartbeat, _joined[0].heard
@@ -526,7 +511,7 @@ def say_for_all(reason: str) -> None:
     except (ConfigError, EngineError):
         say()
         return
-    heartbeat.fail(reason)
+    heartbeat.end(reason)
     heartbeat.say_once(say, after_others=after_others)
 
 

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
@@ -21,18 +21,16 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables by which a launcher tells each process its place, as `torchrun` does."""
 
 
-class Peers(Protocol):
-    """This process among the ranks, as seen by one of its threads, which exchanges data with the same thread of the others."""
+class Peers:
+    """This process among the ranks, as seen by one of its threads, which exchanges data with the same thread of the others.
 
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0; rank 0 writes files and prints."""
-        ...
+    An object of this class is that of a program that is one process.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        ...
+    rank: int = 0
+    """Number of this process, from 0; rank 0 writes files and prints."""
+    size: int = 1
+    """Number of processes."""
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         """Do this rank's share of something and return all shares, by rank.
@@ -40,41 +38,22 @@ class Peers(Protocol):
         `at` names the exchange; ranks that come to different ones are a defect, and raise EngineError. An error of one rank
         is raised in every rank, of the same type where it is one of `errors.py`; so is StopRequested.
         """
-        ...
+        return [work()]
 
 
-class Ranks(Peers, Protocol):
+class Ranks(Peers):
     """This process among the ranks, as seen by its main thread."""
 
     def store_barrier(self) -> Peers:
         """Return the exchange for another thread of each rank, one at a time, while the main threads do other work."""
-        ...
-
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OneProcess:
-    """A program that is one process."""
-
-    rank: int = 0
-    size: int = 1
-
-    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do the work."""
-        return [work()]
-
-    def store_barrier(self) -> Peers:
-        """Return this object."""
         return self
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Do nothing: the sums are complete."""
+        """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
 
 
-ALONE = OneProcess()
+ALONE = Ranks()
+"""A program that is one process."""
 
 
 def broadcast(ranks: Peers, at: str, work: Callable[[], Any]) -> Any:

@@ -11,12 +11,21 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import DataError
 from kapelle.runtime.on_demand import Tensor, torch
+
+
+def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """Yield what hangs in a tree, in order, with the dotted path of keys and indices to it, behind `place`."""
+    if not isinstance(tree, Mapping | list | tuple):
+        yield place, tree
+        return
+    for key, each in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        yield from leaves(each, f"{place}.{key}" if place else str(key))
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

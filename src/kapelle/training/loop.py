@@ -31,7 +31,7 @@ from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit

@@ -34,7 +34,7 @@ from kapelle.runs.reader import is_run, read_config, saved_steps
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.files import content_or_fault, folder_content
 from kapelle.runtime.machine import versions_of
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 from kapelle.settings.base import FREE, MayChange, Settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig

@@ -30,6 +30,7 @@ from kapelle.models.weights import copy_weights
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
 from kapelle.rollout.replica import moves
 from kapelle.runs.episode_json import load_groups
+from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended
 from kapelle.runtime.randomness import (
@@ -38,7 +39,6 @@ from kapelle.runtime.randomness import (
     random_from_lists,
     restore_random,
 )
-from kapelle.runtime.remote_errors import received_error
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team

@@ -18,9 +18,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from kapelle.runtime.foreign_code import sent_error
 from kapelle.runtime.interrupts import SIGNALS
 from kapelle.runtime.process_tree import SharedStatus, live
-from kapelle.runtime.remote_errors import sent_error
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:

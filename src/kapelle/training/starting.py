@@ -23,7 +23,7 @@ from kapelle.rollout.workers.pool import HeldHere
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import PreparedRun, check_endpoints

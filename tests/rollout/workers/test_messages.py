@@ -10,8 +10,8 @@ import pytest
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.workers.session import Frames, error_form, pack
 from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import SharedStatus
-from kapelle.runtime.remote_errors import environment_error
 
 SAID: list[dict[str, Any]] = [
     {"text": "é\x00\ud800", "empty": "", "list": [1, (2.5, None)], "keys": {1: True, "$tag": -0.0}},

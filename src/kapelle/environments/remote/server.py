@@ -18,7 +18,7 @@ import pydantic
 from kapelle.environment import WorkerLost
 from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError, EpisodeError
-from kapelle.runtime.remote_errors import environment_error
+from kapelle.runtime.foreign_code import environment_error
 from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 from kapelle.wire import environment_v1_pb2_grpc as pb_grpc

@@ -25,8 +25,8 @@ from kapelle.environment import Environment, Outcome, RemoteWorld, WorkerLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.session import VERSION, Frames, pack, task_form
 from kapelle.runtime.deadlines import UNBREAKABLE, GaveUp, Patience, within
+from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus
-from kapelle.runtime.remote_errors import environment_error
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 

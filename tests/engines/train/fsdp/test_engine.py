@@ -30,7 +30,7 @@ from kapelle.errors import ConfigError
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
 from kapelle.runtime.ranks import LaunchedRank
-from kapelle.runtime.trees import leaves
+from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 
