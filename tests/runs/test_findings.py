@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kapelle.runs.findings import keep_evaluation, keep_exact, read_evaluated, read_exact
-from kapelle.runs.model_card import _evaluation
+from kapelle.runs.model_card import Exported, model_card
 
 
 def test_what_is_kept_is_read_in_order(tmp_path: Path) -> None:
@@ -37,8 +38,14 @@ def test_nothing_depends_on_them(tmp_path: Path) -> None:
     "row", [{"team": 3, "baselines": [1, 2]}, {"baselines": 5}, {"baselines": [{"agents": 4, "answers": 2}]}]
 )
 def test_a_model_card_takes_whatever_stands_there(row: dict[str, Any], tmp_path: Path) -> None:
+    config = {"name": "two", "algorithm": {"name": "grpo"}, "environment": {"name": "arithmetic"}}
+    for name, text in {"config.yaml": json.dumps(config), "provenance.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        (tmp_path / name).touch()
     keep_evaluation(tmp_path, row, [])
-    assert "## Evaluation at equal tokens" in _evaluation(tmp_path)
+    card = model_card(tmp_path, 1, [Exported("solver", ["ann"], ".", "embedded", "hf", "float32")])
+    assert "## Evaluation at equal tokens\n\nUnseen problems of None" in card
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from tests.support.episodes import turn
 
 from kapelle.errors import ConfigError
 from kapelle.runs import trackers
-from kapelle.runs.trackers import Guarded, TensorBoardTracker, WandbTracker, open_tracker, transcripts
+from kapelle.runs.trackers import (
+    Guarded,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
+    open_tracker,
+    transcripts,
+)
 from kapelle.settings.schema import TrackerConfig
 from kapelle.types import Episode, Group, Task
 
@@ -29,14 +36,10 @@ def test_tensorboard_shows_what_was_logged(tmp_path: Path) -> None:
     tracker = open_tracker("tensorboard", tmp_path)
     tracker.log(1, {"reward/actor": 0.25, "samples": 256.0})
     tracker.log(2, {"reward/actor": 0.5})
-    tracker.text(2, "conversation", "**12+30**\n<b>42</b>")
     tracker.close()
     events = read_events(tmp_path / "tensorboard")
     assert [(event.step, event.value) for event in events.Scalars("reward/actor")] == [(1, 0.25), (2, 0.5)]
     assert [(event.step, event.value) for event in events.Scalars("samples")] == [(1, 256.0)]
-    (text,) = events.Tensors("conversation/text_summary")
-    # Four spaces make Markdown show the line as code: a model's markup stays text.
-    assert text.tensor_proto.string_val == [b"    **12+30**\n    <b>42</b>\n"]
 
 
 def test_a_resumed_run_hides_the_steps_that_it_repeats(tmp_path: Path) -> None:
@@ -86,9 +89,6 @@ class FakeWandb(ModuleType):
     def Settings(self, **settings: Any) -> SimpleNamespace:  # noqa: N802 - wandb's name
         return SimpleNamespace(**settings)
 
-    def Html(self, data: str) -> str:  # noqa: N802 - wandb's name
-        return f"Html({data})"
-
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
@@ -97,14 +97,10 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     return fake
 
 
-def test_wandb_gets_metrics_and_escaped_texts(tmp_path: Path, wandb: FakeWandb) -> None:
+def test_wandb_gets_metrics(tmp_path: Path, wandb: FakeWandb) -> None:
     tracker = open_tracker("wandb", tmp_path / "demo run", project="team", config={"seed": 3})
     tracker.log(1, {"reward/actor": 0.25})
-    tracker.text(1, "conversation", "<script>")
-    assert wandb.run.rows == [
-        ({"reward/actor": 0.25}, 1),
-        ({"conversation": "Html(<pre>&lt;script&gt;</pre>)"}, 1),
-    ]
+    assert wandb.run.rows == [({"reward/actor": 0.25}, 1)]
     assert not wandb.run.finished
     tracker.close()
     assert wandb.run.finished
@@ -142,7 +138,7 @@ def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
         open_tracker("neptune", tmp_path)
 
 
-class Breaking:
+class Breaking(Tracker):
     """A tracker whose server is gone after its first step."""
 
     def __init__(self) -> None:
@@ -152,9 +148,6 @@ class Breaking:
         self.heard.append(f"log {step}")
         if step > 1:
             raise ConnectionError("gone\naway")
-
-    def text(self, step: int, name: str, text: str) -> None:
-        self.heard.append("text")
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         self.heard.append("table")
@@ -226,16 +219,17 @@ def test_a_table_in_tensorboard_is_text(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     tracker = open_tracker("tensorboard", tmp_path)
     tracker.table(
-        3, "transcripts", [{"agent": "solver", "said": "**42**"}, {"agent": "critic", "said": "no"}]
+        3, "transcripts", [{"agent": "solver", "said": "**42**"}, {"agent": "critic", "said": "<b>no"}]
     )
     tracker.close()
     (text,) = read_events(tmp_path / "tensorboard").Tensors("transcripts/text_summary")
+    # Four spaces make Markdown show the line as code: a model's markup stays text.
     assert text.tensor_proto.string_val[0].splitlines() == [
         b"    agent: solver",
         b"    said: **42**",
         b"    ",
         b"    agent: critic",
-        b"    said: no",
+        b"    said: <b>no",
     ]
 
 

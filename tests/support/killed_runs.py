@@ -162,9 +162,9 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
         "before pruning": (RunDirectory, "prune", "before"),
         "in the middle of pruning": (shutil, "rmtree", "after"),
         # Of several processes, or of a save that is written meanwhile.
-        "in a meeting": (RankGroup, "_exchanged", "before"),
+        "in a meeting": (RankGroup, "_exchange", "before"),
         "in a sum": (RankGroup, "_sum", "before"),
-        "in a meeting aside": (StoreBarrier, "_exchanged", "after"),
+        "in a meeting aside": (StoreBarrier, "all_gather", "after"),
         "save begun": (Progress, "begin_save", "after"),
         "folder made": (checkpoint, "_begin", "after"),
         "before a share": (Share, "write", "before"),

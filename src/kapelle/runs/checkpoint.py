@@ -203,7 +203,14 @@ class Contents:
             if part in shared:
                 self.shares[part] = Share(tensors, ranks.rank, ranks.size, copied=copied)
                 tensors = self.shares[part].tensors
-            self.tensors[part] = _apart(tensors)
+            # Every tensor gets memory of its own: the format does not store that tied weights and views share theirs.
+            seen: set[int] = set()
+            for name, value in tensors.items():
+                storage = value.untyped_storage().data_ptr()
+                if storage in seen:
+                    tensors[name] = value.clone()
+                seen.add(storage)
+            self.tensors[part] = tensors
 
 
 def _split(part: str, tree: object, *, whole: bool, copied: bool) -> tuple[Json, dict[str, torch.Tensor]]:
@@ -226,17 +233,6 @@ def _split(part: str, tree: object, *, whole: bool, copied: bool) -> tuple[Json,
     except TypeError as error:
         raise CheckpointError(f"Cannot write a checkpoint: {error}, and is not a tensor.") from error
     return encoded, tensors
-
-
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give every tensor memory of its own: the format does not store that tied weights and views share theirs."""
-    seen: set[int] = set()
-    for name, value in tensors.items():
-        storage = value.untyped_storage().data_ptr()
-        if storage in seen:
-            tensors[name] = value.clone()
-        seen.add(storage)
-    return tensors
 
 
 __all__ = [
@@ -297,7 +293,8 @@ def save(
             if extra is not None:
                 extra(beside)
             if ranks.rank == 0:
-                files += [path for path in _files(beside) if path.relative_to(beside).parts[0] not in shared]
+                every = sorted(path for path in beside.rglob("*") if path.is_file())
+                files += [path for path in every if path.relative_to(beside).parts[0] not in shared]
             return json.dumps(_listed(beside, files)).encode()
 
     def sealed(listings: Sequence[bytes]) -> None:
@@ -357,16 +354,21 @@ def read(folder: Path, room: Destination = whole) -> dict[str, Any]:
     What several ranks have written is read into the tensor that `room` returns for a part's name and place and the whole tensor
     without its content; None for a whole one on the CPU. Raises CheckpointError when the disk refuses to read it.
     """
+    import torch
+
     tensors: dict[str, torch.Tensor] = {}
     with _readable(folder):
         state = json.loads((folder / "state.json").read_bytes())
         listed = read_manifest(folder)["files"]
         for part in state:
-            found: Mapping[str, torch.Tensor] = {}
+            found: dict[str, torch.Tensor] = {}
             if (file := f"{part}.safetensors") in listed:
                 found = load_tensors(folder / file)
             elif any(name.startswith(f"{part}/") for name in listed):
-                found = _read_shared(folder / part, room)
+                for name, saved in described(folder / part).items():
+                    own = room(name, saved)
+                    found[name] = torch.empty_like(saved, device="cpu") if own is None else own
+                read_shares(folder / part, found)
             tensors |= {f"{part}/{name}": tensor for name, tensor in found.items()}
 
     def tensor(tag: str, name: Json) -> object:
@@ -406,17 +408,6 @@ def _readable(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
 
 
-def _read_shared(folder: Path, room: Destination) -> dict[str, torch.Tensor]:
-    import torch
-
-    into = {}
-    for name, saved in described(folder).items():
-        own = room(name, saved)
-        into[name] = torch.empty_like(saved, device="cpu") if own is None else own
-    read_shares(folder, into)
-    return into
-
-
 def _write_state(folder: Path, contents: Contents) -> list[Path]:
     """Write a rank's part of a state; return its files among those that several ranks write."""
     from safetensors.torch import save_file
@@ -430,10 +421,6 @@ def _write_state(folder: Path, contents: Contents) -> list[Path]:
     if contents.first:
         write_new(folder / "state.json", json.dumps(contents.trees, allow_nan=False).encode("ascii"))
     return files
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _listed(folder: Path, files: Sequence[Path]) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from __future__ import annotations
 import gc
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -95,10 +94,20 @@ def prepare_checkpoint(
 
     def save(meeting: Peers) -> Path:
         meeting.all_gather("numbers", check)
-        with _collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
+        # safetensors leaves reference cycles behind, several for each tensor: a collection of the youngest generation alone
+        # frees them. If Python collected meanwhile, tensors in use would move to an older generation, which is collected only
+        # after about a thousand steps.
+        on = gc.isenabled()
+        gc.collect(0)  # moves what was there before to an older generation
+        gc.disable()
+        try:
             if run is None:
                 return checkpoint.save(checkpoints, step, taken[0], ranks=meeting)
             folder = checkpoint.save(checkpoints, step, taken[0], policies, run.recheck, meeting)
+        finally:
+            if on:
+                gc.enable()
+                gc.collect(0)
         run.point_latest(folder)
         return folder
 
@@ -210,47 +219,47 @@ def write_policies(
     A verifier that was trained becomes the folder `verifier`, with how well it judges (`held_out`). `bases` holds the
     hash of each base's weights. `copies` (`copied_weights`) are written in place of the weights as they are by now.
     """
+    from safetensors.torch import save_file
+
     weights = engine.weights if copies is None else copies.__getitem__
     if VERIFIER in team.critics and team.critics[VERIFIER].trained:
-        critic = team.critics[VERIFIER]
-        _write_verifier(folder / "verifier", critic, models[critic.base], weights(VERIFIER), held_out)
+        critic, place = team.critics[VERIFIER], folder / "verifier"
+        model, own = models[critic.base], weights(VERIFIER)
+        adapter = {key: tensor for key, tensor in own.items() if not key.startswith(HEAD)}
+        save_adapter(place, adapter, named(layers_of(model.model), critic.lora), model.name)
+        head = {
+            key.removeprefix(HEAD): tensor.detach().cpu().contiguous()
+            for key, tensor in own.items()
+            if key not in adapter
+        }
+        save_file(head, place / "value_head.safetensors")
+        made_of = {"base": hash_of_base(model), "held_out": held_out}
+        (place / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
+        write_checksums(place)
     for name in team.trained:
         policy = team.policies[name]
-        place = policy_folder(folder, name)
+        model, place = models[policy.base], policy_folder(folder, name)
         if policy.lora is not None:
-            save_adapter(
-                place,
-                weights(name),
-                named(layers_of(models[policy.base].model), policy.lora),
-                models[policy.base].name,
-                bases[policy.base],
-            )
-        else:
-            model = models[policy.base]
-            if copies is None:
-                copy_weights(model.base_parameters(), weights(name), f"policy '{name}'")
-            save_model(place, model, None if copies is None else copies[name])
-
-
-class HoldsWeights(Protocol):
-    """What holds the weights of policies: a train engine, or models that only act."""
-
-    def weights(self, name: str) -> Mapping[str, torch.Tensor]:
-        """Return a policy's weights by name; the tensors themselves, not copies."""
-        ...
-
-    def load_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give a policy these weights."""
-        ...
+            layers = named(layers_of(model.model), policy.lora)
+            save_adapter(place, weights(name), layers, model.name, bases[policy.base])
+            continue
+        if copies is None:
+            copy_weights(model.base_parameters(), weights(name), f"policy '{name}'")
+        save_model(place, model, None if copies is None else copies[name])
 
 
 def load_policies(
-    folders: Mapping[str, Path], team: Team, engine: HoldsWeights, bases: Mapping[str, str]
+    folders: Mapping[str, Path],
+    team: Team,
+    weights: Callable[[str], Mapping[str, torch.Tensor]],
+    load_weights: Callable[[str, Mapping[str, torch.Tensor]], None],
+    bases: Mapping[str, str],
 ) -> None:
     """Give policies (by name) the weights in folders, which `models.outline.check_saved` has checked before.
 
-    Raises ModelError when a folder was not written by kapelle, or when an adapter was trained on other base weights
-    than those of this run (`bases`: base → hash).
+    `weights` returns a policy's weights by name and `load_weights` gives it others, as those of a train engine do. Raises
+    ModelError when a folder was not written by kapelle, or when an adapter was trained on other base weights than those of
+    this run (`bases`: base → hash).
     """
     for name, folder in folders.items():
         policy = team.every[name]
@@ -272,28 +281,7 @@ def load_policies(
         wrong = poisoned(found)
         if wrong is not None:
             raise ModelError(f"Training cannot continue from the weights in '{folder}': {wrong}.")
-        engine.load_weights(name, {key: found[key] for key in engine.weights(name)})
-
-
-def _write_verifier(
-    folder: Path,
-    critic: Critic,
-    model: LanguageModel,
-    weights: Mapping[str, torch.Tensor],
-    held_out: Mapping[str, Any] | None,
-) -> None:
-    from safetensors.torch import save_file
-
-    adapter = {key: tensor for key, tensor in weights.items() if not key.startswith(HEAD)}
-    head = {key.removeprefix(HEAD): tensor for key, tensor in weights.items() if key not in adapter}
-    save_adapter(folder, adapter, named(layers_of(model.model), critic.lora), model.name)
-    save_file(
-        {key: tensor.detach().cpu().contiguous() for key, tensor in head.items()},
-        folder / "value_head.safetensors",
-    )
-    made_of = {"base": hash_of_base(model), "held_out": held_out}
-    (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
-    write_checksums(folder)
+        load_weights(name, {key: found[key] for key in weights(name)})
 
 
 def load_verifier(
@@ -326,21 +314,3 @@ def load_verifier(
             f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
         )
     engine.load_weights(critic.name, {**tensors, **{f"{HEAD}{key}": head[key] for key in head}})
-
-
-@contextmanager
-def _collected_at_once() -> Iterator[None]:
-    """Free the reference cycles that the block leaves, by a collection of the youngest generation alone.
-
-    If Python collected inside the block, tensors in use would move to an older generation, which is collected only after about a
-    thousand steps.
-    """
-    on = gc.isenabled()
-    gc.collect(0)  # moves what was there before to an older generation
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-            gc.collect(0)

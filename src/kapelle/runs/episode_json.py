@@ -33,15 +33,7 @@ Decode = Callable[[str, Json], object]
 """Takes an unknown tag and its content; returns the value."""
 
 
-def _nothing_foreign(_value: object, _place: str) -> None:
-    return None
-
-
-def _unknown_tag(tag: str, _inner: Json) -> object:
-    raise ValueError(f"unknown tag '{tag}'")
-
-
-def encode(value: object, place: str, foreign: Encode = _nothing_foreign) -> Json:
+def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
     """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
 
     Raises TypeError for a value that has no form, naming its place.
@@ -58,13 +50,13 @@ def encode(value: object, place: str, foreign: Encode = _nothing_foreign) -> Jso
     if isinstance(value, list | tuple):
         items = [encode(inner, f"{place}.{index}", foreign) for index, inner in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
-    tagged = foreign(value, place)
+    tagged = foreign(value, place) if foreign is not None else None
     if tagged is None:
         raise TypeError(f"{place} is a {type(value).__name__}, which has no form in JSON")
     return tagged
 
 
-def decode(value: Json, foreign: Decode = _unknown_tag) -> Any:
+def decode(value: Json, foreign: Decode | None = None) -> Any:
     """Return the value that `encode` was given; raises ValueError for an unknown tag."""
     if isinstance(value, list):
         return [decode(inner, foreign) for inner in value]
@@ -73,16 +65,15 @@ def decode(value: Json, foreign: Decode = _unknown_tag) -> Any:
     tag = next(iter(value), "")
     if not tag.startswith("$"):
         return {key: decode(inner, foreign) for key, inner in value.items()}
-    return _untagged(tag, value[tag], foreign)
-
-
-def _untagged(tag: str, inner: Json, foreign: Decode) -> object:
+    inner = value[tag]
     if tag == "$tuple":
         return tuple(decode(item, foreign) for item in inner)
     if tag == "$float":
         return float(inner)
     if tag == "$items":
         return {decode(key, foreign): decode(item, foreign) for key, item in inner}
+    if foreign is None:
+        raise ValueError(f"unknown tag '{tag}'")
     return foreign(tag, inner)
 
 
@@ -215,24 +206,23 @@ class Trace:
 
 def dump_traces(step: int, traces: Iterable[Trace]) -> bytes:
     """Return the JSON lines of a step's traces."""
-    rows = [
-        {
+    lines = []
+    for trace in traces:
+        turns: list[dict[str, Json]] = []
+        for turn in trace.turns:
+            turns.append({"index": turn.index, "pieces": list(turn.pieces)})
+            for name in ("advantage", "credit", "ratio", "entropy"):
+                values: Sequence[float] = getattr(turn, name)
+                if len(values):
+                    turns[-1][name] = [
+                        float(f"{value:.6g}") if math.isfinite(value) else None for value in values
+                    ]
+        row = {
             "format": FORMAT,
             "step": step,
             "line": trace.line,
-            "turns": [_traced_turn(turn) for turn in trace.turns],
+            "turns": turns,
             "vocabulary": {str(token): piece for token, piece in sorted(trace.vocabulary.items())},
         }
-        for trace in traces
-    ]
-    lines = [json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n" for row in rows]
+        lines.append(json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n")
     return b"".join(lines)
-
-
-def _traced_turn(turn: TracedTurn) -> dict[str, Json]:
-    row: dict[str, Json] = {"index": turn.index, "pieces": list(turn.pieces)}
-    for name in ("advantage", "credit", "ratio", "entropy"):
-        values: Sequence[float] = getattr(turn, name)
-        if len(values):
-            row[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
-    return row

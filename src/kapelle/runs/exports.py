@@ -192,15 +192,29 @@ class Survey:
 
 def survey(file: Path, shown: int = 3) -> Survey:
     """Read and summarise a file of graded answers; DataError names the first row in another form."""
-    rows = [_answer(row.place, row.fields) for row in read_rows(file)]
+    rows: list[Mapping[str, Any]] = []
+    for read in read_rows(file):
+        row, label = read.fields, read.fields.get("is_correct")
+        texts = isinstance(row.get("question"), str) and isinstance(row.get("solution"), str)
+        if not (texts and isinstance(label, bool | int | float) and 0 <= label <= 1):
+            raise DataError(
+                f"{read.place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
+                "to 1 in `is_correct`. Fix or drop the row."
+            )
+        rows.append(row)
     if not rows:
         raise DataError(f"{file} holds no answers. Write some with `kapelle collect … --for verifier`.")
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_question.setdefault(row["question"], []).append(row)
     kinds = [{row["is_correct"] > 0.5 for row in given} for given in by_question.values()]
-    share = HELD_OUT
     counts = [len(given) for given in by_question.values()]
+    examples: list[Mapping[str, Any]] = []
+    for question, given in by_question.items():
+        right = next((row["solution"] for row in given if row["is_correct"] > 0.5), None)
+        wrong = next((row["solution"] for row in given if row["is_correct"] <= 0.5), None)
+        if right is not None and wrong is not None and len(examples) < shown:
+            examples.append({"question": question, "right": right, "wrong": wrong})
     return Survey(
         answers=len(rows),
         right=sum(row["is_correct"] > 0.5 for row in rows),
@@ -209,25 +223,10 @@ def survey(file: Path, shown: int = 3) -> Survey:
         only_right=sum(kind == {True} for kind in kinds),
         only_wrong=sum(kind == {False} for kind in kinds),
         per_question=(min(counts), median(counts), max(counts)),
-        held_out=sum(held_out(question, share) for question in by_question),
+        held_out=sum(held_out(question, HELD_OUT) for question in by_question),
         by_agent=_counts(rows, "agent"),
         by_round=_counts(rows, "round"),
-        examples=tuple(_examples(by_question, shown)),
-    )
-
-
-def _answer(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    label = fields.get("is_correct")
-    if (
-        isinstance(fields.get("question"), str)
-        and isinstance(fields.get("solution"), str)
-        and isinstance(label, bool | int | float)
-        and 0 <= label <= 1
-    ):
-        return fields
-    raise DataError(
-        f"{place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
-        "to 1 in `is_correct`. Fix or drop the row."
+        examples=tuple(examples),
     )
 
 
@@ -246,13 +245,3 @@ def _counts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, AnswerCo
         if field in row:
             labels.setdefault(str(row[field]), []).append(row["is_correct"] > 0.5)
     return {name: AnswerCount(len(known), sum(known) / len(known)) for name, known in sorted(labels.items())}
-
-
-def _examples(by_question: Mapping[str, Sequence[Mapping[str, Any]]], shown: int) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    for question, given in by_question.items():
-        right = next((row["solution"] for row in given if row["is_correct"] > 0.5), None)
-        wrong = next((row["solution"] for row in given if row["is_correct"] <= 0.5), None)
-        if right is not None and wrong is not None and len(found) < shown:
-            found.append({"question": question, "right": right, "wrong": wrong})
-    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,94 +43,79 @@ def model_card(run: Path, step: int, policies: Sequence[Exported]) -> str:
     """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name."""
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
-    return "\n".join(
-        [
-            *_front(policies, algorithm),
-            f"# {_plain(name)}",
-            "",
-            f"Trained with kapelle: {_plain(algorithm)} on {_plain(settings['environment']['name'])}, after {step} steps.",
-            "",
-            *_table(
-                ("folder", "agents", "form", "type", "base"),
-                [
-                    (each.folder, ", ".join(each.agents), each.form, each.dtype, _place(each.base))
-                    for each in policies
-                ],
-            ),
-            *_usage(policies[0]),
-            *_evaluation(run),
-            *_curve(run),
-            "## Settings",
-            "",
-            "Those that are no defaults.",
-            "",
-            *_table(
-                ("setting", "value"), [(key, _value(value)) for key, (value, _) in own_settings(run).items()]
-            ),
-        ]
-    )
-
-
-def _front(policies: Sequence[Exported], algorithm: str) -> Iterator[str]:
+    first = policies[0]
     hub = sorted({each.base for each in policies if each.base != "embedded" and not _is_path(each.base)})
-    yield "---"
-    yield "library_name: " + ("peft" if policies[0].form == "peft" else "transformers")
-    yield "pipeline_tag: text-generation"
-    yield f"tags: {json.dumps(['kapelle', 'multi-agent', 'reinforcement-learning', algorithm])}"
-    if hub:
-        yield f"base_model: {json.dumps(hub if len(hub) > 1 else hub[0])}"
-    yield "---"
-    yield ""
-
-
-def _usage(first: Exported) -> list[str]:
-    if first.form == "peft":
-        lines = [
-            "from peft import AutoPeftModelForCausalLM",
-            f'model = AutoPeftModelForCausalLM.from_pretrained("{first.folder}")',
-        ]
-    elif first.form == "hf":
-        lines = [
-            "from transformers import AutoModelForCausalLM",
-            f'model = AutoModelForCausalLM.from_pretrained("{first.folder}")',
-        ]
-    else:
-        return [
-            "",
-            "```sh",
-            f"python convert_hf_to_gguf.py {first.folder} --outfile {first.policy}.gguf",
-            "```",
-            "",
-        ]
-    return ["", "```python", *lines, "```", ""]
-
-
-def _evaluation(run: Path) -> list[str]:
-    found = read_evaluated(run)
-    if not found:
-        return [
-            "## Evaluation at equal tokens",
-            "",
-            UNMEASURED,
-            "",
-        ]
-    row = found[-1]
-    rows = [("team", row.get("team", {}))]
-    for each in [each for each in _listed(row.get("baselines")) if isinstance(each, Mapping)]:
-        answers = each.get("answers", 1)
-        who = ", ".join(map(str, _listed(each.get("agents"))))
-        rows.append((f"{who} alone" if answers == 1 else f"{who}, majority of {answers}", each))
-    return [
-        "## Evaluation at equal tokens",
-        "",
-        f"Unseen problems of {_plain(row.get('environment'))}, 95 % intervals, after {row.get('steps')} steps.",
-        "",
-        *_table(
-            ("who", "success", "interval", "scored", "tokens a problem"),
-            [(who, *_measured(each)) for who, each in rows if isinstance(each, Mapping)],
-        ),
+    lines = [
+        "---",
+        "library_name: " + ("peft" if first.form == "peft" else "transformers"),
+        "pipeline_tag: text-generation",
+        f"tags: {json.dumps(['kapelle', 'multi-agent', 'reinforcement-learning', algorithm])}",
+        *([f"base_model: {json.dumps(hub if len(hub) > 1 else hub[0])}"] if hub else []),
+        *("---", ""),
+        *(f"# {_plain(name)}", ""),
+        f"Trained with kapelle: {_plain(algorithm)} on {_plain(settings['environment']['name'])}, after {step} steps.",
         "",
     ]
+    lines += _table(
+        ("folder", "agents", "form", "type", "base"),
+        [
+            (each.folder, ", ".join(each.agents), each.form, each.dtype, _place(each.base))
+            for each in policies
+        ],
+    )
+
+    # How to load the first of them.
+    if first.form in ("peft", "hf"):
+        library, made = {
+            "peft": ("peft", "AutoPeftModelForCausalLM"),
+            "hf": ("transformers", "AutoModelForCausalLM"),
+        }[first.form]
+        lines += ["", "```python", f"from {library} import {made}"]
+        lines += [f'model = {made}.from_pretrained("{first.folder}")', "```", ""]
+    else:
+        lines += ["", "```sh"]
+        lines += [f"python convert_hf_to_gguf.py {first.folder} --outfile {first.policy}.gguf", "```", ""]
+
+    lines += ["## Evaluation at equal tokens", ""]
+    evaluated = read_evaluated(run)
+    if not evaluated:
+        lines += [UNMEASURED, ""]
+    else:
+        row = evaluated[-1]
+        rows = [("team", row.get("team", {}))]
+        for each in [each for each in _listed(row.get("baselines")) if isinstance(each, Mapping)]:
+            answers = each.get("answers", 1)
+            who = ", ".join(map(str, _listed(each.get("agents"))))
+            rows.append((f"{who} alone" if answers == 1 else f"{who}, majority of {answers}", each))
+        lines += [
+            f"Unseen problems of {_plain(row.get('environment'))}, 95 % intervals, after {row.get('steps')} steps.",
+            "",
+            *_table(
+                ("who", "success", "interval", "scored", "tokens a problem"),
+                [(who, *_measured(each)) for who, each in rows if isinstance(each, Mapping)],
+            ),
+            "",
+        ]
+
+    curve = read_evaluations(run)
+    if curve:
+        every = max(1, -(-len(curve) // ROWS))
+        shown = [point for k, point in enumerate(reversed(curve)) if k % every == 0][::-1]
+        lines += [
+            *("## Curve", "", "Evaluations while it was trained.", ""),
+            *_table(
+                ("step", "success", "interval", "scored", "tokens a problem"),
+                [(str(point["step"]), *_measured(point)) for point in shown],
+            ),
+            "",
+        ]
+
+    lines += ["## Settings", "", "Those that are no defaults.", ""]
+    own = [
+        (key, _place(value) if isinstance(value, str) else json.dumps(value))
+        for key, (value, _) in own_settings(run).items()
+    ]
+    return "\n".join([*lines, *_table(("setting", "value"), own)])
 
 
 def _listed(value: object) -> list[Any]:
@@ -152,25 +138,6 @@ def _measured(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     )
 
 
-def _curve(run: Path) -> list[str]:
-    rows = read_evaluations(run)
-    if not rows:
-        return []
-    every = max(1, -(-len(rows) // ROWS))
-    shown = [row for k, row in enumerate(reversed(rows)) if k % every == 0][::-1]
-    return [
-        "## Curve",
-        "",
-        "Evaluations while it was trained.",
-        "",
-        *_table(
-            ("step", "success", "interval", "scored", "tokens a problem"),
-            [(str(row["step"]), *_measured(row)) for row in shown],
-        ),
-        "",
-    ]
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return [*lines, *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows)]
@@ -178,10 +145,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _number(value: object, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
-
-
-def _value(value: object) -> str:
-    return _place(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _is_path(text: str) -> bool:
@@ -230,10 +193,6 @@ def check_push(repo: str, *, asking: bool = True) -> None:
         raise ConfigError(
             f"Nothing was sent to '{repo}': there is no token. Set HF_TOKEN to one that may write, or run `hf auth login`."
         )
-    _check_token(repo)
-
-
-def _check_token(repo: str) -> None:
     try:
         answer = ask_hub("GET", "/api/whoami-v2")
     except HubUnreachable as error:
@@ -242,18 +201,15 @@ def _check_token(repo: str) -> None:
         ) from None
     if answer is None or answer.status not in (200, 401):
         return  # not every hub knows this question, and what it says to the export is what counts
-    if answer.status == 401 or _reads_only(answer.body):
+    reads_only = False
+    if answer.status == 200:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            reads_only = bool(json.loads(answer.body)["auth"]["accessToken"]["role"] == "read")
+    if answer.status == 401 or reads_only:
         what = "does not know the token" if answer.status == 401 else "lets the token read only; it is"
         raise ConfigError(
             f"Nothing was sent to '{repo}': {hub_address()} {what} that is set ({TOKEN_SOURCES}). Give it one that may write."
         )
-
-
-def _reads_only(body: bytes) -> bool:
-    try:
-        return bool(json.loads(body)["auth"]["accessToken"]["role"] == "read")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
@@ -279,22 +235,18 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
             repo_id=repo, folder_path=folder, commit_message="Export of a run", ignore_patterns=list(NEVER)
         )
     except HfHubHTTPError as error:
+        status, said = error.response.status_code, error.server_message
+        meaning = {
+            401: f"it does not know the token that is set ({TOKEN_SOURCES})",
+            403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of your own or of an organisation that you "
+            "write for, or set a token that may write",
+            404: f"there is none of this name that the token that is set ({TOKEN_SOURCES}) can see or make",
+        }.get(status, "it took nothing")
+        words = f" It says: {' '.join(said.split())[:300].rstrip('.')}." if said else ""
         raise EngineError(
-            f"{_refusal(repo, error.response.status_code, error.server_message)} {kept}"
+            f"The hub refused '{repo}' ({status}): {meaning}.{words} Nothing was added there. {kept}"
         ) from error
     except Exception as error:  # whichever client it uses
         what = f"Sending to '{repo}' was broken off" if made else f"Nothing was sent to '{repo}'"
         raise EngineError(f"{what}: the hub cannot be reached ({type(error).__name__}). {kept}") from error
     return str(getattr(sent, "repo_url", None) or repo)
-
-
-def _refusal(repo: str, status: int, said: str | None) -> str:
-    """Return what a status of the hub means for who sends, with the hub's own words."""
-    meaning = {
-        401: f"it does not know the token that is set ({TOKEN_SOURCES})",
-        403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of your own or of an organisation that you "
-        "write for, or set a token that may write",
-        404: f"there is none of this name that the token that is set ({TOKEN_SOURCES}) can see or make",
-    }.get(status, "it took nothing")
-    words = f" It says: {' '.join(said.split())[:300].rstrip('.')}." if said else ""
-    return f"The hub refused '{repo}' ({status}): {meaning}.{words} Nothing was added there."

@@ -25,28 +25,28 @@ BEST, NEWEST = "best", "latest"
 
 
 def values_of(run: Path, metric: str) -> dict[int, float]:
-    """Return the value of a metric at each step that has one; raises the errors of the reader for damaged rows."""
-    measured = _by_step(read_evaluations(run), metric)
-    return measured or _by_step(read_metrics(run), metric)
+    """Return the value of a metric at each step that has one; raises the errors of the reader for damaged rows.
 
-
-def _by_step(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    found = {int(row["step"]): _value(row, metric) for row in rows}
-    return {step: value for step, value in found.items() if value is not None}
-
-
-def _value(row: Mapping[str, Any], metric: str) -> float | None:
-    """Return a number of a row by its name: `success`, `reward/solver`, `success/PART`."""
+    A metric is named `success`, `reward/solver` or `success/PART`.
+    """
     group, _, name = metric.partition("/")
-    inner = row.get(group)
-    found = row.get(metric)
-    if found is None and name and isinstance(inner, Mapping):
-        found = inner.get(name)
-    parts = row.get("parts")
-    if found is None and group == "success" and isinstance(parts, Mapping):
-        part = parts.get(name)
-        found = part.get("success", part.get("value")) if isinstance(part, Mapping) else None
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    for read in (read_evaluations, read_metrics):
+        values: dict[int, float | None] = {}
+        rows: Iterable[Mapping[str, Any]] = read(run)
+        for row in rows:
+            inner, parts = row.get(group), row.get("parts")
+            found = row.get(metric)
+            if found is None and name and isinstance(inner, Mapping):
+                found = inner.get(name)
+            if found is None and group == "success" and isinstance(parts, Mapping):
+                part = parts.get(name)
+                found = part.get("success", part.get("value")) if isinstance(part, Mapping) else None
+            is_number = isinstance(found, int | float) and not isinstance(found, bool)
+            values[int(row["step"])] = float(found) if is_number else None  # the last row of a step counts
+        known = {step: value for step, value in values.items() if value is not None}
+        if known:
+            return known
+    return {}
 
 
 def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:

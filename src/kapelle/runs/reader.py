@@ -115,8 +115,15 @@ def read_status(run: Path) -> Status:
             f"{path} is damaged. Resuming the run writes it anew: kapelle train --resume {run}."
         ) from None
     if status.state == "running" and status.host == socket.gethostname():
-        gone = not _alive(status.pid) or is_another_process(run / "lock", status.pid)
-        return replace(status, state="interrupted") if gone else status
+        gone = False
+        try:
+            os.kill(status.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            gone = True
+        except PermissionError:  # another user's
+            pass
+        if gone or is_another_process(run / "lock", status.pid):
+            return replace(status, state="interrupted")
     return status
 
 
@@ -243,18 +250,6 @@ def _bytes(path: Path) -> bytes:
         return plain_bytes(path)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    except OverflowError:
-        return False
-    return True
-
-
 # -------- Rows: what a row of `metrics.jsonl` or `evaluations.jsonl` must hold; anything else counts as damage.
 #
 # Rows carry no hash: a changed digit goes unnoticed; a changed name or a value of the wrong type is reported.
@@ -301,13 +296,6 @@ def _is_interval(value: Json) -> bool:
     return value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
 
 
-def _is_judgement(value: Json) -> bool:
-    if not isinstance(value, dict) or not {"auc_within", "interval_within"} <= value.keys():
-        return False
-    area, interval = value["auc_within"], value["interval_within"]
-    return _is_interval(interval) and (_is_number(area) or (area is None and interval is None))
-
-
 _COUNT = ("a whole number", _is_count)
 EVALUATION: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
     "problems": _COUNT,
@@ -323,7 +311,21 @@ EVALUATION: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
         "a mapping",
         lambda value: isinstance(value, dict) and all(isinstance(p, dict) for p in value.values()),
     ),
-    "verifier": ("how well a verifier judges, or null", lambda value: value is None or _is_judgement(value)),
+    "verifier": (
+        "how well a verifier judges, or null",
+        lambda value: (
+            value is None
+            or (
+                isinstance(value, dict)
+                and {"auc_within", "interval_within"} <= value.keys()
+                and _is_interval(value["interval_within"])
+                and (
+                    _is_number(value["auc_within"])
+                    or (value["auc_within"] is None and value["interval_within"] is None)
+                )
+            )
+        ),
+    ),
     "games": ("true or false", lambda value: isinstance(value, bool)),
     "part_reward": (
         "a mapping of parts to mappings of agents to numbers",

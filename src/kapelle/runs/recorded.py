@@ -16,6 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -144,7 +145,11 @@ def refuse_loss(run: Path, folder: str, step: int, stored: Stored | None) -> Non
 
 def all_losses(run: Path, *, contents: bool = False) -> list[str]:
     """Return, in words, all that a run has recorded and that cannot be read back as it was; empty for a sound run."""
-    metrics = _steps_with_metrics(run)
+    # Steps that have a row of metrics; damaged rows are skipped, and reported by `read_metrics`.
+    metrics: list[int] = []
+    with suppress(OSError):
+        rows = plain_bytes(run / "metrics.jsonl").split(b"\n")[:-1]
+        metrics = sorted({int(begun[1]) for row in rows if (begun := _STEP.match(row))})
     lines = []
     for folder in FOLDERS:
         try:
@@ -235,19 +240,6 @@ def _all_steps(folder: Path) -> Iterator[int]:
             steps = scan(path).steps
         yield from steps
     yield from (step for step, _ in plain_files(folder))
-
-
-def _steps_with_metrics(run: Path) -> list[int]:
-    """Return the steps that have a row of metrics, in order; damaged rows are skipped, and reported by `read_metrics`."""
-    found = set()
-    try:
-        lines = plain_bytes(run / "metrics.jsonl").split(b"\n")[:-1]
-    except OSError:
-        return []
-    for line in lines:
-        if begun := _STEP.match(line):
-            found.add(int(begun[1]))
-    return sorted(found)
 
 
 def _digest(frames: Sequence[Frame]) -> str:

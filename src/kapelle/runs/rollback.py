@@ -96,7 +96,17 @@ def plan_rollback(run: Path, step: int) -> RollbackPlan:
     positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
     rows = {table: _after(run / table, positions.get(table, 0)) for table in TABLES}
     refuse_losses(run, positions)
-    checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
+    checkpoints = tuple(folders[folders.index(to) + 1 :])
+    stages: tuple[Path, ...] = ()
+    whole = run.resolve()
+    own = _STAGE.fullmatch(whole.name)
+    if own is not None and (whole.parent / "stages.yaml").is_file():
+        later = sorted(
+            (int(match[1]), folder)
+            for folder in whole.parent.iterdir()
+            if (match := _STAGE.fullmatch(folder.name)) and folder.is_dir() and int(match[1]) > int(own[1])
+        )
+        stages = tuple(folder for _, folder in later if is_run(folder))
     episodes = [
         part
         for folder in FOLDERS
@@ -217,18 +227,6 @@ def _after(table: Path, position: int) -> bytes:
             f"{table} has lost rows that its checkpoint counts ({position} bytes). Restore the file, or go back further."
         )
     return content[position:]
-
-
-def _later_stages(run: Path) -> tuple[Path, ...]:
-    own = _STAGE.fullmatch(run.resolve().name)
-    if own is None or not (run.resolve().parent / "stages.yaml").is_file():
-        return ()
-    found = [
-        (int(match[1]), folder)
-        for folder in run.resolve().parent.iterdir()
-        if (match := _STAGE.fullmatch(folder.name)) and folder.is_dir() and int(match[1]) > int(own[1])
-    ]
-    return tuple(folder for _, folder in sorted(found) if is_run(folder))
 
 
 def _copy_aside(plan: RollbackPlan) -> None:

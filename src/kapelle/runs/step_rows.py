@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runtime.files import check_plain, replace_file, write_all
@@ -111,7 +110,15 @@ def pack(step: int, lines: Sequence[bytes]) -> bytes:
 
     compressor = zstandard.ZstdCompressor(level=LEVEL)
     content = []
-    for first, part in _parts(lines):
+    # A frame has about `FRAME` bytes of lines; no lines are one empty frame.
+    begins, size = [0], 0
+    for k, line in enumerate(lines):
+        if k > begins[-1] and size + len(line) > FRAME:
+            begins.append(k)
+            size = 0
+        size += len(line)
+    for first, end in zip(begins, [*begins[1:], len(lines)], strict=True):
+        part = lines[first:end]
         raw = b"".join(part)
         if len(raw) > LARGEST:
             raise DataError(f"A row of step {step} has {len(raw)} bytes; at most {LARGEST} can be kept.")
@@ -122,17 +129,6 @@ def pack(step: int, lines: Sequence[bytes]) -> bytes:
         head = _SKIPPABLE.pack(_MAGIC, _ABOUT.size + _CHECK.size)
         content.append(head + about + _CHECK.pack(zlib.crc32(about)) + packed)
     return b"".join(content)
-
-
-def _parts(lines: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """Yield runs of lines of about `FRAME` bytes, each with the number of its first line; one empty run for no lines."""
-    start = size = 0
-    for k, line in enumerate(lines):
-        if k > start and size + len(line) > FRAME:
-            yield start, lines[start:k]
-            start, size = k, 0
-        size += len(line)
-    yield start, lines[start:]
 
 
 def known_scan(path: Path) -> Packed:
@@ -169,7 +165,14 @@ def scan(path: Path) -> Packed:
             if frame is None:
                 fault = fault or f"it is damaged at byte {at}"
                 searches += 1
-                at = _next(file, at + 1, size)
+                # To where the next description may begin.
+                start, at = at + 1, size
+                while start < size and at == size:
+                    file.seek(start)
+                    found_at = file.read(FRAME).find(_BEGIN)
+                    if found_at >= 0:
+                        at = start + found_at
+                    start += FRAME - len(_BEGIN) + 1
                 continue
             if frame.end > size:
                 break
@@ -198,17 +201,6 @@ def _described(head: bytes, at: int) -> Frame | None:
         return None
     _, step, first, rows, total, unpacked, packed, crc = _ABOUT.unpack(about)
     return Frame(step, first, rows, total, unpacked, packed, crc, at + _HEAD) if step < LAST_STEP else None
-
-
-def _next(file: BinaryIO, start: int, size: int) -> int:
-    """Return where the next description may begin; the end of the file if there is none."""
-    while start < size:
-        file.seek(start)
-        found = file.read(FRAME).find(_BEGIN)
-        if found >= 0:
-            return start + found
-        start += FRAME - len(_BEGIN) + 1
-    return size
 
 
 def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -487,37 +479,29 @@ def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
         packed, size = scan(newest), newest.stat().st_size
         assert step not in packed.steps, f"step {step} is recorded once"
         if len(packed.steps) < STEPS and packed.end == size < SIZE:
-            _append(newest, data)
+            descriptor = os.open(newest, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                about = os.fstat(descriptor)
+                if about.st_nlink > 1:  # a copy by hard links shares the file
+                    replace_file(newest, newest.read_bytes() + data, sync=False)
+                    return newest, data
+                try:
+                    write_all(descriptor, data)
+                except OSError:
+                    with suppress(OSError):  # a full disk may have taken a part
+                        os.ftruncate(descriptor, about.st_size)
+                    raise
+            finally:
+                os.close(descriptor)
             return newest, data
     begun = folder / f"{step:08d}{PACKED}"
     replace_file(begun, data, sync=False)
     return begun, data
 
 
-def _append(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        about = os.fstat(descriptor)
-        if about.st_nlink > 1:  # a copy by hard links shares the file
-            replace_file(path, path.read_bytes() + data, sync=False)
-            return
-        try:
-            write_all(descriptor, data)
-        except OSError:
-            with suppress(OSError):  # a full disk may have taken a part
-                os.ftruncate(descriptor, about.st_size)
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def later_parts(folder: Path, last: int) -> list[LaterRows]:
     """Return what the files of a folder hold of the steps after `last`, half-written ones included."""
-    plain = [LaterRows(path, path.name, (step,)) for step, path in plain_files(folder) if step > last]
-    return [*plain, *_later_packed(folder, last)]
-
-
-def _later_packed(folder: Path, last: int) -> Iterator[LaterRows]:
+    later = [LaterRows(path, path.name, (step,)) for step, path in plain_files(folder) if step > last]
     files = packed_files(folder)
     begun = sum(first_step(path) <= last for path in files)
     # Steps are recorded in order, so that a file before the last one that begins in time holds none that came later.
@@ -536,7 +520,8 @@ def _later_packed(folder: Path, last: int) -> Iterator[LaterRows]:
         before = data[:cut_steps] + b"".join(data[f.start : f.end] for f in behind if f.step <= last)
         after = b"".join(data[frame.start : frame.end] for frame in behind if frame.step > last)
         name = f"{steps[0]:08d}{PACKED}" if steps else path.name
-        yield LaterRows(path, name, steps, before, after) if before else LaterRows(path, name, steps)
+        later.append(LaterRows(path, name, steps, before, after) if before else LaterRows(path, name, steps))
+    return later
 
 
 def cut_steps(folder: Path, last: int) -> None:

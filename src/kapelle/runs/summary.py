@@ -192,7 +192,15 @@ def failures(run: Path) -> list[str]:
         else []
     )
     for name, description in TROUBLES:
-        bad = [int(row["step"]) for row in rows if _any(row, name)]
+        bad = [
+            int(row["step"])
+            for row in rows
+            if any(
+                value > 0
+                for key, value in row.items()
+                if key == name or (name[-1] == "/" and key.startswith(name))
+            )
+        ]
         lines += [f"{len(bad)} of {len(rows)} {description}, the last at step {bad[-1]}"] if bad else []
     torn = [f"{folder}/{name} is damaged" for folder in FOLDERS for name in damaged(run / folder)]
     return [*lines, *torn, *all_losses(run, contents=True)]
@@ -214,12 +222,6 @@ def size_of(folder: Path) -> int:
             except OSError:
                 continue
     return total
-
-
-def _any(row: Mapping[str, float], name: str) -> bool:
-    return any(
-        value > 0 for key, value in row.items() if key == name or (name[-1] == "/" and key.startswith(name))
-    )
 
 
 def flat(value: Any, at: str = "") -> dict[str, Any]:

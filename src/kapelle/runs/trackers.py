@@ -5,7 +5,6 @@ The run directory always holds everything; a tracker is a second place to look a
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 import json
@@ -16,34 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kapelle.errors import ConfigError
 from kapelle.runs.reader import saved_steps
 from kapelle.types import Group
 
 
-class Tracker(Protocol):
-    """A further place for metrics besides the run directory."""
+class Tracker:
+    """A further place for metrics besides the run directory; this one keeps nothing."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
-        ...
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Record a text, such as a conversation; it is shown as it is, never as markup."""
-        ...
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record rows of text with the same columns, such as who said what."""
-        ...
+        """Record rows of text with the same columns, such as who said what; they are shown as they are, never as markup."""
 
     def close(self) -> None:
         """Write what is pending and end."""
-        ...
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Writes event files for TensorBoard into `<run>/tensorboard`.
 
     `first_step` is the first step that will be logged: on resuming, TensorBoard hides what an earlier
@@ -61,21 +53,20 @@ class TensorBoardTracker:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Write a text; it is indented, because TensorBoard reads Markdown and shows code as it is."""
-        code = "".join(f"    {line}\n" for line in text.splitlines())
-        self._writer.add_text(name, code, step)
-
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Write a table as text: TensorBoard has no tables, and its own Markdown would take a model's text for markup."""
-        self.text(step, name, "\n\n".join("\n".join(f"{k}: {v}" for k, v in row.items()) for row in rows))
+        """Write a table as text: TensorBoard has no tables, and its own Markdown would take a model's text for markup.
+
+        It is indented, because TensorBoard reads Markdown and shows code as it is.
+        """
+        text = "\n\n".join("\n".join(f"{k}: {v}" for k, v in row.items()) for row in rows)
+        self._writer.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), step)
 
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
 
     A resumed run continues the same Weights & Biases run, named and identified by its folder's name.
@@ -108,10 +99,6 @@ class WandbTracker:
         """Send the metrics of a step."""
         self._run.log(dict(metrics), step=step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Send a text, escaped: what a model wrote is not markup."""
-        self._run.log({name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
-
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Send a table; its cells are shown as text."""
         columns = list(rows[0]) if rows else []
@@ -123,7 +110,7 @@ class WandbTracker:
         self._run.finish()
 
 
-class Guarded:
+class Guarded(Tracker):
     """A tracker whose failures stop nothing: it is left alone after the first one, which is said."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker], say: Callable[[str], None]) -> None:
@@ -140,10 +127,6 @@ class Guarded:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
         self._try(lambda tracker: tracker.log(step, metrics))
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Record a text."""
-        self._try(lambda tracker: tracker.text(step, name, text))
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Record rows of text."""
@@ -242,7 +225,7 @@ RUN = "kapelle.run"
 _ODD = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
-class Mlflow:
+class Mlflow(Tracker):
     """Logs to MLflow: `offline` into `<run>/mlflow`, else to the server of MLFLOW_TRACKING_URI.
 
     A resumed run continues the run that has its folder's name as a tag.
@@ -274,10 +257,6 @@ class Mlflow:
         for name, value in metrics.items():
             self._client.log_metric(self._id, _ODD.sub("_", name), float(value), step=step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Record a text as a file."""
-        self._client.log_text(self._id, text, f"{_ODD.sub('_', name)}/{step:08d}.txt")
-
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Record a table as JSON, in the form of pandas' `split`, which MLflow shows as a table."""
         columns = list(rows[0]) if rows else []
@@ -289,7 +268,7 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
 
-class Trackio:
+class Trackio(Tracker):
     """Logs to trackio's own store on this machine (TRACKIO_DIR), or not `offline` to a Space of the project's name.
 
     A resumed run continues the trackio run of its folder's name.
@@ -312,10 +291,6 @@ class Trackio:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
         self._run.log(dict(metrics), step=step)
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Record a text as a table of one cell, which shows it as it is."""
-        self.table(step, name, [{"text": text}])
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Record a table."""

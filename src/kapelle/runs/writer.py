@@ -40,7 +40,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import prune
@@ -64,7 +64,7 @@ from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
 
-# -------- Tables of JSON lines: how a row is written, where a step ends, how a table is cut.
+# -------- Tables of JSON lines: how a row is written, how a table is cut.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
 """The tables whose rows a checkpoint counts; the last one is that of `recorded`."""
@@ -83,18 +83,6 @@ def pretty(value: Mapping[str, Json]) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def end_of_step(table: Path, position: int, step: int) -> int:
-    """Return the end of the complete rows that follow a position and belong to a step up to this one."""
-    for line in table.read_bytes()[position:].splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                break
-        except (ValueError, KeyError, TypeError, RecursionError):
-            break
-        position += len(line)
-    return position
-
-
 def cut_table(path: Path, size: int) -> None:
     """Leave the first `size` bytes of a table."""
     with path.open("r+b") as file:
@@ -102,45 +90,11 @@ def cut_table(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
-# -------- What may not be opened as a run directory, and what differs between two configs.
-
-
 def changed_lines(old: str, new: str) -> list[str]:
     """Return what differs between two config texts, line by line, in words."""
     before, after = old.splitlines(), new.splitlines()
     gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
     return gone + [f"now '{line.strip()}'" for line in after if line not in before]
-
-
-def refuse_run_without_config(path: Path) -> None:
-    """Raise RunDirectoryError for what is left of a run without its config: a new run would be mixed with it."""
-    if is_run(path):
-        return
-    tables = [path / table for table in TABLES if (path / table).is_file() and (path / table).stat().st_size]
-    left = [*tables, *path.glob("checkpoints/[0-9]*"), *path.glob("episodes/*/[0-9]*")]
-    if left:
-        missing = "neither lock nor metrics.jsonl" if (path / "config.yaml").is_file() else "no config.yaml"
-        raise RunDirectoryError(
-            f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
-            "name another --run-dir."
-        )
-
-
-def refuse_other_run(
-    path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
-) -> None:
-    """Raise RunDirectoryError for a run that exists, without `resume`, or with a config that forbids resuming it."""
-    if not resume:
-        raise RunDirectoryError(
-            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
-        )
-    changed = differences(read_config(path), config)
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise RunDirectoryError(
-            f"The run at {path} has another config: {changed[0]}{more}. "
-            f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
-        )
 
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
@@ -233,12 +187,32 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
             )
-        refuse_run_without_config(path)
+        # With what is left of a run without its config a new run would be mixed.
+        if not is_run(path):
+            tables = [path / table for table in TABLES]
+            left = [table for table in tables if table.is_file() and table.stat().st_size]
+            left += [*path.glob("checkpoints/[0-9]*"), *path.glob("episodes/*/[0-9]*")]
+            if left:
+                config_there = (path / "config.yaml").is_file()
+                missing = "neither lock nor metrics.jsonl" if config_there else "no config.yaml"
+                raise RunDirectoryError(
+                    f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
+                    "name another --run-dir."
+                )
         lock = RunLock(path / "lock")
         try:
             run = cls(path, lock, resumed=is_run(path))
-            if run.resumed:
-                refuse_other_run(path, config, differences, resume=resume)
+            if run.resumed and not resume:
+                raise RunDirectoryError(
+                    f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
+                )
+            changed = differences(read_config(path), config) if run.resumed else ()
+            if changed:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                raise RunDirectoryError(
+                    f"The run at {path} has another config: {changed[0]}{more}. "
+                    f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
+                )
             with run._write(run.path):
                 for folder in (run.checkpoints, *(run.path / name for name in FOLDERS)):
                     folder.mkdir(parents=True, exist_ok=True)
@@ -246,8 +220,9 @@ class RunDirectory:
                 flush(episode_folder(run.path, "train").parent)
                 for table in (*TABLES, SYSTEM):
                     own_file(run.path / table)
-                starts = {STARTS: run.starts} if run.starts else {}
-                run._put("provenance.json", pretty({**provenance, **starts}))
+                starts = read_starts(path)
+                kept = {STARTS: starts} if starts else {}
+                run._put("provenance.json", pretty({**provenance, **kept}))
                 run.report("start", run._status.step)
                 # Last, because a directory is a run from the moment it has a config.
                 run._put("config.yaml", config.encode())
@@ -302,16 +277,12 @@ class RunDirectory:
                 self.say(f"{path} was {what} while the run goes on; it was written again.{kept}")
             self._marks[name] = _mark(path)
 
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """The circumstances of each start and resume so far."""
-        return read_starts(self.path)
-
     def record_start(self, start: Mapping[str, Json]) -> None:
         """Record the circumstances under which this process starts or resumes the run."""
         file = self.path / "provenance.json"
         with self._write(file):
-            self._put(file.name, pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
+            starts = [*read_starts(self.path), dict(start)]
+            self._put(file.name, pretty({**read_provenance(self.path), STARTS: starts}))
 
     @property
     def checkpoints(self) -> Path:
@@ -444,7 +415,14 @@ class RunDirectory:
                 self.say(f"{remark}; the run continues without them")
             if measured is not None:
                 for name in ("evaluations.jsonl", RECORDED):
-                    ends[name] = end_of_step(self.path / name, ends[name], measured)
+                    # Complete rows that follow, of steps up to `measured`.
+                    for line in (self.path / name).read_bytes()[ends[name] :].splitlines(keepends=True):
+                        try:
+                            if not line.endswith(b"\n") or json.loads(line)["step"] > measured:
+                                break
+                        except (ValueError, KeyError, TypeError, RecursionError):
+                            break
+                        ends[name] += len(line)
                 last["episodes/test"] = max(last["episodes/test"], measured)
             for table, end in ends.items():
                 cut_table(self.path / table, end)

@@ -30,7 +30,7 @@ from kapelle.environment import Reads
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import listed_files
 from kapelle.runs.lock import now
-from kapelle.runs.reader import is_run, read_config, saved_steps
+from kapelle.runs.reader import is_run, read_config, read_starts, saved_steps
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.files import content_or_fault, folder_content
 from kapelle.runtime.machine import versions_of
@@ -78,7 +78,7 @@ def note_start(
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
     if run.resumed:
-        for kind, line in changes(run.starts, start):
+        for kind, line in changes(read_starts(run.path), start):
             observer.phase("resume", line)
             if type(observer) is Silent and kind in _LOUD:
                 warnings.warn(line, stacklevel=3)

@@ -24,7 +24,7 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine
 from kapelle.setup.preparation import PreparedRun, prepare
-from kapelle.team import VERIFIER, Team
+from kapelle.team import VERIFIER
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
 from kapelle.training.warmup import warmed_bases
@@ -78,38 +78,29 @@ def open_served(
     team = ready.team
     observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = ready.load()
-    weights = _Weights(models, team, config.seed)
+    for policy in team.policies.values():
+        if policy.endpoint is None and policy.lora is not None:
+            bank = models[policy.base].bank
+            bank.add(policy.name, policy.lora, derive_seed(config.seed, "adapter", policy.name))
+
+    def weights(name: str) -> Mapping[str, Tensor]:
+        policy = team.policies[name]
+        model = models[policy.base]
+        return model.base_parameters() if policy.lora is None else model.bank.parameters(name)
+
+    def load_weights(name: str, given: Mapping[str, Tensor]) -> None:
+        copy_weights(weights(name), given, f"policy '{name}'")
+
     hashes = {base: hash_of_base(model) for base, model in models.items()}
     past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
     trained = {name: policy_folder(checkpoint, name) for name in team.trained}
-    load_policies(past | trained, team, weights, hashes)
+    load_policies(past | trained, team, weights, load_weights, hashes)
     engine = build_engine(config, models, team)
     for name in team.trained:
-        engine.load(name, weights.weights(name), step)
+        engine.load(name, weights(name), step)
     for note in notes_of(engine):
         observer.phase("engine", note)
     return Served(config, make_play(config, team, engine), step)
-
-
-class _Weights:
-    """The weights of a team's policies, in the memory of its models."""
-
-    def __init__(self, models: Mapping[str, LanguageModel], team: Team, seed: int) -> None:
-        self._models, self._team = models, team
-        for policy in team.policies.values():
-            if policy.endpoint is None and policy.lora is not None:
-                bank = models[policy.base].bank
-                bank.add(policy.name, policy.lora, derive_seed(seed, "adapter", policy.name))
-
-    def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return a policy's weights by name; the tensors themselves, not copies."""
-        policy = self._team.policies[name]
-        model = self._models[policy.base]
-        return model.base_parameters() if policy.lora is None else model.bank.parameters(name)
-
-    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Give a policy these weights."""
-        copy_weights(self.weights(name), weights, f"policy '{name}'")
 
 
 def open_verifier(

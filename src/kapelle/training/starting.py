@@ -103,9 +103,9 @@ def load_pieces(
         if verifier is not None:
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
         past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
-        load_policies(past, team, engine, hashes)
+        load_policies(past, team, engine.weights, engine.load_weights, hashes)
         if start_from:
-            load_policies(start_from, team, engine, hashes)
+            load_policies(start_from, team, engine.weights, engine.load_weights, hashes)
             if algorithm.need(ReferenceLogProbs) is not None:
                 engine.refresh_references()
 
