@@ -157,7 +157,7 @@ class WatchedThread:
             self.free += passed
             if self.loop is not None:
                 self.loop_answered = False
-                self._in_loop(self._answer)
+                self._in_loop(partial(setattr, self, "loop_answered", True))
         for limit in tuple(self.open):
             loop = None if limit.task is None else limit.task.get_loop()
             if loop is not None and loop.is_closed():
@@ -165,9 +165,6 @@ class WatchedThread:
             if loop is self.loop and limit.stage < 3 and limit.used - limit.seconds >= limit.stage * GRACE:
                 limit.stage += 1
                 self._in_loop(partial(_cancel, limit))
-
-    def _answer(self) -> None:
-        self.loop_answered = True
 
     def _in_loop(self, work: Callable[[], None]) -> None:
         loop = self.loop  # its own thread may take it back at any moment
@@ -284,25 +281,20 @@ def _run_watchdog(begun: threading.Event) -> None:
                 )  # the record, not the thread's number, which a new one may have
         if starts.lost(passed) and interrupts.commands:
             machine.exit_without_memory()
-        unhandled = interrupts.Arrivals.look(passed)
-        if unhandled is not None and interrupts.commands:
-            _end_stopped(unhandled)
-        stop = interrupts.pending_stop()
+        # A signal has asked the process to stop, and it does not.
+        number, stop = interrupts.Arrivals.look(passed), interrupts.pending_stop()
         if stop is not None:
             stop.waited += passed
-            if stop.waited > interrupts.LAST_RESORT and interrupts.commands:
-                _end_stopped(stop.number)
-
-
-def _end_stopped(number: int) -> None:
-    """End the process, which a signal has asked to stop and which does not."""
-    running = next((watched.running for watched in tuple(_watched_threads) if watched.main), None)
-    held = f"{running.what} holds" if running is not None else "something that cannot be interrupted holds"
-    _end_process(
-        f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
-        "done again when the run is resumed.",
-        128 + number,
-    )
+            if number is None and stop.waited > interrupts.LAST_RESORT:
+                number = stop.number
+        if number is not None and interrupts.commands:
+            running = next((watched.running for watched in tuple(_watched_threads) if watched.main), None)
+            holds = running.what if running is not None else "something that cannot be interrupted"
+            _end_process(
+                f"{holds} holds the process; it ends without waiting. What the last checkpoint holds is kept, and what came "
+                "after it is done again when the run is resumed.",
+                128 + number,
+            )
 
 
 def _end_process(message: str, code: int) -> NoReturn:

@@ -49,7 +49,7 @@ class AbandonableThreads(ThreadPoolExecutor):
                 self._idle -= 1
             elif self._threads_at_work < self._most:
                 self._threads_at_work += 1
-                threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
+                self.start_thread()
         self._calls.put(made)
         return made
 
@@ -62,8 +62,8 @@ class AbandonableThreads(ThreadPoolExecutor):
                 self._idle += 1
             del made
 
-    def replace(self) -> None:
-        """Start a thread in the place of one that was abandoned."""
+    def start_thread(self) -> None:
+        """Start a thread, a new one or in the place of one that was abandoned."""
         threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -125,7 +125,7 @@ class _Call(Future[Any]):
                 return False
             self.given_up = True
             raise_in(self._thread, GaveUp("nobody waits for it any more"))
-        self._owner.replace()
+        self._owner.start_thread()
         return False
 
 

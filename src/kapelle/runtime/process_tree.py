@@ -74,12 +74,8 @@ class SharedStatus:
         struct.pack_into("=Q", self._shared, 0, self.beats + 1)
 
     def enter(self, session: int) -> None:
-        """Note which session computes from now on."""
+        """Note which session computes from now on; 0 for none."""
         struct.pack_into("=Q", self._shared, 8, session)
-
-    def leave(self) -> None:
-        """Note that no session computes."""
-        self.enter(0)
 
     def say(self, doing: str) -> None:
         """Note what this process does from now on."""
@@ -315,33 +311,28 @@ def _beat(pulse: SharedStatus) -> None:
 
 def _end_alone(launcher: int) -> NoReturn:
     """End a rank whose launcher is gone; the first rank of the machine says so."""
-    if _is_first():
-        at = (
-            f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
-        )
-        _say(
-            f"The launcher (process {launcher}) is gone, and the run ends with it{at}. Resume the run: nothing is lost but the "
-            "steps since its last checkpoint."
-        )
+    at = f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
+    _said_by_first(
+        f"The launcher (process {launcher}) is gone, and the run ends with it{at}. Resume the run: nothing is lost but the "
+        "steps since its last checkpoint."
+    )
     os._exit(EXIT_ALONE)
 
 
 def _stop_alone(launcher: int) -> None:
     """Stop a rank as SIGTERM does, because its launcher is stopped: it could not stop the ranks, or see one die, any more."""
-    if _is_first():
-        _say(
-            f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s: the run saves and ends. "
-            "(Ctrl-Z stops a run whole, for as long as you like.)"
-        )
-    else:
+    if not _said_by_first(
+        f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s: the run saves and ends. "
+        "(Ctrl-Z stops a run whole, for as long as you like.)"
+    ):
         time.sleep(SPEAKS)  # ranks that have joined stop all together, with the first
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _is_first() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        os.write(2, f"kapelle: {text}\n".encode())
+def _said_by_first(text: str) -> bool:
+    """Print a line in the first rank of the machine; return whether this process is that."""
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if first:
+        with suppress(OSError):
+            os.write(2, f"kapelle: {text}\n".encode())
+    return first

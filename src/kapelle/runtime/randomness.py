@@ -11,8 +11,9 @@ import hashlib
 import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -71,8 +72,7 @@ def keep_imports_from_drawing() -> None:
 class _Guard(MetaPathFinder):
     """Finds what the other finders find, and has it executed between two looks at the generators."""
 
-    def __init__(self) -> None:
-        self._executing = False
+    _executing = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,30 +84,25 @@ class _Guard(MetaPathFinder):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(fullname, path, target)
             if spec is not None:
-                self._watch(spec.loader)
+                loader = spec.loader
+                # Loaders of built-in and frozen modules are classes that all share; those modules draw nothing.
+                if loader is not None and not isinstance(loader, type) and "exec_module" not in vars(loader):
+                    # Set on this one loader, which stays the same object for all other callers.
+                    loader.exec_module = partial(self._execute_unseen, loader.exec_module)
                 return spec  # type: ignore[no-any-return]  # finders are not typed more closely
         return None
 
-    def _watch(self, loader: Loader | None) -> None:
-        # Loaders of built-in and frozen modules are classes that all share; those modules draw nothing.
-        if loader is None or isinstance(loader, type) or "exec_module" in vars(loader):
+    def _execute_unseen(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        if self._executing:
+            execute(module)
             return
-        execute = loader.exec_module
-
-        def unseen(module: ModuleType) -> None:
-            if self._executing:
-                execute(module)
-                return
-            before = _host_states()
-            self._executing = True
-            try:
-                execute(module)
-            finally:
-                self._executing = False
-                _set_host_states(before)
-
-        # Set on this one loader, which stays the same object for all other callers.
-        loader.exec_module = unseen  # type: ignore[method-assign]
+        before = _host_states()
+        self._executing = True
+        try:
+            execute(module)
+        finally:
+            self._executing = False
+            _set_host_states(before)
 
 
 def _host_states() -> dict[str, object]:

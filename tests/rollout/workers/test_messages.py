@@ -60,7 +60,7 @@ def test_a_pulse_is_seen_on_the_other_side() -> None:
     theirs.beat()
     theirs.enter(7)
     assert (ours.beats, ours.session) == (1, 7)
-    theirs.leave()
+    theirs.enter(0)
     assert ours.session == 0
     theirs._shared.close()
     ours.close()

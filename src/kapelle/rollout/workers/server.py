@@ -90,7 +90,7 @@ class _Server:
             work = self._work(question)
             number = question.get("session", 0)
             answer["value"] = await HookedAwaitable(
-                work, partial(self._pulse.enter, number), self._pulse.leave
+                work, partial(self._pulse.enter, number), partial(self._pulse.enter, 0)
             )
         except BaseException as error:  # noqa: BLE001 - raised in the process that waits for the answer
             answer["error"] = error_form(error)
