@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
-from kapelle.services.binding import Binding, check_installed, token_here
+from kapelle.services.binding import TOKEN, Binding, check_installed
 from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def binding_of(arguments: argparse.Namespace) -> Binding:
     return Binding(
         arguments.host,
         arguments.port,
-        token_here(),
+        os.environ.get(TOKEN),
         file_of(arguments.tls_cert),
         file_of(arguments.tls_key),
         tuple(arguments.allow_host),

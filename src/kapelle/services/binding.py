@@ -17,7 +17,7 @@ from pathlib import Path
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 
-__all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "check_installed", "log_failure", "token_here"]
+__all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "check_installed", "in_url", "log_failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,13 @@ class Binding:
 
         A foreign page whose name was made to point here (DNS rebinding) sends that name, which is not among them.
         """
-        names = ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), _in_url(self.reached), *self.names)
+        names = ("localhost", "127.0.0.1", "[::1]", in_url(self.host), in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)
 
     @property
     def reached(self) -> str:
         """The name or number by which callers reach it."""
         return self.address or self.host
-
-    @property
-    def in_url(self) -> str:
-        """The host as addresses have it: an IPv6 address in brackets."""
-        return _in_url(self.host)
 
     def tls(self) -> tuple[bytes, bytes] | None:
         """Return the private key and the certificate's chain in PEM; None without TLS.
@@ -100,7 +95,7 @@ class Binding:
     def url(self, port: int) -> str:
         """Return the address under which the service is found when it listens on a port."""
         scheme = "http" if self.certificate is None else "https"
-        return f"{scheme}://{_in_url(self.reached)}:{port}"
+        return f"{scheme}://{in_url(self.reached)}:{port}"
 
     def admits(self, token: str | None) -> bool:
         """Return whether a caller with this token may call; compared in constant time."""
@@ -116,12 +111,8 @@ def check_installed(extra: str, *packages: str) -> None:
         raise ConfigError(f"Serving needs an extra: pip install 'kapelle[{extra}]'.")
 
 
-def token_here() -> str | None:
-    """Return the token that this process's environment names; None without one."""
-    return os.environ.get(TOKEN)
-
-
-def _in_url(host: str) -> str:
+def in_url(host: str) -> str:
+    """Return a host as addresses have it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 from kapelle.wire import LARGEST  # before grpcio: it sets how much grpcio logs
 
@@ -28,7 +28,7 @@ from grpc_health.v1.health import aio as health
 from grpc_health.v1.health_pb2 import HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from kapelle.errors import ConfigError
-from kapelle.services.binding import Binding, log_failure
+from kapelle.services.binding import Binding, in_url, log_failure
 
 
 @dataclass
@@ -85,8 +85,9 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         self._binding = binding
         self._most = {"calls": caps.calls, "streams": caps.streams, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while no call is under way, except those of the health service."""
+        self.idle.set()
         self.closed = False
         """Whether all calls but those of the health service are refused."""
 
@@ -94,19 +95,19 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> grpc.RpcMethodHandler | None:
         """Return the method's handler behind the check; None if there is no such method."""
+        # A caller sends exactly one `authorization`, with a bearer token.
         given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
-        if not self._binding.admits(_bearer(given)):
+        alone = given[0] if len(given) == 1 and isinstance(given[0], str) else ""
+        scheme, _, token = alone.partition(" ")
+        if not self._binding.admits(token if scheme.lower() == "bearer" else None):
             return grpc.stream_stream_rpc_method_handler(_unauthenticated)
         handler = await continuation(details)
-        return None if handler is None else self._guarded(handler, details.method)
+        if handler is None:
+            return None
 
-    async def idle(self) -> None:
-        """Return when no call is under way, except those of the health service."""
-        await self._idle.wait()
-
-    def _guarded(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
-        """Return a handler that parses the body itself, so that an unreadable body is refused like other errors."""
-        # How many messages go in and out decides the form of the handler.
+        # The handler parses the body itself, so that an unreadable body is refused like other errors. How many messages go in
+        # and out decides its form.
+        method = details.method
         kind = (
             "watchers" if method.startswith(HEALTH) else "streams" if handler.response_streaming else "calls"
         )
@@ -154,11 +155,15 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
             most = self._most[kind]
             if self._under_way[kind] >= most:
                 raise busy(f"{most:,} {kind} are under way, the most there may be. Call again later.")
-            self._count(kind, 1)
+            self._under_way[kind] += 1
+            if kind != "watchers":
+                self.idle.clear()
             try:
                 yield
             finally:
-                self._count(kind, -1)
+                self._under_way[kind] -= 1
+                if not self._under_way["calls"] + self._under_way["streams"]:
+                    self.idle.set()
         except Refused as refused:
             await context.abort(grpc.StatusCode[refused.code], refused.message)
         except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -166,21 +171,6 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         except Exception as error:
             log_failure(f"A call of {method} failed.", error)
             await context.abort(grpc.StatusCode.INTERNAL, "The service failed; its log says why.")
-
-    def _count(self, kind: str, more: int) -> None:
-        self._under_way[kind] += more
-        if any(count for each, count in self._under_way.items() if each != "watchers"):
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-
-def _bearer(given: list[str | bytes]) -> str | None:
-    """Return the bearer token of a call; None unless it has exactly one `authorization`, of that scheme."""
-    if len(given) != 1 or not isinstance(given[0], str):
-        return None
-    scheme, _, token = given[0].partition(" ")
-    return token if scheme.lower() == "bearer" else None
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
@@ -202,21 +192,21 @@ METADATA_BYTES = 16 << 10
 """Of the headers of one call."""
 
 
-class GrpcService(Protocol):
+class GrpcService:
     """A service of a proto file."""
 
-    @property
-    def name(self) -> str:
-        """Its full name there, which the health service uses too."""
-        ...
+    name: str
+    """Its full name there, which the health service uses too."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add its methods to a server; they run on that server's event loop and must not block it."""
-        ...
+        raise NotImplementedError
 
     async def settle(self) -> None:
-        """Begin nothing new, and return when what was begun is over; cancelled when its time is up."""
-        ...
+        """Begin nothing new, and return when what was begun is over; cancelled when its time is up.
+
+        The server waits for calls by itself; only what outlives a call is waited for here.
+        """
 
 
 class GrpcServer:
@@ -250,13 +240,14 @@ class GrpcServer:
 
         Services get half of that time to finish what they have begun.
         """
-        return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._running).result()
+        assert self._loop is not None, "the server has started"
+        return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop).result()
 
     def close(self) -> None:
         """Stop now; calls under way are cancelled."""
-        if self._over is not None:
+        if self._loop is not None and self._over is not None:
             with suppress(RuntimeError):  # its loop has ended already
-                self._running.call_soon_threadsafe(self._over.set)
+                self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(CLOSING_SECONDS)
 
     def __enter__(self) -> Self:
@@ -265,11 +256,6 @@ class GrpcServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _running(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "the server has started"
-        return self._loop
 
     def _run(self) -> None:
         try:
@@ -300,7 +286,16 @@ class GrpcServer:
             service.register(server)
             await self._health.set(service.name, HealthCheckResponse.SERVING)
         await self._health.set(OVERALL_HEALTH, HealthCheckResponse.SERVING)
-        port = _bound(server, self._binding)
+        where, tls = f"{in_url(self._binding.host)}:{self._binding.port}", self._binding.tls()
+        try:
+            if tls is None:
+                port = int(server.add_insecure_port(where))
+            else:
+                port = int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
+        except RuntimeError:
+            raise ConfigError(
+                f"Nothing can listen on {where}: it may be taken or may not be of this machine. Name another --port or --host."
+            ) from None
         await server.start()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._begun.set_result(port)
@@ -316,7 +311,7 @@ class GrpcServer:
         self._guard.closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(until - time.monotonic()):
-                await self._guard.idle()
+                await self._guard.idle.wait()
                 self._drained = True
         await asyncio.sleep(LAST_SECONDS)
         return self._drained
@@ -330,17 +325,3 @@ class _Health(health.HealthServicer):  # type: ignore[misc] # grpc ships no type
         return HealthListResponse(
             statuses={name: HealthCheckResponse(status=now) for name, now in self._server_status.items()}
         )
-
-
-def _bound(server: grpc.aio.Server, binding: Binding) -> int:
-    """Let the server listen; return its port."""
-    where = f"{binding.in_url}:{binding.port}"
-    tls = binding.tls()
-    try:
-        if tls is None:
-            return int(server.add_insecure_port(where))
-        return int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
-    except RuntimeError:
-        raise ConfigError(
-            f"Nothing can listen on {where}: it may be taken or may not be of this machine. Name another --port or --host."
-        ) from None

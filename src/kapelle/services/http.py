@@ -16,6 +16,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -205,16 +206,24 @@ class EventStream(StreamingResponse):
         """Send the events in `begun`, which the caller took from `events` already, and then the others."""
 
         async def pieces() -> AsyncIterator[bytes]:
-            try:
-                for event in begun:
-                    yield _sse(event)
-                async for event in events:
-                    yield _sse(event)
-            # The status is sent already, so the last event is an error that clients read.
-            except Refusal as refusal:
-                yield _sse(refusal.row())
-            except Exception as error:
-                yield _sse(_failed("A stream failed.", error).row())
+            waiting, refusal = list(begun), None
+            while refusal is None:
+                try:
+                    event = waiting.pop(0) if waiting else await anext(events)
+                except StopAsyncIteration:
+                    return
+                # The status is sent already, so the last event is an error that clients read.
+                except Refusal as error:
+                    refusal = error
+                except Exception as error:
+                    refusal = _failed("A stream failed.", error)
+                if refusal is not None:
+                    event = refusal.row()
+                yield (
+                    b"data: "
+                    + (event.encode() if isinstance(event, str) else JsonAnswer(event).body)
+                    + b"\n\n"
+                )
 
         super().__init__(pieces(), headers={**(headers or {}), "content-type": "text/event-stream"})
         self._events = events
@@ -228,10 +237,6 @@ class EventStream(StreamingResponse):
             return
         finally:
             await self._events.aclose()
-
-
-def _sse(event: Json | str) -> bytes:
-    return b"data: " + (event.encode() if isinstance(event, str) else JsonAnswer(event).body) + b"\n\n"
 
 
 def route(method: str, path: str, handler: Handler) -> Route:
@@ -329,15 +334,14 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T:
                     await each
 
 
-class Application:
+class Application(Guard):
     """Routes behind the guard, an ASGI application; errors are answered in OpenAI's form."""
 
     def __init__(self, binding: Binding, routes: Sequence[Route]) -> None:
-        async def refused(_request: Request, error: Exception) -> Response:
-            assert isinstance(error, Refusal)
-            return answer_refusal(error)
-
-        async def not_routed(request: Request, error: Exception) -> Response:
+        async def refused(request: Request, error: Exception) -> Response:
+            if isinstance(error, Refusal):
+                return answer_refusal(error)
+            # Starlette has found no route for this path, or none for this method.
             found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             if not found:
                 return answer_refusal(Refusal(404, "There is no such path here.", None, "not_found"))
@@ -345,15 +349,9 @@ class Application:
             message, headers = f"This path takes {allowed}.", {"allow": allowed}
             return answer_refusal(Refusal(405, message, None, "method_not_allowed", headers))
 
-        self._routed = Starlette(
-            routes=routes, exception_handlers={Refusal: refused, HTTPException: not_routed}
-        )
+        super().__init__(self._route, binding)
+        self._routed = Starlette(routes=routes, exception_handlers={Refusal: refused, HTTPException: refused})
         self._routed.router.redirect_slashes = False
-        self._guarded = Guard(self._route, binding)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
-        await self._guarded(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # `/sessions/NAME/v1/…` names a session, for programs that take only an address.
@@ -411,19 +409,18 @@ class HttpServer:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="kapelle-http", daemon=True
         )
-        self._started = threading.Event()
 
     @property
     def url(self) -> str:
         """Its address."""
         return self._binding.url(self.port)
 
-    def start(self) -> None:
-        """Begin to serve; returns when calls are accepted."""
+    def __enter__(self) -> Self:
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
-            self._started.wait(0.005)
+            time.sleep(0.005)
         assert self._server.started, "its port is bound and its settings are loaded"
+        return self
 
     def drain(self, seconds: float) -> bool:
         """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
@@ -431,19 +428,12 @@ class HttpServer:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def close(self) -> None:
-        """Stop now; calls under way are cancelled."""
+    def __exit__(self, *_: object) -> None:
+        # Calls under way are cancelled.
         self._server.should_exit = self._server.force_exit = True
         if self._thread.ident is not None:
             self._thread.join(5.0)
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _serve(self) -> None:
         await self._server.serve(sockets=[self._socket])
@@ -505,8 +495,7 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(*given, **named)
         self._opened, self._closed = opened, closed
-        self._head: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a call."""
@@ -518,50 +507,48 @@ class HttpConnection(H11Protocol):
             for name, value in KEEPALIVE.items():
                 if hasattr(socket, name):  # not on every system
                     held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._head = self._gives_up_after(HEAD_SECONDS)
+        self._deadline("head", HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the deadline of a head ends with the head."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._head = _ended(self._head)
-        elif self._head is None:
-            self._head = self._gives_up_after(HEAD_SECONDS)
+            self._deadline("head", None)
+        elif "head" not in self._deadlines:
+            self._deadline("head", HEAD_SECONDS)
 
     def pause_writing(self) -> None:
         """Wait for the peer to read."""
         super().pause_writing()
-        self._stall = self._gives_up_after(STALL_SECONDS)
+        self._deadline("stall", STALL_SECONDS)
 
     def resume_writing(self) -> None:
         """Continue: the peer has read."""
         super().resume_writing()
-        self._stall = _ended(self._stall)
+        self._deadline("stall", None)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even one whose last answer was not read."""
         super().timeout_keep_alive_handler()
-        self._gives_up_after(STALL_SECONDS)
+        self._deadline("close", STALL_SECONDS)
 
     def shutdown(self) -> None:
         """Close when accepted calls are answered and their answers are read."""
         super().shutdown()
         if self.transport.is_closing():
-            self._gives_up_after(STALL_SECONDS)
+            self._deadline("close", STALL_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._head, self._stall = _ended(self._head), _ended(self._stall)
+        for what in list(self._deadlines):
+            self._deadline(what, None)
         super().connection_lost(exc)
         if self._closed is not None and self.client is not None:
             self._closed(self.client)
 
-    def _gives_up_after(self, seconds: float) -> asyncio.TimerHandle:
-        return self.loop.call_later(seconds, self.transport.abort)
-
-
-def _ended(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """Cancel a deadline and return None, to be stored in its place."""
-    if timer is not None:
-        timer.cancel()
-    return None
+    def _deadline(self, what: str, seconds: float | None) -> None:
+        """Abort the connection after `seconds`, unless this deadline is set anew before; None takes it back."""
+        if (timer := self._deadlines.pop(what, None)) is not None:
+            timer.cancel()
+        if seconds is not None:
+            self._deadlines[what] = self.loop.call_later(seconds, self.transport.abort)

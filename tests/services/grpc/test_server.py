@@ -17,14 +17,14 @@ from tests.support.tls import certificate_here
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
-from kapelle.services.grpc import Caps, GrpcServer, wrong
+from kapelle.services.grpc import Caps, GrpcServer, GrpcService, wrong
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
 SMALL = 1 << 16
 METHODS = ("One", "Many", "Both")
 
 
-class Echo:
+class Echo(GrpcService):
     """Says what it was told; `fail`, `wrong` and `wait` do what they say."""
 
     name = "test.Echo"
@@ -41,9 +41,6 @@ class Echo:
             "Both": grpc.stream_stream_rpc_method_handler(self.both, read, bytes),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(self.name, handlers)])
-
-    async def settle(self) -> None:
-        return
 
     def go_on(self) -> None:
         """Let calls that wait go on."""

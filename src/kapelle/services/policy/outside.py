@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from kapelle.environments.external import External
 from kapelle.environments.external.switchboard import Over, Switchboard, WaitingEpisode, switched_on
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
-from kapelle.services.binding import Binding, token_here
+from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News, too_long
 from kapelle.services.policy.chat_form import read_message
@@ -48,7 +49,7 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
     binding = Binding(
         environment.host,
         environment.port,
-        token_here(),
+        os.environ.get(TOKEN),
         certificate=None if environment.tls_cert is None else Path(environment.tls_cert),
         key=None if environment.tls_key is None else Path(environment.tls_key),
         address=environment.address,
