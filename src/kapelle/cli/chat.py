@@ -136,13 +136,10 @@ async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, An
 
 
 async def _of_team(agents: Agents, request: Any) -> str:
-    from secrets import randbits
+    from kapelle.services.policy.teams import PlayedAnswer, team_answers
 
-    from kapelle.services.policy.teams import PlayedAnswer, Teams
-
-    teams, final, turns = Teams(agents), "", _Turns()
-    teams.check(request)
-    async for each in teams.answers(request, randbits(62), listening=True):
+    final, turns = "", _Turns()
+    async for each in team_answers(agents, request, listening=True):
         if isinstance(each, PlayedAnswer):
             final = each.text
         else:
@@ -182,10 +179,9 @@ class _Turns:
 
 
 async def _of_agent(agents: Agents, agent: str, request: Any) -> str:
-    from kapelle.services.policy.agents import prompted, read_chat
+    from kapelle.services.policy.agents import read_chat
 
-    chat, messages = read_chat(agents, agent, agent, request)
-    chat = await prompted(chat, agents, messages, None)
+    chat = await read_chat(agents, agent, agent, request).prompted()
     _name(agent)
     said = ""
     async for piece in chat.chunks(agents.answers(chat.prompt, listening=True)):

@@ -81,7 +81,7 @@ def test_a_conversation_goes_on_after_a_call_however_its_arguments_are_written()
     assert again.session is place.session
     assert again.after is not None
     assert again.after.turn.text == TEXT
-    assert [message.text for message in again.heard] == ["3.5"]
+    assert [message.content for message in again.heard] == ["3.5"]
     function["arguments"] = '{"a": 2}'
     assert sessions.find("first", read_request(body(called, result)), None) is None, "it never called that"
     assert sessions.find("second", read_request(body(called, result)), None) is None, "nor did another agent"

@@ -267,7 +267,7 @@ async def test_sessions_of_programs_that_broke_off_make_room() -> None:
         desk = OutsideDesk(board, Agents(made.play, LoopThread()))
         body = {"model": "team/planner", "messages": [{"role": "user", "content": "x"}]}
         request = read_request(body)
-        chat, _ = read_chat(desk._agents, "team/planner", "planner", request)
+        chat = read_chat(desk._agents, "team/planner", "planner", request)
         for number in range(1100):
             seat = WaitingEpisode(f"e-{number}", Task("t", ""), 0, ("planner", "coder"))
             board.give(seat)

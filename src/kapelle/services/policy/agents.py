@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from kapelle.engines.rollout.protocol import (
@@ -24,9 +25,7 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
     ChatRequest,
-    Decode,
     Head,
-    chunk_row,
     message_of,
     read_messages,
     token_rows,
@@ -94,48 +93,40 @@ class Agents:
         self.play = play
         self.thread = thread
 
-    def prompt(
-        self, agent: str, request: ChatRequest, messages: Sequence[Message], ids: Sequence[int] | None
-    ) -> Prompt:
-        """Return the prompt of a request to an agent; Refusal (400) if it is too long.
-
-        `messages` are the whole conversation; `ids` are its tokens, if they are known already.
-        """
-        renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
-        try:
-            ids = tuple(ids if ids is not None else renderer.start(messages))
-        except ContextError as error:
-            raise too_long(str(error)) from None
-        room = renderer.context - len(ids)
-        if room <= 0:
-            raise too_long(
-                f"The prompt has {len(ids):,} tokens; the agent's model reads {renderer.context:,}."
-            )
-        sampling = request.sampling(self.play.team[agent].sampling)
-        seed = secrets.randbits(62) if request.seed is None else request.seed
-        seeds = (seed, *(derive_seed(seed, "choice", k) for k in range(1, request.n)))
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        return Prompt(agent, tuple(messages), ids, sampling, seeds)
-
     def decodes(self, agent: str) -> Decodes | None:
         """Return what turns an agent's tokens into text; None if its engine cannot."""
         renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
         return renderer if isinstance(renderer, Decodes) else None
 
-    async def complete(self, prompt: Prompt) -> list[Completion]:
-        """Return a completion for each seed."""
-        return [
-            each.completion async for each in self.answers(prompt, listening=False) if isinstance(each, Done)
-        ]
-
     def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
         """Yield the choices in order; `listening` yields tokens as they come instead, and each choice when it is complete."""
-        return told(self.thread, lambda tell: self._complete(prompt, tell, listening=listening))
 
-    @property
-    def knows_alternatives(self) -> bool:
-        """Whether the engine knows which other tokens were likely."""
-        return self.thread.begun and isinstance(self.play.engine, KnowsAlternatives)
+        async def work(tell: Tell) -> None:
+            choices = (self._choice(prompt, k, tell, listening=listening) for k in range(len(prompt.seeds)))
+            done = await asyncio.gather(*choices)
+            if not listening:
+                for each in done:
+                    tell(each)
+
+        return told(self.thread, work)
+
+    async def _choice(self, prompt: Prompt, choice: int, tell: Tell, *, listening: bool) -> Done:
+        def on_tokens(ids: Sequence[int], logprobs: Sequence[float]) -> None:
+            tell(News(choice, ids, logprobs))
+
+        request = self._request(prompt, prompt.seeds[choice])
+        completion = await stream_or_generate(self.play.engine, request, on_tokens if listening else None)
+        if not all(map(math.isfinite, completion.logprobs)):
+            raise Refusal(
+                500,
+                f"The weights of '{request.policy}' are broken: their log-probs are not finite.",
+                None,
+                "weights",
+            )
+        done = Done(choice, completion, len(prompt.ids))
+        if listening:
+            tell(done)
+        return done
 
     async def alternatives(self, prompt: Prompt, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
         """Return the `count` likeliest tokens in the place of each id of a completion."""
@@ -152,32 +143,6 @@ class Agents:
     def _request(self, prompt: Prompt, seed: int) -> Request:
         policy, task = self.play.team.policy(prompt.agent).name, Task("served", prompt.messages[-1].content)
         return Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
-
-    async def _complete(self, prompt: Prompt, tell: Tell, *, listening: bool) -> None:
-        policy = self.play.team.policy(prompt.agent).name
-
-        async def one(choice: int, seed: int) -> Completion:
-            request = self._request(prompt, seed)
-
-            def on_tokens(ids: Sequence[int], logprobs: Sequence[float]) -> None:
-                tell(News(choice, ids, logprobs))
-
-            completion = await stream_or_generate(self.play.engine, request, on_tokens if listening else None)
-            if not all(map(math.isfinite, completion.logprobs)):
-                raise Refusal(
-                    500,
-                    f"The weights of '{policy}' are broken: their log-probs are not finite.",
-                    None,
-                    "weights",
-                )
-            if listening:
-                tell(Done(choice, completion, len(prompt.ids)))
-            return completion
-
-        completions = await asyncio.gather(*(one(k, seed) for k, seed in enumerate(prompt.seeds)))
-        if not listening:
-            for choice, completion in enumerate(completions):
-                tell(Done(choice, completion, len(prompt.ids)))
 
 
 async def told(
@@ -216,9 +181,7 @@ async def told(
 
 def too_long(message: str) -> Refusal:
     """Return the refusal of a prompt that the model cannot read."""
-    refusal = wrong(message, "messages")
-    refusal.code = "context_length_exceeded"
-    return refusal
+    return Refusal(400, message, "messages", "context_length_exceeded")
 
 
 # -------- Tokens as text while they come: whole characters, without what a stop string may still remove
@@ -258,22 +221,18 @@ class TextStream:
         if len(now) > len(before) and not now.endswith("\ufffd"):
             self._text += now[len(before) :]
             self._from, self._read = self._read, len(self._ids)
-        return self._tell(self._text[: len(self._text) - self._held] if self._held else self._text)
+        text = self._text[: len(self._text) - self._held] if self._held else self._text
+        for mark in self._marks:
+            place = text.find(mark)
+            if place < 0:  # the text may end with the beginning of a mark
+                longest = min(len(mark) - 1, len(text))
+                begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
+                place = len(text) - begun
+            text = text[:place]
+        return self.end(text.rstrip() if self._trims else text)
 
     def end(self, text: str) -> str:
-        """Return what is left of the whole text."""
-        return self._tell(text, whole=True)
-
-    def _tell(self, text: str, *, whole: bool = False) -> str:
-        if not whole:
-            for mark in self._marks:
-                place = text.find(mark)
-                if place < 0:  # the text may end with the beginning of a mark
-                    longest = min(len(mark) - 1, len(text))
-                    begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
-                    place = len(text) - begun
-                text = text[:place]
-            text = text.rstrip() if self._trims else text
+        """Return what of the whole text has not been told yet."""
         news = text[len(self.told) :]
         self.told += news
         return news
@@ -286,111 +245,111 @@ class TextStream:
 class Chat:
     """A request that is being answered."""
 
-    model: str
-    agent: str
+    agents: Agents
     request: ChatRequest
     prompt: Prompt
     head: Head
     decodes: Decodes | None
-    session: str | None = None
-    """Its session; None on a server that records nothing."""
 
-    @property
-    def extra(self) -> dict[str, Json]:
-        """Fields of the answer beyond OpenAI's form."""
-        return {} if self.session is None else {"session": self.session}
+    async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
+        """Return it with its prompt's tokens: those of `ids`, else of the rendered conversation.
 
-    @property
-    def decode(self) -> Decode | None:
-        """What turns single tokens into text, if log-probs are asked for."""
-        return self.decodes.decode if self.decodes is not None and self.request.logprobs else None
+        Refusal (400) if they are too many for the agent's model.
+        """
+        play, agent = self.agents.play, self.prompt.agent
+        renderer = play.engine.renderer(play.team.policy(agent).name)
+        try:  # long conversations take a while
+            known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
+        except ContextError as error:
+            raise too_long(str(error)) from None
+        room = renderer.context - len(known)
+        if room <= 0:
+            raise too_long(
+                f"The prompt has {len(known):,} tokens; the agent's model reads {renderer.context:,}."
+            )
+        sampling = self.prompt.sampling
+        seed = secrets.randbits(62) if self.request.seed is None else self.request.seed
+        seeds = (seed, *(derive_seed(seed, "choice", k) for k in range(1, self.request.n)))
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return replace(self, prompt=replace(self.prompt, ids=known, sampling=sampling, seeds=seeds))
 
-    @property
-    def tools(self) -> bool:
-        """Whether tool calls are read from the answer."""
-        return self.request.calls_tools
-
-    def whole(self, done: Sequence[Done], alternatives: Sequence[Sequence[Likeliest]]) -> Json:
-        """Return the answer; `alternatives` are those of each choice's tokens, empty if they are not asked for."""
-        completions = [each.completion for each in done]
-        choices = []
-        for k, each in enumerate(completions):
-            message, reason = message_of(each, tools=self.tools)
-            logprobs = None
-            if self.decode is not None:
-                logprobs = {"content": token_rows(each.ids, each.logprobs, self.decode, alternatives[k])}
+    async def whole(self, answers: AsyncIterator[News | Done]) -> Json:
+        """Return the answer."""
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            done = [each async for each in told if isinstance(each, Done)]
+        choices, count = [], self.request.top_logprobs
+        for k, each in enumerate(one.completion for one in done):
+            message, reason = message_of(each, tools=self.request.calls_tools)
+            others = await self.agents.alternatives(self.prompt, each.ids, count)
+            logprobs = self._logprobs(each.ids, each.logprobs, others)
             choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": reason})
+        first = done[0].completion
         return {
             **self.head.row("chat.completion"),
             "choices": choices,
-            "usage": usage_row(done[0].prompt_tokens, completions),
-            "system_fingerprint": completions[0].weights_hash,
-            "kapelle": {**weights_row(completions[0]), **self.extra},
+            "usage": self._usage(done),
+            "system_fingerprint": first.weights_hash,
+            "kapelle": {**weights_row(first), **self.head.extra},
         }
 
     async def chunks(self, answers: AsyncIterator[News | Done]) -> AsyncIterator[Json | str]:
         """Yield the answer in pieces."""
-        marks = ("<tool_call>",) if self.tools else ()
+        tools = self.request.calls_tools
+        marks = ("<tool_call>",) if tools else ()
         stops = self.prompt.sampling.stop
         words = {
-            k: TextStream(self.decodes.spoken, stops, marks, trims=self.tools)
+            k: TextStream(self.decodes.spoken, stops, marks, trims=tools)
             for k in range(self.request.n)
             if self.decodes is not None
         }
         told = [0] * self.request.n
         done: list[Done] = []
         for k in range(self.request.n):
-            yield self._chunk(k, {"role": "assistant", "content": "", "refusal": None}, extra=self.extra)
+            yield self.head.opening(k)
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 k = each.choice
                 if isinstance(each, News):
                     told[k] += len(each.ids)
                     text = words[k].hear(each.ids) if k in words else ""
-                    if text or self.decode is not None:
-                        yield self._chunk(k, {"content": text}, each.ids, each.logprobs)
+                    if text or self.request.logprobs:
+                        rows = self._logprobs(each.ids, each.logprobs)
+                        yield self.head.chunk(k, {"content": text}, rows)
                     continue
-                completion = each.completion
+                # The rest of a choice: its words, and then each call in a piece of its own, as OpenAI sends them: some clients
+                # read only the first one of a piece.
                 done.append(each)
-                deltas, reason = self._last_words(completion, words.get(k))
-                for delta in deltas:
-                    yield self._chunk(k, delta, completion.ids[told[k] :], completion.logprobs[told[k] :])
+                completion = each.completion
+                message, reason = message_of(completion, tools=tools)
+                text = message["content"] or ""
+                left = words[k].end(text) if k in words else text
+                calls = [
+                    {"tool_calls": [{"index": n, **call}]}
+                    for n, call in enumerate(message.get("tool_calls", ()))
+                ]
+                for delta in [*([{"content": left}] if left or not calls else []), *calls]:
+                    rows = self._logprobs(completion.ids[told[k] :], completion.logprobs[told[k] :])
+                    yield self.head.chunk(k, delta, rows)
                     told[k] = len(completion.ids)
-                yield self._chunk(k, {}, reason=reason, extra=dict(weights_row(completion)))
-        if self.request.stream_options is not None and self.request.stream_options.include_usage:
-            usage = usage_row(done[0].prompt_tokens, [each.completion for each in done])
-            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": usage}
+                yield self.head.chunk(k, {}, self._logprobs((), ()), reason, weights_row(completion))
+        if self.request.wants_usage:
+            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": self._usage(done)}
         yield "[DONE]"
 
-    def _last_words(
-        self, completion: Completion, words: TextStream | None
-    ) -> tuple[list[dict[str, Json]], str]:
-        """Return the rest of a choice, words first and then each call, and why it ended."""
-        message, reason = message_of(completion, tools=self.tools)
-        text = message["content"] or ""
-        left = text if words is None else words.end(text)
-        # Each call in a piece of its own, as OpenAI sends them: some clients read only the first one of a piece.
-        calls = [
-            {"tool_calls": [{"index": k, **call}]} for k, call in enumerate(message.get("tool_calls", ()))
-        ]
-        return [*([{"content": left}] if left or not calls else []), *calls], reason
-
-    def _chunk(
-        self,
-        choice: int,
-        delta: dict[str, Json],
-        ids: Sequence[int] = (),
-        logprobs: Sequence[float] = (),
-        *,
-        reason: str | None = None,
-        extra: dict[str, Json] | None = None,
+    def _logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
     ) -> Json:
-        rows = None if self.decode is None else {"content": token_rows(ids, logprobs, self.decode)}
-        return chunk_row(self.head, choice, delta, rows, reason, extra)
+        """Return sampled tokens with their log-probs; None unless they are asked for."""
+        if self.decodes is None or not self.request.logprobs:
+            return None
+        return {"content": token_rows(ids, logprobs, self.decodes.decode, alternatives)}
+
+    def _usage(self, done: Sequence[Done]) -> Json:
+        return usage_row(done[0].prompt_tokens, sum(len(each.completion.ids) for each in done))
 
 
-def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> tuple[Chat, list[Message]]:
-    """Return a chat that lacks its prompt's tokens, and the conversation that the agent reads; Refusal (400)."""
+def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
+    """Return a chat that lacks only its prompt's tokens; Refusal (400) for what cannot be asked of the agent."""
     decodes = agents.decodes(agent)
     if request.logprobs and decodes is None:
         raise wrong(
@@ -402,20 +361,12 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> t
         raise wrong(
             "`top_logprobs` are known when an answer is complete. Leave out `stream`.", "top_logprobs"
         )
-    if request.top_logprobs and not agents.knows_alternatives:
+    if request.top_logprobs and not (
+        agents.thread.begun and isinstance(agents.play.engine, KnowsAlternatives)
+    ):
         raise wrong("What the agents might have said instead is not known here.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()
-    messages = read_messages(request.messages, tools, agents.play.team[agent].system)
-    prompt = Prompt(agent, tuple(messages), (), request.sampling(agents.play.team[agent].sampling), ())
-    return Chat(model, agent, request, prompt, Head(model), decodes), messages
-
-
-async def prompted(
-    chat: Chat, agents: Agents, messages: Sequence[Message], ids: Callable[[], Sequence[int]] | None
-) -> Chat:
-    """Return a chat with its prompt's tokens: those of `ids`, else of the rendered conversation; Refusal (400)."""
-
-    def render() -> Prompt:
-        return agents.prompt(chat.agent, chat.request, messages, None if ids is None else ids())
-
-    return replace(chat, prompt=await asyncio.to_thread(render))  # long conversations take a while
+    known = agents.play.team[agent]
+    messages = tuple(read_messages(request.messages, tools, known.system))
+    prompt = Prompt(agent, messages, (), request.sampling(known.sampling), ())
+    return Chat(agents, request, prompt, Head(model), decodes)

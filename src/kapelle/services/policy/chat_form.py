@@ -160,6 +160,11 @@ class ChatRequest(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with how many tokens were read and written."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def calls_tools(self) -> bool:
         """Whether the agent is told of tools and calls of them are looked for in its answer."""
         return bool(self.tools) and self.tool_choice == "auto"
@@ -238,15 +243,15 @@ def read_message(message: ChatMessage) -> Message:
     words = message.text
     if message.name is not None and role in NAMED and words:
         words = f"{message.name}: {words}"  # chat templates have no field for names
-    return Message(role, "\n".join([*([words] if words else []), *map(_written, message.tool_calls or [])]))
-
-
-def _written(call: ToolCall) -> str:
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):
-        raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
-    return f"<tool_call>\n{json.dumps({'name': call.function.name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+    lines = [words] if words else []
+    for call in message.tool_calls or ():
+        try:
+            arguments = json.loads(call.function.arguments)
+        except (ValueError, RecursionError):
+            raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
+        called = json.dumps({"name": call.function.name, "arguments": arguments}, ensure_ascii=False)
+        lines.append(f"<tool_call>\n{called}\n</tool_call>")
+    return Message(role, "\n".join(lines))
 
 
 def parse_answer(text: str, forms: Sequence[Form] = ("hermes",)) -> Said:
@@ -275,28 +280,40 @@ class Head:
     """What all chunks of one answer have in common."""
 
     model: str
+    session: str | None = None
+    """The answer's session; None on a server that records nothing."""
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def extra(self) -> dict[str, Json]:
+        """Fields of the answer beyond OpenAI's form."""
+        return {} if self.session is None else {"session": self.session}
 
     def row(self, kind: str) -> dict[str, Json]:
         """Return the fields that stand before the choices."""
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
 
+    def opening(self, choice: int) -> dict[str, Json]:
+        """Return the first piece of one choice."""
+        return self.chunk(
+            choice, {"role": "assistant", "content": "", "refusal": None}, None, None, self.extra
+        )
 
-def chunk_row(
-    head: Head,
-    choice: int,
-    delta: Mapping[str, Json],
-    logprobs: Json,
-    reason: str | None,
-    extra: Mapping[str, Json] | None = None,
-) -> dict[str, Json]:
-    """Return one piece of one choice; `extra` is what it says beyond OpenAI's form."""
-    row: dict[str, Json] = {
-        **head.row("chat.completion.chunk"),
-        "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
-    }
-    return {**row, "kapelle": extra} if extra else row
+    def chunk(
+        self,
+        choice: int,
+        delta: Mapping[str, Json],
+        logprobs: Json = None,
+        reason: str | None = None,
+        extra: Mapping[str, Json] | None = None,
+    ) -> dict[str, Json]:
+        """Return one piece of one choice; `extra` is what it says beyond OpenAI's form."""
+        row: dict[str, Json] = {
+            **self.row("chat.completion.chunk"),
+            "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+        }
+        return {**row, "kapelle": extra} if extra else row
 
 
 def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json], str]:
@@ -336,10 +353,9 @@ def _token_row(number: int, logprob: float, decode: Decode) -> dict[str, Json]:
     return {"token": text, "logprob": logprob, "bytes": known}
 
 
-def usage_row(prompt: int, completions: Sequence[Completion]) -> dict[str, Json]:
+def usage_row(read: int, written: int) -> dict[str, Json]:
     """Return how many tokens were read and written."""
-    written = sum(len(completion.ids) for completion in completions)
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def weights_row(completion: Completion) -> Mapping[str, Json]:

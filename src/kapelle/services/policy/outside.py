@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +26,10 @@ from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News, too_long
-from kapelle.services.policy.chat_form import read_message
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.refusals import Refusal
-from kapelle.types import Json, Message
+from kapelle.types import Json
 
 MODEL = "team"
 """The name of a team in training: programs call `team/AGENT`, whatever the recipe."""
@@ -73,7 +71,7 @@ class OutsideDesk(Recorder):
     """Records sessions whose turns are taken in episodes of the run."""
 
     def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
-        super().__init__(_Seats(board, agents.play.environment.reward_range), agents)
+        super().__init__(agents, self._finish, self._give_up, agents.play.environment.reward_range)
         self._board = board
         self.presence = Presence(self._dead, absence)
 
@@ -130,21 +128,21 @@ class OutsideDesk(Recorder):
             each.forget(lambda session: self._board.seat(session) is None)
         name = call.session
         if name is None:
-            found = self.sessions.find(chat.agent, chat.request, None)
+            found = self.sessions.find(chat.prompt.agent, chat.request, None)
             name = (await self._take(call)).name if found is None else found[0].session.name
         if self._board.seat(name) is None:
             raise _over(self._board.why_over(name))
         self.presence.called(name, call.peer)
-        return self.sessions.place(chat.agent, chat.request, name)
+        return self.sessions.place(chat.prompt.agent, chat.request, name)
 
-    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: ContinuedAt) -> Chat:
-        return replace(chat, prompt=replace(chat.prompt, messages=tuple(messages)))
+    async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
+        return chat, self._answered(chat, place)  # the episode makes the prompt
 
     async def _answered(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[News | Done]:
         seat = self._board.seat(place.session.name)
         if seat is None:
             raise _over()
-        heard = chat.prompt.messages if place.after is None else tuple(map(read_message, place.heard))
+        heard = chat.prompt.messages if place.after is None else place.heard
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
         asked: Mapping[str, Json] = {
             "messages": [[message.role, message.content] for message in heard],
@@ -173,6 +171,27 @@ class OutsideDesk(Recorder):
         finally:
             for left in calls:
                 left.cancel()  # the caller went away
+
+    def _finish(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
+        """Take a rewarded session back to its episode."""
+        seat = self._board.seat(session.name)
+        if seat is None:
+            raise _over()
+        spoke = {turn.agent for turn in session.turns}
+        rewards = {name: paid for name, paid in reward.by_agent(seat.agents).items() if name in spoke}
+        info = {**reward.info, "session": session.name, **dict(session.counts)}
+        try:
+            seat.finish(Outcome(rewards, reward.success, info))
+        except Over:
+            raise _over() from None
+        return {}
+
+    def _give_up(self, session: ChatSession) -> None:
+        seat = self._board.seat(session.name)
+        if seat is None:
+            raise _over()
+        with suppress(Over):
+            seat.fail("Its program has given it up, by DELETE of its session.")
 
 
 class Presence:
@@ -246,36 +265,6 @@ class Presence:
     def _over(self, name: str) -> None:
         del self._timers[name], self._open[name]
         self._dead(name, self._seconds)
-
-
-class _Seats:
-    """Takes rewarded sessions back to their episodes."""
-
-    def __init__(self, board: Switchboard, bounds: tuple[float, float]) -> None:
-        self._board = board
-        self.bounds = bounds
-
-    def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
-        seat = self._board.seat(session.name)
-        spoke = {turn.agent for turn in session.turns}
-        rewards = {
-            name: paid for name, paid in reward.by_agent(seat.agents if seat else ()).items() if name in spoke
-        }
-        info = {**reward.info, "session": session.name, **dict(session.counts)}
-        if seat is None:
-            raise _over()
-        try:
-            seat.finish(Outcome(rewards, reward.success, info))
-        except Over:
-            raise _over() from None
-        return {}
-
-    def drop(self, session: ChatSession) -> None:
-        seat = self._board.seat(session.name)
-        if seat is None:
-            raise _over()
-        with suppress(Over):
-            seat.fail("Its program has given it up, by DELETE of its session.")
 
 
 def _over(why: str | None = None) -> Refusal:

@@ -16,11 +16,11 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 from starlette.routing import Route
@@ -29,8 +29,8 @@ from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, route
-from kapelle.services.policy.agents import Agents, Chat, Done, News, prompted
-from kapelle.services.policy.chat_form import NAMED, ChatMessage, ChatRequest, parse_answer, read_message
+from kapelle.services.policy.agents import Agents, Chat, Done, News
+from kapelle.services.policy.chat_form import NAMED, ChatRequest, parse_answer, read_message
 from kapelle.services.policy.teams import PlayedAnswer, Spoken
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
@@ -88,7 +88,7 @@ class ContinuedAt:
     agent: str
     after: ReadPrefix | None
     """The answer that it continues from; None where it begins."""
-    heard: tuple[ChatMessage, ...]
+    heard: tuple[Message, ...]
     """The messages since."""
     digest: bytes
     """Of the whole conversation."""
@@ -118,20 +118,21 @@ class Sessions:
     def __iter__(self) -> Iterator[ChatSession]:
         return iter(self._open.values())
 
+    def known(self, name: str | None) -> ChatSession | None:
+        """Return the session of that name if it is under way, else None."""
+        return None if name is None else self._open.get(name)
+
     def get(self, name: str) -> ChatSession:
         """Return a session; Refusal (404) if it is not under way."""
         if name not in self._open:
             raise Refusal(404, "There is no such session under way.", None, "session_not_found")
         return self._open[name]
 
-    def known(self, name: str | None) -> ChatSession | None:
-        """Return the session of that name if it is under way, else None."""
-        return None if name is None else self._open.get(name)
-
     def begin(self, name: str | None = None) -> ChatSession:
         """Return a new session, or the one of that name; Refusal (429) if there is no room."""
-        if name is not None and name in self._open:
-            return self._called(self._open[name])
+        if (known := self.known(name)) is not None:
+            known.called = self._clock()
+            return known
         if len(self._open) >= self._most:
             # Those idle for longer than the lifetime make room, else the one without a name that was idle for longest.
             now = self._clock()
@@ -155,24 +156,23 @@ class Sessions:
             self.dropped += len(leaving)
         session = ChatSession(name or f"s-{secrets.token_hex(8)}", name is not None)
         self._open[session.name] = session
-        return self._called(session)
-
-    def _called(self, session: ChatSession) -> ChatSession:
         session.called = self._clock()
         return session
 
-    def end(self, name: str) -> ChatSession:
-        """End a session and return it."""
+    @contextmanager
+    def ending(self, name: str) -> Iterator[ChatSession]:
+        """End a session, unless the block raises: then it stays under way, and its caller may try once more."""
         session = self.get(name)
         if session.under_way:
             raise Refusal(
                 409, "Answers of this session are under way. Wait for them first.", None, "session_busy"
             )
-        return self._open.pop(name)
-
-    def open_again(self, session: ChatSession) -> None:
-        """Take back a session whose end has failed."""
-        self._open[session.name] = session
+        del self._open[name]
+        try:
+            yield session
+        except BaseException:
+            self._open[name] = session
+            raise
 
     def forget(self, over: Callable[[str], bool]) -> None:
         """Drop the sessions whose names are `over`, without a reward."""
@@ -196,7 +196,8 @@ class Sessions:
     def place(self, agent: str, request: ChatRequest, name: str | None) -> ContinuedAt:
         """Return where a call continues; it may begin a session."""
         found = self.find(agent, request, name)
-        session = self.begin(name) if found is None else self._called(found[0].session)
+        session = self.begin(name) if found is None else found[0].session
+        session.called = self._clock()
         if len(session.turns) + session.under_way + request.n > MOST_TURNS:
             raise busy(f"The session has {MOST_TURNS} turns, the most that it may have.")
         after, count = found or (None, 0)
@@ -205,7 +206,8 @@ class Sessions:
             after.continued += 1
         elif any(turn.agent == agent for turn in session.turns):
             session.counts["restarts"] += 1
-        heard, digest = tuple(request.messages[count:]), _digests(agent, request)[-1]
+        heard = tuple(map(read_message, request.messages[count:]))
+        digest = _digests(agent, request)[-1]
         return ContinuedAt(session, agent, after, heard, digest, len(session.turns), request.calls_tools)
 
     def keep(self, place: ContinuedAt, turn: Turn) -> Turn:
@@ -232,7 +234,12 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
     tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
     digests = [_extended(b"", [agent, tools])]
     for message in request.messages:
-        calls = [[call.function.name, _read(call.function.arguments)] for call in message.tool_calls or ()]
+        calls = []
+        for call in message.tool_calls or ():
+            arguments: Json = call.function.arguments
+            with suppress(ValueError, RecursionError, OverflowError):
+                arguments = _plain(json.loads(call.function.arguments))
+            calls.append([call.function.name, arguments])
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []
         # Some clients keep the spaces around words beside calls, others drop them.
@@ -244,13 +251,6 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
 def _extended(digest: bytes, what: Json) -> bytes:
     text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.blake2b(digest + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _read(arguments: str) -> Json:
-    try:
-        return _plain(json.loads(arguments))
-    except (ValueError, RecursionError, OverflowError):
-        return arguments
 
 
 def _plain(value: Json) -> Json:
@@ -349,28 +349,22 @@ _BEGINS = b'{"step":'
 """What every line of it begins with."""
 
 
-class Taker(Protocol):
-    """Takes sessions that are over."""
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the greatest reward of an agent."""
-        ...
-
-    def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
-        """Take a session with its reward; return further facts for its caller."""
-        ...
-
-    def drop(self, session: ChatSession) -> None:
-        """Learn of a session that ended without a reward."""
-        ...
-
-
 class Recorder:
-    """Records sessions, and hands them to a taker when they are rewarded."""
+    """Records sessions, and hands them on when they are rewarded."""
 
-    def __init__(self, taker: Taker, agents: Agents, lifetime: float = math.inf) -> None:
-        """`lifetime` is how long a session is kept after its last call, in seconds, when others need its place."""
+    def __init__(
+        self,
+        agents: Agents,
+        take: Callable[[ChatSession, PostedReward], Mapping[str, object]],
+        drop: Callable[[ChatSession], None] | None = None,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+        lifetime: float = math.inf,
+    ) -> None:
+        """`take` gets each session that is over with its reward, and returns further facts for its caller.
+
+        `drop` gets those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` is how
+        long a session is kept after its last call, in seconds, when others need its place.
+        """
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
             tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Done]]
@@ -378,7 +372,7 @@ class Recorder:
         """(session, agent, digest of the body) → the session, the call's key, and its answer."""
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
         """Session → digest of its reward, and the answer to that."""
-        self._taker = taker
+        self._rewarded, self._dropped, self._bounds = take, drop, bounds
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
@@ -418,12 +412,9 @@ class Recorder:
 
     async def drop(self, call: Call) -> JsonAnswer:
         """End a session without a reward."""
-        ended = self.sessions.end(call.path)
-        try:
-            self._taker.drop(ended)
-        except BaseException:
-            self.sessions.open_again(ended)
-            raise
+        with self.sessions.ending(call.path) as ended:
+            if self._dropped is not None:
+                self._dropped(ended)
         return JsonAnswer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
 
     async def reward(self, call: Call) -> JsonAnswer:
@@ -432,7 +423,7 @@ class Recorder:
         if slash and rest != "reward":
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
-        reward = read_reward(call.body, self._agents.play.team.names, self._taker.bounds)
+        reward = read_reward(call.body, self._agents.play.team.names, self._bounds)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, told = self._rewards[name]
             if digest == _digest(call.body):
@@ -440,25 +431,20 @@ class Recorder:
             raise Refusal(
                 404, "This session ended with its first reward, which stays.", None, "session_not_found"
             )
-        session = self.sessions.get(name)
-        if not session.turns:
+        if not self.sessions.get(name).turns:
             raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
-        ended = self.sessions.end(name)
-        try:
-            told = self._taker.take(ended, reward)
-        except BaseException:
-            self.sessions.open_again(ended)  # its caller may try once more
-            raise
-        said: dict[str, Json] = {"session": name, "turns": len(session.turns), **dict(session.counts), **told}
+        with self.sessions.ending(name) as ended:
+            told = self._rewarded(ended, reward)
+        said: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **told}
         _remember(self._rewards, name, (_digest(call.body), said))
         return JsonAnswer(said)
 
     async def answers(
-        self, chat: Chat, messages: Sequence[Message], call: Call, ticket: Ticket
+        self, chat: Chat, call: Call, ticket: Ticket
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
         session = self.sessions.known(call.session)
-        repeated = session and self._answers.get((session.name, chat.agent, _digest(call.body)))
+        repeated = session and self._answers.get((session.name, chat.prompt.agent, _digest(call.body)))
         if repeated and repeated[0] is session:
             _, known_key, known_chat, known_answers = repeated
             key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
@@ -471,10 +457,11 @@ class Recorder:
 
                 return known_chat, again()
         place = await self._place(chat, call)
-        self._takes_part(place.session, call, ticket, chat.request.n)
-        chat = replace(chat, session=place.session.name)
-        chat = await self._prompted(chat, messages, place)
-        return chat, self._kept(chat, place, self._answered(chat, place), call)
+        ticket.join(place.session)
+        place.session.task = call.headers.get(TASK, place.session.task)
+        chat = replace(chat, head=replace(chat.head, session=place.session.name))
+        chat, answers = await self._asked(chat, place)
+        return chat, self._kept(chat, place, answers, call)
 
     def team_answers(
         self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | PlayedAnswer]
@@ -489,45 +476,33 @@ class Recorder:
                 "n",
             )
         session = self.sessions.begin(call.session)
-        self._takes_part(session, call, ticket, 1)
-        return session.name, self._team_kept(session, answers)
-
-    async def _team_kept(
-        self, session: ChatSession, answers: AsyncIterator[Spoken | PlayedAnswer]
-    ) -> AsyncIterator[Spoken | PlayedAnswer]:
-        before = len(session.turns)
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            async for each in told:
-                if isinstance(each, PlayedAnswer):
-                    for turn in each.episode.turns:
-                        record(session, replace(turn, index=-1), before + turn.seen)
-                yield each
-
-    def _takes_part(self, session: ChatSession, call: Call, ticket: Ticket, answers: int) -> None:
-        """Note that a call is under way in a session, until its room is given back."""
+        ticket.join(session)
         session.task = call.headers.get(TASK, session.task)
-        session.under_way += answers
+        before = len(session.turns)
 
-        def over() -> None:
-            session.under_way -= answers
+        async def kept() -> AsyncIterator[Spoken | PlayedAnswer]:
+            async with aclosing(answers) as told:  # type: ignore[type-var]
+                async for each in told:
+                    if isinstance(each, PlayedAnswer):
+                        for turn in each.episode.turns:
+                            record(session, replace(turn, index=-1), before + turn.seen)
+                    yield each
 
-        ticket.then(over)
+        return session.name, kept()
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
-        return self.sessions.place(chat.agent, chat.request, call.session)
+        """Return where a call continues."""
+        return self.sessions.place(chat.prompt.agent, chat.request, call.session)
 
-    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: ContinuedAt) -> Chat:
-        """Return a chat with its prompt: a conversation that continues reads the very tokens of its beginning."""
-        if place.after is None:
-            return await prompted(chat, self._agents, messages, None)
-        turn, heard = place.after.turn, [read_message(message) for message in place.heard]
-        play = self._agents.play
-        renderer = play.engine.renderer(play.team.policy(place.agent).name)
-        known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, heard)
-        return await prompted(chat, self._agents, messages, known)
-
-    def _answered(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[News | Done]:
-        return self._agents.answers(chat.prompt, listening=chat.request.stream)
+    async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
+        """Return a chat with its prompt, and its answers: a conversation that continues reads the very tokens of its beginning."""
+        known = None
+        if place.after is not None:
+            turn, play = place.after.turn, self._agents.play
+            renderer = play.engine.renderer(play.team.policy(place.agent).name)
+            known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, place.heard)
+        chat = await chat.prompted(known)
+        return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
 
     async def _kept(
         self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[News | Done], call: Call
@@ -549,23 +524,19 @@ class Recorder:
                         logprobs=completion.logprobs,
                         finish_reason=completion.finish_reason,
                         text=completion.text,
-                        heard=chat.prompt.messages
-                        if place.after is None
-                        else tuple(map(read_message, place.heard)),
+                        heard=chat.prompt.messages if place.after is None else place.heard,
                         trained=policy.trained,
                     )
                     self.sessions.keep(place, turn)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
-                        name = (place.session.name, chat.agent, _digest(call.body))
+                        name = (place.session.name, place.agent, _digest(call.body))
                         _remember(self._answers, name, (place.session, call.headers.get(KEY), chat, done))
                 yield each
 
 
 class EpisodeFile:
-    """Writes rewarded sessions as episodes; a taker."""
-
-    bounds = (-math.inf, math.inf)
+    """Writes rewarded sessions as episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
         """Append to a folder's episodes; raises OutputError if it cannot be written."""
@@ -576,16 +547,15 @@ class EpisodeFile:
             self.path = folder / FILE
             self._written = 0
             if self.path.exists():
-                whole, rest = _whole(self.path)
                 try:
-                    recorded = _episodes(whole)
+                    recorded, end, rest = _read_lines(self.path)
                 except DataError as error:
                     raise DataError(f"{error} Or name another folder than {folder}.") from None
                 if not rest.startswith(_BEGINS[: len(rest)]):
                     raise OutputError(
                         f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
                     )
-                os.truncate(self.path, len(whole))  # of a process that was killed while it wrote
+                os.truncate(self.path, end)  # of a process that was killed while it wrote
                 for episode in recorded:
                     self._groups.setdefault(episode.task.id, len(self._groups))
                     self._written += 1
@@ -616,9 +586,6 @@ class EpisodeFile:
         self._written += 1
         return {"episode": self._written - 1}
 
-    def drop(self, session: ChatSession) -> None:
-        """Write nothing of it."""
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -629,21 +596,17 @@ def read_recorded(folder: Path) -> list[Episode]:
 
     Raises DataError if the file holds something else.
     """
-    return _episodes(_whole(folder / FILE)[0])
+    return _read_lines(folder / FILE)[0]
 
 
-def _whole(path: Path) -> tuple[bytes, bytes]:
-    """Return a file's complete lines, and what follows the last of them."""
+def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
+    """Return the episodes of a file's complete lines, where the last of these ends, and what follows it."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
-    return content[:end], content[end:]
-
-
-def _episodes(lines: bytes) -> list[Episode]:
     rows = []
-    for number, line in enumerate(lines.splitlines(), 1):
+    for number, line in enumerate(content[:end].splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
             raise DataError(f"Line {number} of {FILE} is no episode: {error}. Remove that line.") from None
-    return [load_episode(row) for row in rows]
+    return [load_episode(row) for row in rows], end, content[end:]

@@ -7,14 +7,14 @@ with serve_policy(play, "demo", Binding(), ServingLimits()) as server:
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,10 +25,10 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
 from kapelle.services.http import SESSION, Application, Call, EventStream, HttpServer, JsonAnswer, route
-from kapelle.services.policy.agents import Agents, Done, prompted, read_chat
-from kapelle.services.policy.chat_form import ChatRequest, read_request
-from kapelle.services.policy.recording import EpisodeFile, Recorder
-from kapelle.services.policy.teams import TeamChat, Teams
+from kapelle.services.policy.agents import Agents, Chat, read_chat
+from kapelle.services.policy.chat_form import ChatRequest, Head, read_request
+from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
+from kapelle.services.policy.teams import TeamChat, team_answers
 from kapelle.services.refusals import Refusal, busy
 from kapelle.types import Json
 
@@ -49,43 +49,33 @@ class ServingLimits:
     """Seconds after its last call for which a recorded session keeps its place when others need one."""
 
 
-class Admission:
-    """Counts answers under way; used by one thread."""
-
-    def __init__(self, limits: ServingLimits) -> None:
-        self.limits = limits
-        self.under_way = 0
-
-    def admit(self, answers: int) -> Ticket:
-        """Return a ticket for `answers` answers; Refusal (429) if there is no room for them."""
-        if self.under_way + answers > self.limits.calls:
-            raise busy(
-                f"{self.under_way} answers are under way, of {self.limits.calls} at most. Try again later."
-            )
-        self.under_way += answers
-        return Ticket(self, answers)
-
-
 class Ticket:
     """Room for the answers of one call, until `release`; releasing it twice does nothing more."""
 
-    def __init__(self, admission: Admission, answers: int) -> None:
-        self._admission, self._answers = admission, answers
-        self._then: list[Callable[[], None]] = []
-        seconds = admission.limits.seconds
-        self.until = asyncio.get_running_loop().time() + seconds
-        self.late = Refusal(504, f"No answer within {seconds:g} s.", None, "timeout")
+    def __init__(self, service: PolicyService, answers: int) -> None:
+        """Take the room; Refusal (429) if there is none."""
+        limits = service.limits
+        if service.under_way + answers > limits.calls:
+            raise busy(
+                f"{service.under_way} answers are under way, of {limits.calls} at most. Try again later."
+            )
+        service.under_way += answers
+        self._service, self._answers = service, answers
+        self._session: ChatSession | None = None
+        self.until = asyncio.get_running_loop().time() + limits.seconds
+        self.late = Refusal(504, f"No answer within {limits.seconds:g} s.", None, "timeout")
 
-    def then(self, work: Callable[[], None]) -> None:
-        """Call `work` when the room is given back."""
-        self._then.append(work)
+    def join(self, session: ChatSession) -> None:
+        """Count the answers as under way in a session too."""
+        self._session = session
+        session.under_way += self._answers
 
     def release(self) -> None:
         """Give the room back."""
-        self._admission.under_way -= self._answers
+        for counts in (self._service, self._session):
+            if counts is not None:
+                counts.under_way -= self._answers
         self._answers = 0
-        while self._then:
-            self._then.pop()()
 
     async def bounded(self, pieces: AsyncIterator[T]) -> AsyncGenerator[T, None]:
         """Yield pieces within the call's time, then give the room back; Refusal (504) when it takes longer."""
@@ -117,18 +107,9 @@ PAGE_FILES = {
 }
 
 
-def page_routes() -> Sequence[Route]:
-    """Return the routes of the page."""
-
-    def shown(path: str, name: str, kind: str) -> Route:
-        content = files("kapelle.services.policy").joinpath("page", name).read_bytes()
-
-        async def show(_call: Call) -> Response:
-            return Response(content, headers={"content-type": kind, "content-security-policy": PAGE_POLICY})
-
-        return route("GET", path, show)
-
-    return [shown(path, *file) for path, file in PAGE_FILES.items()]
+async def show_file(content: bytes, kind: str, _call: Call) -> Response:
+    """Return a file of the page."""
+    return Response(content, headers={"content-type": kind, "content-security-policy": PAGE_POLICY})
 
 
 # -------- The routes
@@ -141,29 +122,32 @@ class PolicyService:
         self, name: str, agents: Agents, limits: ServingLimits, started: int, recorder: Recorder | None = None
     ) -> None:
         """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds."""
-        self.name = name
+        self.name, self.limits = name, limits
+        self.under_way = 0
+        """How many answers are being made; used by one thread."""
         self._agents = agents
-        self._teams = Teams(agents)
-        self._admission = Admission(limits)
         self._started = started
         self._recorder = recorder
 
     def routes(self) -> Sequence[Route]:
         """Return its routes."""
-        recording = () if self._recorder is None else self._recorder.routes()
+        page = files("kapelle.services.policy").joinpath("page")
         return (
             route("GET", "/health", self.health),
             route("GET", "/v1/models", self.models),
             route("GET", "/v1/models/{name:path}", self.model),
             route("POST", "/v1/chat/completions", self.chat),
-            *recording,
-            *page_routes(),
+            *(() if self._recorder is None else self._recorder.routes()),
+            *(
+                route("GET", path, partial(show_file, page.joinpath(name).read_bytes(), kind))
+                for path, (name, kind) in PAGE_FILES.items()
+            ),
         )
 
     async def health(self, call: Call) -> JsonAnswer:
         """Return that it serves, and how much room is left."""
-        busy, most = self.under_way, self._admission.limits.calls
-        return JsonAnswer({"status": "ok", "under_way": busy, "room": most - busy})
+        room = self.limits.calls - self.under_way
+        return JsonAnswer({"status": "ok", "under_way": self.under_way, "room": room})
 
     async def models(self, call: Call) -> JsonAnswer:
         """Return the team and its agents as models."""
@@ -177,54 +161,42 @@ class PolicyService:
         """Return what an agent, or the team, answers."""
         request = read_request(call.body)
         model = self._known(request.model)
-        ticket = self._admission.admit(request.n)
+        ticket = Ticket(self, request.n)
         try:
-            ask = self._ask_team if model == self.name else self._ask_agent
             async with asyncio.timeout_at(ticket.until):
-                answer = await ask(model, request, call, ticket)
+                ask = self._ask_team if model == self.name else self._ask_agent
+                chat, answers = await ask(model, request, call, ticket)
+                headers = {} if chat.head.session is None else {SESSION: chat.head.session}
+                if not request.stream:
+                    answer = JsonAnswer(await chat.whole(answers), headers=headers)
+                    ticket.release()
+                    return answer
+                # Its first piece is taken here: closing an async generator that was never begun would not release what it holds.
+                pieces = ticket.bounded(chat.chunks(answers))
+                return EventStream(pieces, headers, [await anext(pieces)])
         except TimeoutError:
             ticket.release()
             raise ticket.late from None
         except BaseException:
             ticket.release()
             raise
-        if not isinstance(answer, EventStream):  # which releases it when it ends
-            ticket.release()
-        return answer
 
-    async def _ask_agent(self, model: str, request: ChatRequest, call: Call, ticket: Ticket) -> Response:
-        chat, messages = read_chat(self._agents, model, model.rpartition("/")[2], request)
+    async def _ask_agent(
+        self, model: str, request: ChatRequest, call: Call, ticket: Ticket
+    ) -> tuple[Chat, AsyncIterator[Any]]:
+        chat = read_chat(self._agents, model, model.rpartition("/")[2], request)
         if self._recorder is not None:
-            chat, answers = await self._recorder.answers(chat, messages, call, ticket)
-        else:
-            chat = await prompted(chat, self._agents, messages, None)
-            answers = self._agents.answers(chat.prompt, listening=request.stream)
-        headers = {} if chat.session is None else {SESSION: chat.session}
-        if request.stream:
-            return await _stream(ticket.bounded(chat.chunks(answers)), headers)
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            done = [each async for each in told if isinstance(each, Done)]
-        count = request.top_logprobs
-        others = [await self._agents.alternatives(chat.prompt, d.completion.ids, count) for d in done]
-        return JsonAnswer(chat.whole(done, others), headers=headers)
+            return await self._recorder.answers(chat, call, ticket)
+        chat = await chat.prompted()
+        return chat, self._agents.answers(chat.prompt, listening=request.stream)
 
-    async def _ask_team(self, model: str, request: ChatRequest, call: Call, ticket: Ticket) -> Response:
-        self._teams.check(request)
-        seed = secrets.randbits(62) if request.seed is None else request.seed
-        answers = self._teams.answers(request, seed, listening=request.stream)
-        session = None
+    async def _ask_team(
+        self, model: str, request: ChatRequest, call: Call, ticket: Ticket
+    ) -> tuple[TeamChat, AsyncIterator[Any]]:
+        answers, session = team_answers(self._agents, request, listening=request.stream), None
         if self._recorder is not None:
             session, answers = self._recorder.team_answers(request, call, ticket, answers)
-        chat = TeamChat(model, request, session)
-        headers = {} if session is None else {SESSION: session}
-        if request.stream:
-            return await _stream(ticket.bounded(chat.chunks(answers)), headers)
-        return JsonAnswer(await chat.whole(answers), headers=headers)
-
-    @property
-    def under_way(self) -> int:
-        """How many answers are being made."""
-        return self._admission.under_way
+        return TeamChat(request, Head(model, session)), answers
 
     @property
     def names(self) -> list[str]:
@@ -239,11 +211,6 @@ class PolicyService:
 
     def _row(self, model: str) -> Json:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "kapelle"}
-
-
-async def _stream(pieces: AsyncGenerator[Json | str, None], headers: Mapping[str, str]) -> EventStream:
-    # Its first piece is taken here: closing an async generator that was never begun would not release what it holds.
-    return EventStream(pieces, headers, [await anext(pieces)])
 
 
 # -------- The server: the engine's event loop, the routes, and the port
@@ -280,7 +247,7 @@ def serve_policy(
         if record is not None:
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
-            recorder = Recorder(file, agents, limits.idle)
+            recorder = Recorder(agents, file.take, lifetime=limits.idle)
         service = PolicyService(name, agents, limits, int(time.time()), recorder)
         with HttpServer(binding, Application(binding, service.routes())) as http:
             yield PolicyServer(http.url, service.names, service, http)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
 
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, stream_or_generate
 from kapelle.environment import Answerable, Environment, World, asks_questions, offers
@@ -15,7 +18,7 @@ from kapelle.rollout.play import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Tell, TextStream, told, too_long
-from kapelle.services.policy.chat_form import ChatRequest, Head, chunk_row
+from kapelle.services.policy.chat_form import ChatRequest, Head, usage_row
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Episode, Json, Split, Task
 
@@ -37,11 +40,7 @@ class AskedEnvironment:
         return self.environment.name
 
     reward_range = (0.0, 1.0)
-
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """The caller."""
-        return {"train": "a caller", "test": "a caller"}
+    sources: ClassVar[Mapping[Split, str]] = {"train": "a caller", "test": "a caller"}
 
     def check(self, agents: Sequence[str]) -> None:
         """Accept the team: the run's environment has."""
@@ -61,7 +60,7 @@ class AskedEnvironment:
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the run's environment reads it."""
-        assert offers(self.environment, Answerable), "`Teams.check` has asked"
+        assert offers(self.environment, Answerable), "`team_answers` has asked"
         return self.environment.extract(text)
 
 
@@ -101,118 +100,85 @@ class PlayedAnswer:
     episode: Episode
 
 
-class Teams:
-    """A team, asked as a whole."""
+def team_answers(
+    agents: Agents, request: ChatRequest, *, listening: bool
+) -> AsyncIterator[Spoken | PlayedAnswer]:
+    """Yield a team's answers; `listening` also yields the words of its agents as they come.
 
-    def __init__(self, agents: Agents) -> None:
-        self._agents = agents
-
-    def check(self, request: ChatRequest) -> None:
-        """Raise Refusal (400) for requests that only single agents can answer."""
-        play = self._agents.play
-        if not asks_questions(play.environment):
-            names = ", ".join(play.team.names)
-            raise wrong(
-                f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
-            )
-        for name, given in (
-            ("tools", request.tools),
-            ("stop", request.stop),
-            ("logprobs", request.logprobs),
-        ):
-            if given:
-                raise wrong(
-                    f"`{name}` is for one agent; the team speaks by its workflow. Name an agent in `model`.",
-                    name,
-                )
-
-    def answers(
-        self, request: ChatRequest, seed: int, *, listening: bool
-    ) -> AsyncIterator[Spoken | PlayedAnswer]:
-        """Yield the team's answers; `listening` also yields the words of its agents as they come."""
-        question = question_of(request)
-
-        async def play_all(tell: Tell) -> None:
-            for choice in range(request.n):
-                own = seed if choice == 0 else derive_seed(seed, "choice", choice)
-                tell(await self._play(request, question, own, choice, tell if listening else None))
-
-        return told(self._agents.thread, play_all)
-
-    async def _play(
-        self, request: ChatRequest, question: str, seed: int, choice: int, tell: Tell | None
-    ) -> PlayedAnswer:
-        play = self._agents.play
-        asked = AskedEnvironment(play.environment)
-        own = {agent.name: request.sampling(agent.sampling) for agent in play.team.agents}
-        engine = play.engine if tell is None else _Overheard(play.engine, choice, tell)
-        episode = await play_episode(
-            replace(play, environment=asked, engine=engine, sampling=own), Task("served", question), seed
+    Raises Refusal (400), before anything is asked, for requests that only single agents can answer.
+    """
+    play = agents.play
+    if not asks_questions(play.environment):
+        names = ", ".join(play.team.names)
+        raise wrong(
+            f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
         )
-        if episode.error is not None:
-            if episode.error.startswith("ContextError"):
-                raise too_long(episode.error.partition(": ")[2])
-            # Its message may quote the question.
-            LOG.error(
-                "The team could not answer: its workflow failed with %s.", episode.error.partition(":")[0]
+    for name, given in (("tools", request.tools), ("stop", request.stop), ("logprobs", request.logprobs)):
+        if given:
+            raise wrong(
+                f"`{name}` is for one agent; the team speaks by its workflow. Name an agent in `model`.", name
             )
-            raise Refusal(500, "The team's workflow failed; the service's log says why.", None, "workflow")
-        last = episode.turns[-1].text if episode.turns else ""
-        return PlayedAnswer(choice, asked.finals[-1] if asked.finals else last, episode)
 
-
-def question_of(request: ChatRequest) -> str:
-    """Return the question that a conversation puts to a team: its only message, or all of them by role."""
+    # The question is the conversation's only message, or all of them by role.
     said = [message for message in request.messages if message.text]
     if not said or said[-1].role != "user":
         raise wrong("A team answers a message of the role `user`, which must be the last one.", "messages")
-    if len(said) == 1:
-        return said[0].text
-    return "\n\n".join(f"{message.name or message.role}: {message.text}" for message in said)
+    texts = [f"{each.name or each.role}: {each.text}" for each in said] if said[1:] else [said[0].text]
+    task = Task("served", "\n\n".join(texts))
+    first = secrets.randbits(62) if request.seed is None else request.seed
+
+    async def play_all(tell: Tell) -> None:
+        for choice in range(request.n):
+            asked = AskedEnvironment(play.environment)
+            own = {agent.name: request.sampling(agent.sampling) for agent in play.team.agents}
+            engine = _Overheard(play.engine, choice, tell) if listening else play.engine
+            seed = first if choice == 0 else derive_seed(first, "choice", choice)
+            episode = await play_episode(
+                replace(play, environment=asked, engine=engine, sampling=own), task, seed
+            )
+            if episode.error is not None:
+                kind, _, why = episode.error.partition(": ")
+                if kind.startswith("ContextError"):
+                    raise too_long(why)
+                # Its message may quote the question.
+                LOG.error("The team could not answer: its workflow failed with %s.", kind.partition(":")[0])
+                raise Refusal(
+                    500, "The team's workflow failed; the service's log says why.", None, "workflow"
+                )
+            last = episode.turns[-1].text if episode.turns else ""
+            tell(PlayedAnswer(choice, asked.finals[-1] if asked.finals else last, episode))
+
+    return told(agents.thread, play_all)
 
 
-def turn_rows(episode: Episode) -> list[Json]:
-    """Return the turns behind a team's answer."""
-    return [
-        {
-            "agent": turn.agent,
-            "text": turn.text,
-            "finish_reason": turn.finish_reason,
-            "tokens": len(turn.completion_ids),
-        }
-        for turn in episode.turns
-    ]
-
-
+@dataclass(frozen=True)
 class _Overheard:
     """A rollout engine that tells its words as they come."""
 
-    def __init__(self, engine: RolloutEngine, choice: int, tell: Tell) -> None:
-        self._engine, self._choice, self._tell = engine, choice, tell
+    engine: RolloutEngine
+    choice: int
+    tell: Tell
 
     @property
     def policies(self) -> Sequence[str]:
-        return self._engine.policies
+        return self.engine.policies
 
     def renderer(self, policy: str) -> Renderer:
-        return self._engine.renderer(policy)
+        return self.engine.renderer(policy)
 
     async def generate(self, request: Request) -> Completion:
         renderer = self.renderer(request.policy)
         words = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
-        self._say(request.agent, "", begins=True)
+        say = partial(Spoken, self.choice, request.agent)
+        self.tell(say("", begins=True))
 
         def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
-            if words is not None:
-                self._say(request.agent, words.hear(ids))
+            if words is not None and (text := words.hear(ids)):
+                self.tell(say(text))
 
-        completion = await stream_or_generate(self._engine, request, on_tokens)
-        self._say(request.agent, completion.text if words is None else words.end(completion.text), ends=True)
+        completion = await stream_or_generate(self.engine, request, on_tokens)
+        self.tell(say(completion.text if words is None else words.end(completion.text), ends=True))
         return completion
-
-    def _say(self, agent: str, text: str, *, begins: bool = False, ends: bool = False) -> None:
-        if text or begins or ends:
-            self._tell(Spoken(self._choice, agent, text, begins, ends))
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         raise AssertionError("a team that is asked does not learn")
@@ -227,23 +193,12 @@ class _Overheard:
 # -------- A team's answer to one request: whole, or as the chunks of a stream in which each agent is heard as it speaks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TeamChat:
     """A request to a team that is being answered."""
 
-    model: str
     request: ChatRequest
-    session: str | None = None
-    """Its session; None on a server that records nothing."""
-    head: Head = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "head", Head(self.model))
-
-    @property
-    def _extra(self) -> dict[str, Json]:
-        """Fields of the answer beyond OpenAI's form."""
-        return {} if self.session is None else {"session": self.session}
+    head: Head
 
     async def whole(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> Json:
         """Return the answer, with the turns behind it."""
@@ -255,42 +210,47 @@ class TeamChat:
                 "message": {"role": "assistant", "content": each.text, "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
-                "kapelle": {"turns": turn_rows(each.episode)},
+                "kapelle": {"turns": _turn_rows(each.episode)},
             }
             for each in played
         ]
         row = {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
-        return row if self.session is None else {**row, "kapelle": self._extra}
+        return row if self.head.session is None else {**row, "kapelle": self.head.extra}
 
     async def chunks(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> AsyncIterator[Json | str]:
         """Yield the answer in pieces: what agents say beside the content, then the team's answer as the content."""
         played: list[PlayedAnswer] = []
         for choice in range(self.request.n):
-            yield chunk_row(
-                self.head,
-                choice,
-                {"role": "assistant", "content": "", "refusal": None},
-                None,
-                None,
-                self._extra,
-            )
+            yield self.head.opening(choice)
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
                 if isinstance(each, Spoken):
                     said = {"agent": each.agent, "text": each.text, "begins": each.begins, "ends": each.ends}
-                    yield chunk_row(self.head, each.choice, {"content": ""}, None, None, said)
+                    yield self.head.chunk(each.choice, {"content": ""}, extra=said)
                     continue
                 played.append(each)
-                yield chunk_row(self.head, each.choice, {"content": each.text}, None, None)
-                turns = {"turns": turn_rows(each.episode)}
-                yield chunk_row(self.head, each.choice, {}, None, "stop", turns)
-        if self.request.stream_options is not None and self.request.stream_options.include_usage:
+                yield self.head.chunk(each.choice, {"content": each.text})
+                turns = {"turns": _turn_rows(each.episode)}
+                yield self.head.chunk(each.choice, {}, reason="stop", extra=turns)
+        if self.request.wants_usage:
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": _usage(played)}
         yield "[DONE]"
+
+
+def _turn_rows(episode: Episode) -> list[Json]:
+    """Return the turns behind a team's answer."""
+    return [
+        {
+            "agent": turn.agent,
+            "text": turn.text,
+            "finish_reason": turn.finish_reason,
+            "tokens": len(turn.completion_ids),
+        }
+        for turn in episode.turns
+    ]
 
 
 def _usage(played: Sequence[PlayedAnswer]) -> Json:
     """Return how many tokens all agents read and wrote."""
     turns = [turn for each in played for turn in each.episode.turns]
-    read, written = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return usage_row(sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns))
