@@ -20,7 +20,7 @@ from benchmarks.subjects import question, subject
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import Answered, VerifierScorer
+from kapelle.services.reward.scores import Answered, Scorer, verifier_scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import VERIFIER, Critic, Lora
@@ -50,7 +50,7 @@ def run() -> dict[str, Any]:
         }
 
 
-def _scorer() -> VerifierScorer:
+def _scorer() -> Scorer:
     setup = TrainSetup(
         {"base": subject("1M")},
         [],
@@ -59,7 +59,7 @@ def _scorer() -> VerifierScorer:
         UpdateLimits(),
         0,
     )
-    return VerifierScorer(TorchTrainEngine(setup), {"name": "bench", "weights": "none"})
+    return verifier_scorer(TorchTrainEngine(setup), {"name": "bench", "weights": "none"})
 
 
 def _asked(seed: int) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def _asked(seed: int) -> tuple[str, str]:
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 
-def _direct(scorer: VerifierScorer) -> None:
+def _direct(scorer: Scorer) -> None:
     answers = [Answered((Message("user", asked),), text) for asked, text in map(_asked, range(ANSWERS))]
     for k in range(0, ANSWERS, 64):
         scorer.score(answers[k : k + 64])
@@ -109,7 +109,7 @@ def _paced(work: Callable[[], object]) -> _Pace:
     return _Pace(ANSWERS / (time.perf_counter() - wall), ANSWERS / (time.process_time() - cpu))
 
 
-def _measured(scorer: VerifierScorer, ask: Ask, size: int) -> dict[str, float]:
+def _measured(scorer: Scorer, ask: Ask, size: int) -> dict[str, float]:
     """Return medians over rounds, both sides in turn, after one that makes everything ready."""
     direct: list[_Pace] = []
     served: list[_Pace] = []

@@ -122,15 +122,15 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
         scorer = open_reward_model(folder, arguments.name)
     else:
-        from kapelle.services.reward.scores import VerifierScorer
+        from kapelle.services.reward.scores import verifier_scorer
         from kapelle.training.served import open_verifier
 
-        scorer = VerifierScorer(*open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name))
+        scorer = verifier_scorer(*open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name))
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
     return until_stopped(
         serve_reward(scorer, binding, limits, arguments.grpc_port),
         lambda server: (
-            f"{scorer.about()['name']} scores at {server.url}/v1/score"
+            f"{scorer.about['name']} scores at {server.url}/v1/score"
             + (f" and, over gRPC, at {server.grpc.address}" if server.grpc else "")
         ),
     )

@@ -206,24 +206,20 @@ class EventStream(StreamingResponse):
         """Send the events in `begun`, which the caller took from `events` already, and then the others."""
 
         async def pieces() -> AsyncIterator[bytes]:
-            waiting, refusal = list(begun), None
-            while refusal is None:
+            waiting, over = list(begun), False
+            while not over:
+                event: Json | str
                 try:
                     event = waiting.pop(0) if waiting else await anext(events)
                 except StopAsyncIteration:
                     return
                 # The status is sent already, so the last event is an error that clients read.
-                except Refusal as error:
-                    refusal = error
+                except Refusal as refusal:
+                    event, over = refusal.row(), True
                 except Exception as error:
-                    refusal = _failed("A stream failed.", error)
-                if refusal is not None:
-                    event = refusal.row()
-                yield (
-                    b"data: "
-                    + (event.encode() if isinstance(event, str) else JsonAnswer(event).body)
-                    + b"\n\n"
-                )
+                    event, over = _failed("A stream failed.", error).row(), True
+                text = event.encode() if isinstance(event, str) else JsonAnswer(event).body
+                yield b"data: " + text + b"\n\n"
 
         super().__init__(pieces(), headers={**(headers or {}), "content-type": "text/event-stream"})
         self._events = events

@@ -11,7 +11,7 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import VerifierScorer
+from kapelle.services.reward.scores import Scorer, verifier_scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.training.observer import Silent
 from kapelle.training.served import open_verifier
@@ -39,12 +39,12 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def scorer(judge: Path) -> VerifierScorer:
-    return VerifierScorer(*open_verifier(judge, Silent()))
+def scorer(judge: Path) -> Scorer:
+    return verifier_scorer(*open_verifier(judge, Silent()))
 
 
 @pytest.fixture(scope="package")
-def server(scorer: VerifierScorer) -> Iterator[RunningRewardServer]:
+def server(scorer: Scorer) -> Iterator[RunningRewardServer]:
     with serve_reward(scorer, Binding(), RewardLimits(batch=8), grpc_port=0) as served:
         yield served
 

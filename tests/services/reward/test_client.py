@@ -17,7 +17,7 @@ from kapelle.environments.reward_server import RewardServer
 from kapelle.errors import ConfigError
 from kapelle.runtime.http import _trusted
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import Answered, VerifierScorer
+from kapelle.services.reward.scores import Answered, Scorer
 from kapelle.services.reward.service import RewardLimits, serve_reward
 from kapelle.services.reward.service import RunningRewardServer as Serving
 from kapelle.training.trainer import Trainer
@@ -32,7 +32,7 @@ def paid_by(url: str, **settings: Any) -> RewardServer:
     return RewardServer.model_validate({"questions": {"name": "arithmetic"}, "address": url, **settings})
 
 
-def worth(scorer: VerifierScorer, question: str, text: str) -> float:
+def worth(scorer: Scorer, question: str, text: str) -> float:
     [score] = scorer.score([Answered((Message("user", question),), text)])
     assert score.value is not None
     return score.value
@@ -45,7 +45,7 @@ async def one(environment: RewardServer, text: str) -> Episode:
 
 @pytest.mark.parametrize(("text", "success"), [("132", 1.0), ("It is 131", 0.0)])
 async def test_the_reward_is_the_score_and_success_the_truth(
-    server: Serving, scorer: VerifierScorer, text: str, success: float
+    server: Serving, scorer: Scorer, text: str, success: float
 ) -> None:
     episode = await one(paid_by(server.url), text)
     assert episode.error is None
@@ -54,7 +54,7 @@ async def test_the_reward_is_the_score_and_success_the_truth(
     assert episode.info["graded"] == {"a": success}
 
 
-async def test_every_round_of_a_debate_is_scored(server: Serving, scorer: VerifierScorer) -> None:
+async def test_every_round_of_a_debate_is_scored(server: Serving, scorer: Scorer) -> None:
     [episode] = await play(
         paid_by(server.url),
         Debate(rounds=2, score_rounds=True),
@@ -80,7 +80,7 @@ async def test_a_server_that_is_away_fails_the_episode_and_pays_nobody(unused_tc
 
 
 async def test_another_machine_is_asked_over_tls_with_the_token(
-    scorer: VerifierScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_here(tmp_path)
     binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
@@ -99,7 +99,7 @@ async def test_another_machine_is_asked_over_tls_with_the_token(
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_what_a_server_pays(server: Serving, scorer: VerifierScorer) -> None:
+def test_a_run_learns_from_what_a_server_pays(server: Serving, scorer: Scorer) -> None:
     environment = {"name": "reward_server", "address": server.url, "questions": {"name": "arithmetic"}}
     with Trainer(**sections(environment=environment)) as trainer:
         step = next(trainer.steps(1))

@@ -15,7 +15,7 @@ import pytest
 from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score, VerifierScorer
+from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score, Scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.wire import reward_v1_pb2 as wire
 from kapelle.wire import reward_v1_pb2_grpc as methods
@@ -77,9 +77,7 @@ class Held:
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-
-    def about(self) -> dict[str, str]:
-        return {"name": "held", "weights": "none"}
+        self.scorer = Scorer({"name": "held", "weights": "none"}, self.score)
 
     def score(self, answers: Sequence[Answered]) -> list[Score]:
         self.begun.set()
@@ -89,7 +87,7 @@ class Held:
 
 def test_limits_are_refusals_that_say_whether_they_pass(web: httpx.Client) -> None:
     held = Held()
-    with serve_reward(held, Binding(), RewardLimits(answers=3), 0) as served:
+    with serve_reward(held.scorer, Binding(), RewardLimits(answers=3), 0) as served:
         assert served.grpc is not None
         with grpc.insecure_channel(served.grpc.address) as channel:
             stub = methods.RewardStub(channel)
@@ -112,7 +110,7 @@ def test_limits_are_refusals_that_say_whether_they_pass(web: httpx.Client) -> No
 
 def test_what_takes_too_long_ends(web: httpx.Client) -> None:
     held = Held()
-    with serve_reward(held, Binding(), RewardLimits(seconds=0.05), 0) as served:
+    with serve_reward(held.scorer, Binding(), RewardLimits(seconds=0.05), 0) as served:
         assert served.grpc is not None
         with grpc.insecure_channel(served.grpc.address) as channel:
             assert refused(methods.RewardStub(channel), GOOD) == (
@@ -124,7 +122,7 @@ def test_what_takes_too_long_ends(web: httpx.Client) -> None:
         held.go.set()
 
 
-def test_every_method_is_behind_the_same_check(scorer: VerifierScorer) -> None:
+def test_every_method_is_behind_the_same_check(scorer: Scorer) -> None:
     with serve_reward(scorer, Binding(token=TOKEN), RewardLimits(), 0) as served:
         assert served.grpc is not None
         with grpc.insecure_channel(served.grpc.address) as channel:
@@ -189,7 +187,7 @@ def test_broken_messages_are_refused_and_good_ones_answered_meanwhile(
     assert wrong > 100
 
 
-def test_the_end_loses_no_call_over_either_protocol(scorer: VerifierScorer) -> None:
+def test_the_end_loses_no_call_over_either_protocol(scorer: Scorer) -> None:
     with serve_reward(scorer, Binding(), RewardLimits(batch=1), 0) as served:
         assert served.grpc is not None
         with (
@@ -206,7 +204,7 @@ def test_the_end_loses_no_call_over_either_protocol(scorer: VerifierScorer) -> N
                 )
                 for _ in range(4)
             ]
-            while served.service.under_way < 32 and not all(each.done() for each in (*one, *other)):
+            while served.service.batches.held < 32 and not all(each.done() for each in (*one, *other)):
                 time.sleep(0.001)
             assert served.drain(60)
             answered = [each.result().status_code for each in one if each.exception() is None]

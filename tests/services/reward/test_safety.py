@@ -10,7 +10,7 @@ from tests.support.hostile_bodies import answered, bodies, check_refused
 
 from kapelle.services.binding import Binding
 from kapelle.services.http import Application
-from kapelle.services.reward.scores import VerifierScorer
+from kapelle.services.reward.scores import Scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 
 GOOD: dict[str, Any] = {
@@ -21,7 +21,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_every_route_is_behind_the_same_check(scorer: VerifierScorer) -> None:
+def test_every_route_is_behind_the_same_check(scorer: Scorer) -> None:
     binding = Binding(token=TOKEN, names=("trainer.example",))
     with serve_reward(scorer, binding, RewardLimits()) as served, httpx.Client(base_url=served.url) as client:
         paths = [(method, route.path) for route in served.service.routes() for method in route.methods or ()]

@@ -70,7 +70,7 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path, *, padded: bool) -
     assert max(wanted) - min(wanted) > 0.01
     assert ungraded.value is None
     assert "the reward model reads 64" in ungraded.reason
-    about = scorer.about()
+    about = scorer.about
     assert (about["name"], about["kind"]) == ("judge", "Qwen3ForSequenceClassification")
     assert about["weights"]
 

@@ -21,7 +21,7 @@ from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import open_world
 from kapelle.rollout.workers.session import VERSION, Frames, WorkerSession, error_form, pack
 from kapelle.runtime import interrupts
-from kapelle.runtime.deadlines import Patience, patience_here
+from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import HookedAwaitable, run_async
 from kapelle.runtime.machine import raise_descriptor_limit
 from kapelle.runtime.process_tree import SharedStatus, end_with_parent
@@ -113,7 +113,6 @@ class _Server:
             await asyncio.Event().wait()
         if call == "reset":
             assert self._environment is not None
-            patience_here.set(self._patience)
             begun = WorkerSession(open_world, self._environment, self._patience, tuple(question["agents"]))
             self._sessions[number] = begun
             try:
@@ -121,7 +120,6 @@ class _Server:
             except BaseException:
                 self._sessions.pop(number, None)
                 raise
-        patience_here.set(self._patience)
         if call == "close":
             session = self._sessions.pop(number, None)
             if session is not None:  # one that could not begin is gone

@@ -13,7 +13,7 @@ from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.outcomes import LONGEST, payments, plain_outcome, said, share, text
 from kapelle.runs.episode_json import decode, encode
-from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
 from kapelle.types import Json, Task
 
@@ -25,6 +25,7 @@ from kapelle.types import Json, Task
 #     serve     the environment's settings, first of all         → nothing
 #     reset     task, agents, seed: open a world                 → view, scorable
 #     act       actions, final                                   → rewards, view
+#     observe   (`kapelle serve environments` alone asks it)     → view, with all that is shown
 #     score     agent, text                                      → score
 #     outcome                                                    → outcome
 #     close     whatever the world is doing                      → nothing
@@ -112,18 +113,22 @@ class WorkerSession:
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
         """Open the world; return whether it can score, and what is seen."""
+        patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             self._world = await self._opened(self._environment, task, self._agents, seed, self.patience)
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer `act`, `score` or `outcome`; see above."""
+        """Answer `act`, `observe`, `score` or `outcome`; see above."""
+        patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
                 self.world.allow_answers(most)
             if question["call"] == "act":
                 paid = await self.world.step(question["actions"], question["final"])
                 return {"rewards": payments(paid, self._agents), "view": self.view()}
+            if question["call"] == "observe":
+                return {**self.view(), "shown": dict(self.shown)}
             if question["call"] == "score":
                 agent = question["agent"]
                 score = await self.world.score(agent, question["text"])
@@ -144,6 +149,7 @@ class WorkerSession:
 
     async def close(self) -> None:
         """Cancel what the world is doing and close it."""
+        patience_here.set(self.patience)
         under_way = [task for task in self._calls if task is not None]
         for task in under_way:
             task.cancel()

@@ -13,18 +13,18 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import pydantic
 
-from kapelle.environment import Answerable, Environment, Recorded, Scripted, WorkerLost, offers, task_of
+from kapelle.environment import Answerable, Environment, Recorded, Scripted, offers, task_of
 from kapelle.environments.remote.messages import from_message, from_task, to_map, to_task
-from kapelle.errors import ConfigError, KapelleError
+from kapelle.errors import KapelleError
 from kapelle.rollout.bounded_worlds import open_world
-from kapelle.rollout.workers.pool import EnvironmentWorkers
-from kapelle.rollout.workers.session import OpenWorld, WorkerSession, error_form
-from kapelle.runtime.deadlines import Patience, call, patience_here
+from kapelle.rollout.workers.session import WorkerSession
+from kapelle.runtime.deadlines import Patience, call
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding, log_failure
 from kapelle.services.environments.sessions import (
@@ -34,7 +34,7 @@ from kapelle.services.environments.sessions import (
     ShelvedEnvironment,
     WorldSessions,
 )
-from kapelle.services.grpc import Caps, GrpcServer, Refused, busy, leaving, wrong
+from kapelle.services.grpc import Caps, GrpcServer, GrpcService, Refused, busy, leaving, wrong
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Task
 from kapelle.wire import LARGEST
@@ -149,46 +149,39 @@ def _refusal(number: int, refused: Refused) -> pb.StreamAnswer:
 
 
 T = TypeVar("T")
+C = TypeVar("C")
 CONTRACT = 1
 """The version of the contract that is served."""
 MOST_AGENTS = 256
 MOST_BATCH = 1024
 """Moves in one BatchAct."""
-LOOK_SECONDS = 1.0
-"""Between two looks for sessions without calls."""
-Opens = Callable[[ShelvedEnvironment], OpenWorld]
-"""Returns how the worlds of an environment are opened."""
 
 
-class EnvironmentService(pb_grpc.EnvironmentsServicer):
+class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
     """See `proto/kapelle/wire/environment_v1.proto`, which says what each method does."""
 
     name = "kapelle.environment.v1.Environments"
 
-    def __init__(self, shelf: Shelf, sessions: WorldSessions, opens: Opens) -> None:
-        """Take the environments, the table of sessions, and how worlds are opened."""
-        self._shelf, self._sessions, self._opens = shelf, sessions, opens
+    def __init__(self, shelf: Shelf, sessions: WorldSessions) -> None:
+        """Take the environments and the table of sessions."""
+        self._shelf, self._sessions = shelf, sessions
         self._streams: set[OneStream] = set()
         self._looking: asyncio.Task[None] | None = None
 
     def register(self, server: Any) -> None:
         """See `GrpcService`."""
         pb_grpc.add_EnvironmentsServicer_to_server(self, server)
-        self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(self._sessions.expire())
 
     async def settle(self) -> None:
         """See `GrpcService`: open sessions may be played to their end, as long as there is time."""
         self._sessions.leaving = True
         try:
-            await self._sessions.over()
+            while len(self._sessions):  # noqa: ASYNC110 - several places end sessions
+                await asyncio.sleep(0.05)
         finally:
             for stream in self._streams:
                 stream.end()
-
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._sessions.expire()
 
     # What an environment is.
 
@@ -203,8 +196,8 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Check(self, asked: pb.CheckRequest, _: object) -> pb.CheckReply:
         """See the contract."""
-        agents = _agents(asked.agents)
-        await self._about(asked.environment, "check", lambda environment: environment.check(agents))
+        environment, agents = self._shelf.find(asked.environment).environment, _agents(asked.agents)
+        await self._about(environment, "check", partial(environment.check, agents))
         return pb.CheckReply()
 
     async def GetTask(self, asked: pb.GetTaskRequest, _: object) -> pb.Task:
@@ -215,52 +208,37 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Extract(self, asked: pb.ExtractRequest, _: object) -> pb.ExtractReply:
         """See the contract."""
-        answerable = self._shelf.find(asked.environment).environment
-        if not offers(answerable, Answerable):
-            raise _lacking("answers to compare")
-        return pb.ExtractReply(
-            answer=await self._about(asked.environment, "extract", lambda _: answerable.extract(asked.text))
-        )
+        answerable = self._offering(asked.environment, Answerable, "answers to compare")
+        extract = partial(answerable.extract, asked.text)
+        return pb.ExtractReply(answer=await self._about(answerable, "extract", extract))
 
     async def Script(self, asked: pb.ScriptRequest, _: object) -> pb.TextReply:
         """See the contract."""
-        scripted = self._shelf.find(asked.environment).environment
-        if not offers(scripted, Scripted):
-            raise _lacking("script")
+        scripted = self._offering(asked.environment, Scripted, "script")
         task, messages = _task_in(asked.task), [from_message(each) for each in asked.messages]
-        return pb.TextReply(
-            text=await self._about(
-                asked.environment,
-                "script",
-                lambda _: scripted.script(asked.agent, task, messages, asked.seed),
-            )
-        )
+        script = partial(scripted.script, asked.agent, task, messages, asked.seed)
+        return pb.TextReply(text=await self._about(scripted, "script", script))
 
     async def Recorded(self, asked: pb.RecordedRequest, _: object) -> pb.TextReply:
         """See the contract."""
-        recorded = self._shelf.find(asked.environment).environment
-        if not offers(recorded, Recorded):
-            raise _lacking("recorded answers")
-        task = _task_in(asked.task)
-        return pb.TextReply(
-            text=await self._about(
-                asked.environment,
-                "recorded",
-                lambda _: recorded.recorded(asked.agent, task, asked.turn, asked.sample),
-            )
-        )
+        record = self._offering(asked.environment, Recorded, "recorded answers")
+        recorded = partial(record.recorded, asked.agent, _task_in(asked.task), asked.turn, asked.sample)
+        return pb.TextReply(text=await self._about(record, "recorded", recorded))
 
-    async def _about(self, name: str, method: str, ask: Callable[[Environment], T]) -> T:
-        """Ask an environment something that it answers at once."""
+    def _offering(self, name: str, capability: type[C], what: str) -> C:
         environment = self._shelf.find(name).environment
-        seconds = self._sessions.limits.call_seconds
+        if not offers(environment, capability):
+            raise Refused("FAILED_PRECONDITION", f"This environment has no {what}.")
+        return environment
+
+    async def _about(self, environment: Any, method: str, ask: Callable[[], T]) -> T:
+        """Ask an environment something that it answers at once."""
+        what, seconds = f"`{method}` of environment '{environment.name}'", self._sessions.limits.call_seconds
 
         async def work() -> T:
-            return call(
-                f"`{method}` of environment '{environment.name}'", "environment", seconds, ask, environment
-            )
+            return call(what, "environment", seconds, ask)
 
-        return await _or_refused(self._sessions.beside(work))
+        return await self._sessions.beside(work)
 
     async def _task(self, held: ShelvedEnvironment, pick: pb.Pick) -> Task:
         if pick.split not in SPLITS:
@@ -274,7 +252,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
         async def work() -> Task:
             return task_of(held.environment, cast("Any", pick.split), pick.index)
 
-        return await _or_refused(self._sessions.beside(work))
+        return await self._sessions.beside(work)
 
     # Episodes.
 
@@ -292,13 +270,9 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
         patience = replace(
             Patience(), environment=min(wanted[0], most), grader=min(wanted[1], Patience.grader)
         )
-        session = WorkerSession(self._opens(held), held.environment, patience, agents)
-
-        async def begin() -> dict[str, Any]:
-            patience_here.set(patience)
-            return await session.reset(task, asked.seed)
-
-        opened, began = await _or_refused(self._sessions.begin(held, session, begin, streamed=streamed))
+        opens = open_world if held.workers is None else held.workers.open_world
+        session = WorkerSession(opens, held.environment, patience, agents)
+        opened, began = await self._sessions.begin(held, session, task, asked.seed, streamed=streamed)
         return pb.ResetReply(
             session=opened.id,
             version=held.description.version,
@@ -309,11 +283,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Observe(self, asked: pb.ObserveRequest, _: object) -> pb.View:
         """See the contract."""
-
-        async def look(session: WorkerSession) -> dict[str, Any]:
-            return {**session.view(), "shown": dict(session.shown)}
-
-        return view_message(await self._in(asked.session, look))
+        return view_message(await self._sessions.ask(asked.session, {"call": "observe"}))
 
     async def Act(self, asked: pb.ActRequest, _: object) -> pb.ActReply:
         """See the contract."""
@@ -328,7 +298,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
             question["allow_answers"] = asked.answers_allowed
 
         async def make() -> pb.ActReply:
-            answer = await self._in(asked.session, lambda session: session.answer(question))
+            answer = await self._sessions.ask(asked.session, question)
             return pb.ActReply(rewards=_rewards(answer["rewards"]), view=view_message(answer["view"]))
 
         return await self._sessions.find(asked.session).moves.act(asked, make)
@@ -348,39 +318,23 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def Score(self, asked: pb.ScoreRequest, _: object) -> pb.ScoreReply:
         """See the contract."""
+        if not self._sessions.find(asked.session).session.world.scorable:
+            raise Refused("FAILED_PRECONDITION", "This world cannot score a text before the episode is over.")
         question = {"call": "score", "agent": asked.agent, "text": asked.text}
-
-        async def scored(session: WorkerSession) -> Any:
-            if not session.world.scorable:
-                raise Refused(
-                    "FAILED_PRECONDITION", "This world cannot score a text before the episode is over."
-                )
-            return await session.answer(question)
-
-        return pb.ScoreReply(score=await self._in(asked.session, scored))
+        return pb.ScoreReply(score=await self._sessions.ask(asked.session, question))
 
     async def GetOutcome(self, asked: pb.OutcomeRequest, _: object) -> pb.Outcome:
         """See the contract."""
 
         async def ask() -> pb.Outcome:
-            answer = await self._in(asked.session, lambda session: session.answer({"call": "outcome"}))
-            return _sent(outcome_message, answer)
+            return _sent(outcome_message, await self._sessions.ask(asked.session, {"call": "outcome"}))
 
         return await self._sessions.find(asked.session).moves.outcome(ask)
 
     async def Close(self, asked: pb.CloseRequest, _: object) -> pb.CloseReply:
         """See the contract."""
-        await _or_refused(self._sessions.close(asked.session))
+        await self._sessions.close(asked.session)
         return pb.CloseReply()
-
-    async def _in(self, name: str, work: Callable[[WorkerSession], Awaitable[T]]) -> T:
-        patience = self._sessions.find(name).session.patience
-
-        async def limited(session: WorkerSession) -> T:
-            patience_here.set(patience)
-            return await work(session)
-
-        return await _or_refused(self._sessions.ask(name, limited))
 
     async def Stream(
         self, questions: AsyncIterator[pb.StreamQuestion], _: object
@@ -417,28 +371,12 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
         return kind, await method(question, None)
 
 
-async def _or_refused(work: Awaitable[T]) -> T:
-    """Do something in an environment; the caller is told the type and the message of what it raises."""
-    try:
-        return await work
-    except (Refused, asyncio.CancelledError):
-        raise
-    except WorkerLost as lost:
-        raise Refused("DATA_LOSS" if lost.blamed else "UNAVAILABLE", f"The world is lost: {lost}") from None
-    except BaseException as error:
-        raise Refused("ABORTED", ": ".join(error_form(error))) from None
-
-
 def _sent(form: Callable[[Any], T], value: object) -> T:
     """Return a value of an environment as a message; Refused for a value that messages cannot hold."""
     try:
         return form(value)
     except TypeError as error:
         raise Refused("ABORTED", f"EpisodeError: {error}.") from None
-
-
-def _lacking(what: str) -> Refused:
-    return Refused("FAILED_PRECONDITION", f"This environment has no {what}.")
 
 
 def _agents(names: Any) -> tuple[str, ...]:
@@ -454,30 +392,23 @@ def _task_in(message: pb.Task) -> Task:
     raise wrong("The data of `task` cannot be read: a key that no mapping can have, or too many digits.")
 
 
-# -------- The server
-
 # -------- Changing what an environment server holds while others play: only with a token, because it decides which code runs
 
 LONGEST_NAME = 128
 
 
-class ControlService(pb_grpc.EnvironmentControlServicer):
+class ControlService(pb_grpc.EnvironmentControlServicer, GrpcService):
     """See `EnvironmentControl` in the contract."""
 
     name = "kapelle.environment.v1.EnvironmentControl"
 
-    def __init__(
-        self, put: Callable[[str, Environment], Awaitable[ShelvedEnvironment]], *, guarded: bool
-    ) -> None:
-        """`put` puts an environment on the shelf; `guarded` says whether the server asks for a token."""
-        self._put, self._guarded = put, guarded
+    def __init__(self, shelf: Shelf, sessions: WorldSessions, worlds: LoopThread, *, guarded: bool) -> None:
+        """`worlds` is the thread on which data are read; `guarded` says whether the server asks for a token."""
+        self._shelf, self._sessions, self._worlds, self._guarded = shelf, sessions, worlds, guarded
 
     def register(self, server: Any) -> None:
         """See `GrpcService`."""
         pb_grpc.add_EnvironmentControlServicer_to_server(self, server)
-
-    async def settle(self) -> None:
-        """See `GrpcService`: nothing stays."""
 
     async def Register(self, asked: pb.RegisterRequest, _: object) -> pb.Description:
         """See the contract."""
@@ -489,60 +420,33 @@ class ControlService(pb_grpc.EnvironmentControlServicer):
         if not asked.name.isprintable() or not 0 < len(asked.name) <= LONGEST_NAME:
             raise wrong(f"Name the environment: 1 to {LONGEST_NAME} printable characters.")
         try:
-            return (await self._put(asked.name, made(asked.settings))).description
+            settings: Any = json.loads(asked.settings)
+        except (ValueError, RecursionError) as error:
+            raise wrong(f"The settings are no JSON: {error}.") from None
+        if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
+            raise wrong('The settings are no environment. Write them as {"name": "arithmetic", …}.')
+
+        async def put() -> ShelvedEnvironment:
+            return self._shelf.put(asked.name, environment)
+
+        try:
+            environment = environment_from({"class": settings["name"], "settings": settings})
+            held = await self._worlds.ask(put)
+        except pydantic.ValidationError as error:
+            raise wrong(f"These are no settings of '{settings['name']}': {error}") from None
         except KapelleError as error:
             raise wrong(str(error)) from None
-
-
-def made(settings: str) -> Environment:
-    """Return the environment of settings in JSON; ConfigError if there is no such environment."""
-    try:
-        values: Any = json.loads(settings)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The settings are no JSON: {error}.") from None
-    if not isinstance(values, dict) or not isinstance(values.get("name"), str):
-        raise ConfigError('The settings are no environment. Write them as {"name": "arithmetic", …}.')
-    try:
-        return environment_from({"class": values["name"], "settings": values})
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"These are no settings of '{values['name']}': {error}") from None
+        # The processes of what no session plays any more.
+        for old in self._shelf.replaced:
+            if old.workers is not None and not self._sessions.playing(old):
+                await asyncio.to_thread(old.workers.close)
+        return held.description
 
 
 # -------- The server as a whole: a shelf, a thread of worlds, and the port
 
 CLOSING_SECONDS = 5.0
 """For worlds to close after the server has ended."""
-
-
-class _Worlds:
-    """Opens worlds: on a thread of this process, or in processes of their own."""
-
-    def __init__(self, processes: int, limits: SessionLimits) -> None:
-        self._processes, self._limits = processes, limits
-        self._pools: dict[int, tuple[ShelvedEnvironment, EnvironmentWorkers]] = {}
-
-    def opens(self, held: ShelvedEnvironment) -> OpenWorld:
-        if not self._processes:
-            return open_world
-        if id(held) not in self._pools:
-            patience = Patience(environment=self._limits.call_seconds)
-            self._pools[id(held)] = (held, EnvironmentWorkers(held.environment, self._processes, patience))
-        return self._pools[id(held)][1].open_world
-
-    def retire(self, name: str, sessions: WorldSessions) -> list[EnvironmentWorkers]:
-        """Return the pools of an environment that no session plays any more, and forget them."""
-        old = {
-            key: pool
-            for key, (held, pool) in self._pools.items()
-            if held.description.name == name and not sessions.playing(held)
-        }
-        for key in old:
-            del self._pools[key]
-        return list(old.values())
-
-    def close(self) -> None:
-        for _, pool in self._pools.values():
-            pool.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,23 +477,15 @@ def serve_environments(
     """
     limits = limits or SessionLimits()
     with ExitStack() as closing:
-        shelf = Shelf(environments)
-        sessions = WorldSessions(closing.enter_context(LoopThread()), limits)
-        worlds = _Worlds(processes, limits)
-        closing.callback(worlds.close)
+        shelf, worlds = (
+            Shelf(environments, processes, limits.call_seconds),
+            closing.enter_context(LoopThread()),
+        )
+        sessions = WorldSessions(worlds, limits)
+        closing.callback(shelf.close)
         closing.callback(sessions.close_all, CLOSING_SECONDS)
-
-        async def put(name: str, environment: Environment) -> ShelvedEnvironment:
-            async def placed() -> ShelvedEnvironment:
-                return shelf.put(name, environment)
-
-            held = await sessions.beside(placed)
-            for pool in worlds.retire(name, sessions):
-                await asyncio.to_thread(pool.close)
-            return held
-
-        service = EnvironmentService(shelf, sessions, worlds.opens)
-        control = ControlService(put, guarded=binding.token is not None)
+        service = EnvironmentService(shelf, sessions)
+        control = ControlService(shelf, sessions, worlds, guarded=binding.token is not None)
         caps = caps or Caps(streams=limits.sessions)
         with GrpcServer(binding, [service, control], caps) as server:
             yield EnvironmentServer(server.address, shelf, server, sessions)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Lock
@@ -23,15 +23,18 @@ from kapelle.environment import (
     Recorded,
     Scripted,
     Skipping,
+    WorkerLost,
     asks_questions,
     offers,
 )
 from kapelle.errors import did_you_mean
-from kapelle.rollout.workers.session import WorkerSession
+from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.session import WorkerSession, error_form
+from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.grpc import Refused, busy, leaving, wrong
 from kapelle.settings.base import Settings
-from kapelle.types import Split
+from kapelle.types import Split, Task
 from kapelle.wire import environment_v1_pb2 as pb
 
 T = TypeVar("T")
@@ -47,18 +50,27 @@ class ShelvedEnvironment:
 
     environment: Environment
     description: pb.Description
+    workers: EnvironmentWorkers | None
+    """The processes in which its worlds live; None for this one."""
 
 
 class Shelf:
     """Environments by name; any thread may ask."""
 
-    def __init__(self, environments: Mapping[str, Environment]) -> None:
-        """Take the environments; raises what reading their data raises."""
-        self._held = {
-            name: ShelvedEnvironment(environment, describe(name, environment, 1))
-            for name, environment in environments.items()
-        }
+    def __init__(
+        self, environments: Mapping[str, Environment], processes: int = 0, call_seconds: float = 600.0
+    ) -> None:
+        """Take the environments; each has so many `processes` for its worlds, in which a call may take `call_seconds`.
+
+        Raises what reading their data raises, and ConfigError for an environment that another process cannot make.
+        """
+        self._processes, self._patience = processes, Patience(environment=call_seconds)
         self._changing = Lock()
+        self._held: Mapping[str, ShelvedEnvironment] = {}
+        self.replaced: list[ShelvedEnvironment] = []
+        """Those that are no longer found; sessions may still play them."""
+        for name, environment in environments.items():
+            self.put(name, environment)
 
     def all(self) -> list[ShelvedEnvironment]:
         """Return everything, by name."""
@@ -83,15 +95,40 @@ class Shelf:
         """
         with self._changing:
             old = self._held.get(name)
-            version = 1 if old is None else old.description.version + 1
-            held = ShelvedEnvironment(environment, describe(name, environment, version))
-            if old is not None and (less := _lacking(old.description, held.description)):
-                raise wrong(
-                    f"'{name}' {less}, and the environment that would replace it does not. Runs that play it rely on that. "
-                    "Register it by another name."
-                )
+            new = describe(name, environment, 1 if old is None else old.description.version + 1)
+            if old is not None:
+                had = old.description
+                # A test split without a size has no tasks of its own.
+                tests = [
+                    any(split.split == "test" and split.HasField("size") for split in each.splits)
+                    for each in (had, new)
+                ]
+                for what, before, after in (
+                    ("asks questions", had.answerable, new.answerable),
+                    ("plays games of moves", not had.answerable, not new.answerable),
+                    ("has a script", had.scripted, new.scripted),
+                    ("is a record", had.answers_per_task, new.answers_per_task),
+                    ("has tasks of their own to test on", *tests),
+                ):
+                    if before and not after:
+                        raise wrong(
+                            f"'{name}' {what}, and the environment that would replace it does not. Runs that play it rely on that. "
+                            "Register it by another name."
+                        )
+            workers = None
+            if self._processes:
+                workers = EnvironmentWorkers(environment, self._processes, self._patience)
+            held = ShelvedEnvironment(environment, new, workers)
             self._held = {**self._held, name: held}
+            if old is not None:
+                self.replaced.append(old)
             return held
+
+    def close(self) -> None:
+        """End the processes of all environments."""
+        for held in (*self.all(), *self.replaced):
+            if held.workers is not None:
+                held.workers.close()
 
 
 def describe(name: str, environment: Environment, version: int) -> pb.Description:
@@ -99,10 +136,18 @@ def describe(name: str, environment: Environment, version: int) -> pb.Descriptio
     least, greatest = environment.reward_range
     skipped = environment.skipped() if offers(environment, Skipping) else {}
     members = environment.members if offers(environment, Mixed) else {}
+    # Its content: class, settings without the time limit, and the files that it declares.
+    settings = (
+        environment.model_dump(mode="json", exclude={"timeout"}) if isinstance(environment, Settings) else {}
+    )
+    read = dict(environment.contents()) if isinstance(environment, Reads) else {}
+    kind = type(environment)
+    form = [kind.__module__, kind.__qualname__, settings, sorted(read.values())]
+    content = hashlib.sha256(json.dumps(form, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return pb.Description(
         name=name,
         version=version,
-        content=_content(environment),
+        content=content,
         kind=environment.name,
         least_reward=least,
         greatest_reward=greatest,
@@ -122,33 +167,6 @@ def describe(name: str, environment: Environment, version: int) -> pb.Descriptio
         alive=environment.alive if offers(environment, Alive) else (),
         members=[describe(part, member, version) for part, member in members.items()],
     )
-
-
-def _content(environment: Environment) -> str:
-    """Return a hash of an environment's class, its settings without the time limit, and the files that it declares."""
-    settings = (
-        environment.model_dump(mode="json", exclude={"timeout"}) if isinstance(environment, Settings) else {}
-    )
-    read = dict(environment.contents()) if isinstance(environment, Reads) else {}
-    kind = type(environment)
-    form = [kind.__module__, kind.__qualname__, settings, sorted(read.values())]
-    return hashlib.sha256(json.dumps(form, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _lacking(old: pb.Description, new: pb.Description) -> str:
-    """Return the first thing that the old one offers and the new one does not; empty if the new one offers all."""
-    # A test split without a size has no tasks of its own.
-    old_tests, new_tests = (
-        any(split.split == "test" and split.HasField("size") for split in each.splits) for each in (old, new)
-    )
-    offers = {
-        "asks questions": (old.answerable, new.answerable),
-        "plays games of moves": (not old.answerable, not new.answerable),
-        "has a script": (old.scripted, new.scripted),
-        "is a record": (bool(old.answers_per_task), bool(new.answers_per_task)),
-        "has tasks of their own to test on": (old_tests, new_tests),
-    }
-    return next((what for what, (had, has) in offers.items() if had and not has), "")
 
 
 # -------- The moves of one session: a move that is sent again is answered as before, and not made twice
@@ -224,6 +242,9 @@ class _Once:
 
 # -------- Sessions
 
+LOOK_SECONDS = 1.0
+"""Between two looks for sessions without calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -268,14 +289,9 @@ class WorldSessions:
         return len(self._open) + self._beginning
 
     async def begin(
-        self,
-        held: ShelvedEnvironment,
-        session: WorkerSession,
-        work: Callable[[], Awaitable[T]],
-        *,
-        streamed: bool,
-    ) -> tuple[Open, T]:
-        """Open a session by `work`; raises Refused if there is no room."""
+        self, held: ShelvedEnvironment, session: WorkerSession, task: Task, seed: int, *, streamed: bool
+    ) -> tuple[Open, dict[str, Any]]:
+        """Open a session; return it with what its reset returned. Raises Refused if there is no room."""
         if self.leaving:
             raise leaving()
         if len(self) >= self.limits.sessions:
@@ -285,21 +301,21 @@ class WorldSessions:
         self._beginning += 1
         opened = Open(secrets.token_hex(8), held, session, streamed)
         try:
-            result = await self.beside(work)
+            began = await self.beside(lambda: session.reset(task, seed))
         except asyncio.CancelledError:
             self._let_go(opened)  # the world may be open already
             raise
         finally:
             self._beginning -= 1
         self._open[opened.id] = opened
-        return opened, result
+        return opened, began
 
-    async def ask(self, name: str, work: Callable[[WorkerSession], Awaitable[T]]) -> T:
-        """Let a session do something; it is closed if its caller goes away meanwhile."""
+    async def ask(self, name: str, question: Mapping[str, Any]) -> Any:
+        """Return a session's answer (`WorkerSession.answer`); it is closed if its caller goes away meanwhile."""
         opened = self.find(name)
         opened.asked += 1
         try:
-            return await self.beside(lambda: work(opened.session))
+            return await self.beside(lambda: opened.session.answer(question))
         except asyncio.CancelledError:
             self.free(name)
             raise
@@ -307,13 +323,18 @@ class WorldSessions:
             opened.asked -= 1
             opened.used = time.monotonic()
 
-    async def beside(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something on the thread of the worlds."""
-
-        async def begun() -> T:  # `work` may return any awaitable, and a loop takes coroutines
-            return await work()
-
-        return await self._worlds.ask(begun)
+    async def beside(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something in an environment, on the thread of the worlds; the caller is told the type and message of what it raises."""
+        try:
+            return await self._worlds.ask(work)
+        except (Refused, asyncio.CancelledError):
+            raise
+        except WorkerLost as lost:
+            raise Refused(
+                "DATA_LOSS" if lost.blamed else "UNAVAILABLE", f"The world is lost: {lost}"
+            ) from None
+        except BaseException as error:  # noqa: BLE001 - the one boundary where what a world raises becomes an answer
+            raise Refused("ABORTED", ": ".join(error_form(error))) from None
 
     def find(self, name: str) -> Open:
         """Return an open session; raises Refused for an unknown one."""
@@ -340,17 +361,14 @@ class WorldSessions:
         if opened is not None:
             self._let_go(opened)
 
-    def expire(self) -> None:
-        """Close the sessions that have had no call for too long."""
-        late = time.monotonic() - self.limits.idle_seconds
-        for opened in list(self._open.values()):
-            if not opened.streamed and not opened.asked and opened.used < late:
-                self.free(opened.id)
-
-    async def over(self) -> None:
-        """Return when no session is open."""
-        while len(self):  # noqa: ASYNC110 - several places end sessions
-            await asyncio.sleep(0.05)
+    async def expire(self) -> None:
+        """Close, again and again, the sessions that have had no call for too long."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            late = time.monotonic() - self.limits.idle_seconds
+            for opened in list(self._open.values()):
+                if not opened.streamed and not opened.asked and opened.used < late:
+                    self.free(opened.id)
 
     def close_all(self, seconds: float) -> None:
         """Close every session and wait up to `seconds` for their worlds; any thread may call it once the server has ended."""

@@ -323,7 +323,7 @@ class Chat:
                 message, reason = message_of(completion, tools=tools)
                 text = message["content"] or ""
                 left = words[k].end(text) if k in words else text
-                calls = [
+                calls: list[dict[str, Json]] = [
                     {"tool_calls": [{"index": n, **call}]}
                     for n, call in enumerate(message.get("tool_calls", ()))
                 ]

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ContextError
-from kapelle.models.reward_model import RewardModel, load_reward_model
+from kapelle.models.reward_model import load_reward_model
+from kapelle.rows import Sample
 from kapelle.runtime.files import folder_content
 from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
@@ -84,70 +85,44 @@ def score_each(
     return [scores[place] for place in range(len(answers))]
 
 
-class Scorer(Protocol):
-    """Scores answers; called by one thread."""
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """What scores answers, called by one thread."""
 
-    def about(self) -> Mapping[str, Json]:
-        """Return what callers are told of the model: its `name`, a hash of its `weights`, and further facts."""
-        ...
-
-    def score(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each answer; one that the model cannot read is ungraded."""
-        ...
+    about: Mapping[str, Json]
+    """What callers are told of the model: its `name`, a hash of its `weights`, and further facts."""
+    score: Callable[[Sequence[Answered]], Sequence[Score]]
+    """Returns a score for each answer; one that does not fit the model's context is ungraded."""
 
 
-# -------- A reward model of transformers
+def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
+    """Load a reward model of transformers, whose one label's logit scores; ModelError names what is wrong with the folder.
 
+    It is called by the folder's name unless another `name` is given.
+    """
+    model = load_reward_model(folder)
+    weights = folder_content(folder, lambda path: path.suffix == ".safetensors")
+    about = {"name": name or folder.resolve().name, "kind": type(model.model).__name__, "weights": weights}
 
-class ClassifierScorer:
-    """Scores answers by the one label of a sequence classifier."""
-
-    def __init__(self, model: RewardModel, about: Mapping[str, Json]) -> None:
-        self._model, self._about = model, about
-
-    def about(self) -> Mapping[str, Json]:
-        """Return its name, kind and weights."""
-        return self._about
-
-    def score(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return σ of each answer's logit; one that does not fit the model's context is ungraded."""
-        return score_each(answers, self._read, self._model.logits)
-
-    def _read(self, answered: Answered) -> Sequence[int]:
-        renderer = self._model.renderer
-        tokens = renderer.whole([*answered.messages, Message("assistant", answered.text)])
-        if len(tokens) > renderer.context:
+    def read(answered: Answered) -> Sequence[int]:
+        tokens = model.renderer.whole([*answered.messages, Message("assistant", answered.text)])
+        if len(tokens) > model.renderer.context:
             raise ContextError(
-                f"Question and answer have {len(tokens)} tokens; the reward model reads {renderer.context}."
+                f"Question and answer have {len(tokens)} tokens; the reward model reads {model.renderer.context}."
             )
         return tokens
 
-
-def open_reward_model(folder: Path, name: str | None = None) -> ClassifierScorer:
-    """Load a folder under a name, its own unless given; ModelError names what is wrong with it."""
-    model = load_reward_model(folder)
-    weights = folder_content(folder, lambda path: path.suffix == ".safetensors")
-    kind = type(model.model).__name__
-    return ClassifierScorer(model, {"name": name or folder.resolve().name, "kind": kind, "weights": weights})
+    return Scorer(about, lambda answers: score_each(answers, read, model.logits))
 
 
-class VerifierScorer:
-    """Scores answers by a verifier that a train engine holds; nothing learns."""
+def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
+    """Return what scores by a verifier that a train engine holds: the probability that an answer is right."""
+    renderer = engine.renderer(VERIFIER)
 
-    def __init__(self, engine: TrainEngine, about: Mapping[str, Json]) -> None:
-        self._engine, self._about = engine, about
-        self._reader = engine.renderer(VERIFIER)
+    def read(answered: Answered) -> Sample:
+        return conversation_sample(VERIFIER, renderer, answered.messages, answered.text, {})
 
-    def about(self) -> Mapping[str, Json]:
-        """Return its name, step and weights, and how well it judged held-out answers."""
-        return self._about
+    def logits(samples: Sequence[Sample]) -> list[float]:
+        return [float(each) for each in engine.score(samples)]
 
-    def score(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return the probability that each answer is right; one that does not fit the model's context is ungraded."""
-        return score_each(
-            answers,
-            lambda answered: conversation_sample(
-                VERIFIER, self._reader, answered.messages, answered.text, {}
-            ),
-            lambda samples: [float(each) for each in self._engine.score(samples)],
-        )
+    return Scorer(about, lambda answers: score_each(answers, read, logits))

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from starlette.routing import Route
 
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.grpc import Caps, GrpcServer, Refused
+from kapelle.services.grpc import Caps, GrpcServer, GrpcService, Refused
 from kapelle.services.http import MOST_BYTES, Application, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, Scorer, ungraded
@@ -32,6 +32,7 @@ from kapelle.wire import reward_v1_pb2_grpc as methods
 #
 # A batch does not wait to fill: while one is scored other answers arrive, and those that wait by then are the next batch.
 
+ROLES = get_args(Role)
 FAILED = "The model failed on this answer; the service's log says why."
 
 
@@ -55,15 +56,11 @@ class Batches:
         """Score `most` answers together at most, and hold `room` of them, waiting and under way."""
         self._score, self._most, self.room = score, most, room
         self._waiting: deque[_ScoredCall] = deque()
-        self._held = 0
+        self.held = 0
+        """Answers that wait or are being scored."""
         self._over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="kapelle-reward", daemon=True)
-
-    @property
-    def held(self) -> int:
-        """Answers that wait or are being scored."""
-        return self._held
 
     def submit(self, answers: Sequence[Answered]) -> Future[list[Score]]:
         """Return the future of a score for each answer; raises Full if there is no room.
@@ -72,9 +69,9 @@ class Batches:
         """
         call = _ScoredCall(answers)
         with self._changed:
-            if self._held + len(answers) > self.room:
-                raise Full(f"{self._held} answers are waiting, of {self.room} at most. Try again later.")
-            self._held += len(answers)
+            if self.held + len(answers) > self.room:
+                raise Full(f"{self.held} answers are waiting, of {self.room} at most. Try again later.")
+            self.held += len(answers)
             self._waiting.append(call)
             self._changed.notify()
         call.future.add_done_callback(lambda _: self._forget(call))
@@ -91,13 +88,13 @@ class Batches:
         with self._changed:
             if call in self._waiting:
                 self._waiting.remove(call)
-                self._held -= len(call.answers) - call.begun
+                self.held -= len(call.answers) - call.begun
 
     def _work(self) -> None:
         while batch := self._next():
             scores = self._scored([call.answers[k] for call, k in batch])
             with self._changed:
-                self._held -= len(batch)
+                self.held -= len(batch)
             for (call, _), score in zip(batch, scores, strict=True):
                 call.scores.append(score)
                 if len(call.scores) == len(call.answers):
@@ -165,13 +162,6 @@ class ScoredAnswer(Body):
             raise ValueError("give either `question` or `messages`")
         return self
 
-    def read(self) -> Answered:
-        """Return the answer with what it answers."""
-        asked = (
-            [SaidBefore(role="user", content=self.question)] if self.question is not None else self.messages
-        )
-        return Answered(tuple(Message(each.role, each.content) for each in asked), self.answer)
-
 
 class ScoreRequest(Body):
     """The body of a call."""
@@ -179,19 +169,14 @@ class ScoreRequest(Body):
     items: list[ScoredAnswer] = Field(min_length=1, max_length=MOST_ITEMS)
 
 
-class RewardService(methods.RewardServicer):
-    """Scores answers: over HTTP by its `routes`, over gRPC as a `GrpcService` (`proto/kapelle/wire/reward_v1.proto`)."""
+class RewardService(methods.RewardServicer, GrpcService):
+    """Scores answers: over HTTP by its `routes`, over gRPC by `proto/kapelle/wire/reward_v1.proto`."""
 
     name = "kapelle.reward.v1.Reward"
 
     def __init__(self, about: Mapping[str, Json], batches: Batches, seconds: float) -> None:
         """Tell callers `about` the model, and let a call take `seconds`, its time in the queue included."""
-        self._about, self._batches, self._seconds = dict(about), batches, seconds
-
-    @property
-    def under_way(self) -> int:
-        """How many answers wait or are being scored."""
-        return self._batches.held
+        self._about, self.batches, self._seconds = dict(about), batches, seconds
 
     # Over HTTP.
 
@@ -205,8 +190,8 @@ class RewardService(methods.RewardServicer):
 
     async def health(self, call: Call) -> JsonAnswer:
         """Return that it serves, and how much room is left."""
-        held = self.under_way
-        return JsonAnswer({"status": "ok", "under_way": held, "room": self._batches.room - held})
+        held = self.batches.held
+        return JsonAnswer({"status": "ok", "under_way": held, "room": self.batches.room - held})
 
     async def model(self, call: Call) -> JsonAnswer:
         """Return the facts about the model."""
@@ -215,13 +200,17 @@ class RewardService(methods.RewardServicer):
     async def score(self, call: Call) -> JsonAnswer:
         """Return a score for each answer, or why it is ungraded."""
         request = read_body(ScoreRequest, call.body)
-        if len(request.items) > self._batches.room:
+        if len(request.items) > self.batches.room:
             raise wrong(
-                f"`items`: this server holds {self._batches.room:,} answers at once. Send fewer in a call.",
+                f"`items`: this server holds {self.batches.room:,} answers at once. Send fewer in a call.",
                 "items",
             )
+        answers = []
+        for item in request.items:
+            said = tuple(Message(each.role, each.content) for each in item.messages)
+            answers.append(Answered(said or (Message("user", item.question or ""),), item.answer))
         try:
-            scores = await self._batches.scored([item.read() for item in request.items], self._seconds)
+            scores = await self.batches.scored(answers, self._seconds)
         except Full as full:
             raise busy(str(full)) from None
         except TimeoutError:
@@ -235,19 +224,24 @@ class RewardService(methods.RewardServicer):
         """Add its methods to a server."""
         methods.add_RewardServicer_to_server(self, server)
 
-    async def settle(self) -> None:
-        """Return at once: calls are all there is, and the server waits for those."""
-
     async def Score(self, request: wire.ScoreRequest, context: object) -> wire.ScoreReply:
         """Return a score for each answer, or why it is ungraded."""
-        most = min(MOST_ITEMS, self._batches.room)
+        most = min(MOST_ITEMS, self.batches.room)
         if not 1 <= len(request.items) <= most:
             raise Refused(
                 "INVALID_ARGUMENT", f"`items` holds {len(request.items)} answers; a call has 1 to {most:,}."
             )
-        answers = [_read(k, item) for k, item in enumerate(request.items)]
+        answers: list[Answered] = []
+        for k, item in enumerate(request.items):
+            said = tuple(Message(each.role, each.content) for each in item.messages)
+            if item.HasField("question") == bool(said):
+                raise Refused("INVALID_ARGUMENT", f"`items[{k}]`: give either `question` or `messages`.")
+            if not all(each.role in ROLES for each in said):
+                why = f"the role of a message is one of {', '.join(ROLES)}."
+                raise Refused("INVALID_ARGUMENT", f"`items[{k}]`: {why}")
+            answers.append(Answered(said or (Message("user", item.question),), item.answer))
         try:
-            scores = await self._batches.scored(answers, self._seconds)
+            scores = await self.batches.scored(answers, self._seconds)
         except Full as full:
             raise Refused("RESOURCE_EXHAUSTED", str(full)) from None
         except TimeoutError:
@@ -267,20 +261,6 @@ class RewardService(methods.RewardServicer):
         return wire.Model(
             name=str(self._about["name"]), weights=str(self._about["weights"]), about=json.dumps(self._about)
         )
-
-
-def _read(place: int, item: wire.Item) -> Answered:
-    def refused(why: str) -> Refused:
-        return Refused("INVALID_ARGUMENT", f"`items[{place}]`: {why}")
-
-    if item.HasField("question") == bool(item.messages):
-        raise refused("give either `question` or `messages`.")
-    for message in item.messages:
-        if message.role not in get_args(Role):
-            raise refused(f"the role of a message is one of {', '.join(get_args(Role))}.")
-    if item.messages:
-        return Answered(tuple(Message(each.role, each.content) for each in item.messages), item.answer)
-    return Answered((Message("user", item.question),), item.answer)
 
 
 # -------- The server
@@ -324,7 +304,7 @@ def serve_reward(
     """
     with ExitStack() as closing:
         batches = closing.enter_context(Batches(scorer.score, limits.batch, limits.answers))
-        service = RewardService(scorer.about(), batches, limits.seconds)
+        service = RewardService(scorer.about, batches, limits.seconds)
         http = closing.enter_context(HttpServer(binding, Application(binding, service.routes())))
         grpc_server = None
         if grpc_port is not None:
