@@ -22,7 +22,7 @@ from kapelle.cluster.worlds import held_by_actors
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
 from kapelle.metrics.timeline import Timeline
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.play import Play, PlaysGroups, rollout
 from kapelle.rollout.replica import TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
@@ -105,7 +105,7 @@ def players_on(
     return RayWorkers(connection, placed, config, team, hashes, models, engine), HeldHere
 
 
-class RayWorkers:
+class RayWorkers(PlaysGroups):
     """The rollout workers of one rank."""
 
     def __init__(
@@ -178,7 +178,7 @@ class RayWorkers:
     def play_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> list[Group]:
-        """Let the workers play; see `rollout.shared.PlaysGroups`.
+        """Let the workers play; see `rollout.play.PlaysGroups`.
 
         Raises what a worker raised, StopRequested, and EngineError where workers die again and again.
         """

@@ -53,31 +53,25 @@ async def open_world(
     )
     try:
         started = await world.start(lambda: environment.start(task, agents, seed))
-        world.inner = checked_world(started, environment.name)
+        what = f"`start` of environment '{environment.name}'"
+        if isinstance(started, Coroutine):
+            started.close()
+            raise BrokenContract(f"{what} is async. Write `def start`: it returns the world.")
+        if isinstance(started, type):
+            raise BrokenContract(
+                f"{what} returns the class {started.__name__} itself; return an instance of it."
+            )
+        missing = [method for method in METHODS if not callable(getattr(started, method, None))]
+        if missing:
+            raise BrokenContract(
+                f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. A world has all of "
+                f"{', '.join(METHODS)} (`kapelle.World`)."
+            )
+        world.inner = cast("World", started)
     except BaseException:
         world.end()
         raise
     return world
-
-
-def checked_world(world: object, name: str) -> World:
-    """Return what `start` of the environment `name` has returned; BrokenContract where that is no world."""
-    if isinstance(world, Coroutine):
-        world.close()
-        raise BrokenContract(
-            f"`start` of environment '{name}' is async. Write `def start`: it returns the world."
-        )
-    if isinstance(world, type):
-        raise BrokenContract(
-            f"`start` of environment '{name}' returns the class {world.__name__} itself; return an instance of it."
-        )
-    missing = [method for method in METHODS if not callable(getattr(world, method, None))]
-    if missing:
-        raise BrokenContract(
-            f"`start` of environment '{name}' returns a {type(world).__name__}, which has no "
-            f"`{'`, no `'.join(missing)}`. A world has all of {', '.join(METHODS)} (`kapelle.World`)."
-        )
-    return cast("World", world)
 
 
 class BoundedWorld:

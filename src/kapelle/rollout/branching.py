@@ -137,7 +137,15 @@ async def judge(
     episodes: dict[JointAction, list[Episode]] = {}
     for (action, _), episode in zip(runs, played, strict=True):
         episodes.setdefault(action, []).append(episode)
-    paid = {action: _paid(tree, own) for action, own in episodes.items()}
+    # Each agent's mean return over the continuations of one joint action that did not fail.
+    paid: dict[JointAction, dict[str, float]] = {}
+    for action, own in episodes.items():
+        valid = [tree.returns(episode) for episode in own if episode.error is None]
+        if not valid:
+            raise EpisodeError(
+                f"Every episode that continued from a candidate failed. The first: {own[0].error}"
+            )
+        paid[action] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
     return tuple(
         tuple(
             fmean(paid[alike[action]].get(candidates[0].agent, 0.0) for action in judges[m, k])
@@ -145,16 +153,6 @@ async def judge(
         )
         for m, candidates in enumerate(drafts)
     )
-
-
-def _paid(tree: Tree, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return each agent's mean return over the continuations of one joint action that did not fail."""
-    valid = [tree.returns(episode) for episode in episodes if episode.error is None]
-    if not valid:
-        raise EpisodeError(
-            f"Every episode that continued from a candidate failed. The first: {episodes[0].error}"
-        )
-    return {agent: fmean(own.get(agent, 0.0) for own in valid) for agent in valid[0]}
 
 
 def settle(tree: Tree, drafts: Sequence[Sequence[Turn]], worths: Worths) -> list[tuple[Turn, list[Turn]]]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from kapelle.algorithm import Tree
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine
@@ -357,78 +357,51 @@ async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough
 
     The engine that samples for the team is `Interruptible`.
     """
-    playing = _Playing(play, groups, enough)
-    try:
-        await playing.play()
-    finally:
-        await playing.end()
-    return playing.groups()
+    known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
+    left = {place: each for place, each in known.items() if not isinstance(each, Episode)}
+    places = list(left)
+    scenes: dict[tuple[int, int], LiveScene] = {}
+    stop = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
 
+    def as_they_are() -> list[PartialGroup]:
+        return [
+            replace(group, episodes=tuple(known[g, k] for k, _ in enumerate(group.episodes)))
+            for g, group in enumerate(groups)
+        ]
 
-class _Playing:
-    """The episodes of some groups, while they are played."""
-
-    def __init__(self, play: Play, groups: Sequence[PartialGroup], enough: Enough) -> None:
-        self._play, self._groups, self._enough = play, groups, enough
-        self._places = [(g, k) for g, group in enumerate(groups) for k, _ in enumerate(group.episodes)]
-        self._known = {place: groups[place[0]].episodes[place[1]] for place in self._places}
-        self._open = {place: each for place, each in self._known.items() if not isinstance(each, Episode)}
-        self._scenes: dict[tuple[int, int], LiveScene] = {}
-        self._tasks: list[asyncio.Task[object]] = []
-        self._stop = asyncio.Event()
-
-    async def play(self) -> None:
-        """Play until enough is done, or everything."""
-        places = list(self._open)
-        seats = [ScheduledEpisode(self._groups[g].task, k, self._open[g, k].seed) for g, k in places]
-
-        async def one(number: int, seat: ScheduledEpisode) -> Episode:
-            return await self._one(places[number], seat)
-
-        playing = asyncio.create_task(play_seats(self._play, seats, one, followed=True))
-        stopping = asyncio.create_task(self._stop.wait())
-        self._tasks += [playing, stopping]
-        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not playing.done():
-            assert isinstance(self._play.engine, Interruptible), "checked before the run starts"
-            broken = await self._play.engine.interrupt()
-            for place, scene in self._scenes.items():
-                left = scene.left(broken)
-                if left is not None:
-                    turns, payments = as_recorded(self._open[place], left.turns, left.payments)
-                    self._known[place] = replace(left, turns=turns, payments=payments)
-        if playing.done():
-            for place, episode in zip(places, playing.result(), strict=True):
-                self._known[place] = episode  # those that were given up, too
-
-    async def _one(self, place: tuple[int, int], seat: ScheduledEpisode) -> Episode:
-        task = asyncio.current_task()
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+        place, task = places[number], asyncio.current_task()
         if task is not None:
-            self._tasks.append(task)
-
-        def on_scene(scene: LiveScene) -> None:
-            self._scenes[place] = scene
-
-        episode = await play_further(self._play, seat.task, self._open[place], seat.sample, on_scene)
-        self._scenes.pop(place, None)
-        self._known[place] = episode
-        if self._enough([group.done for group in self.groups()]):
-            self._stop.set()
+            tasks.append(task)
+        on_scene = partial(scenes.__setitem__, place)
+        episode = await play_further(play, seat.task, left[place], seat.sample, on_scene)
+        scenes.pop(place, None)
+        known[place] = episode
+        if enough([group.done for group in as_they_are()]):
+            stop.set()
         return episode
 
-    async def end(self) -> None:
-        """End what still runs: worlds are closed, within their deadlines."""
-        for task in self._tasks:
+    seats = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
+    playing = asyncio.create_task(play_seats(play, seats, one, followed=True))
+    stopping = asyncio.create_task(stop.wait())
+    tasks += [playing, stopping]
+    try:
+        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            assert isinstance(play.engine, Interruptible), "checked before the run starts"
+            broken = await play.engine.interrupt()
+            for place, scene in scenes.items():
+                if (now := scene.left(broken)) is not None:
+                    turns, payments = as_recorded(left[place], now.turns, now.payments)
+                    known[place] = replace(now, turns=turns, payments=payments)
+        if playing.done():
+            known |= zip(places, playing.result(), strict=True)  # those that were given up, too
+    finally:  # worlds of episodes that still run are closed, within their deadlines
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._play.patience.environment)
-
-    def groups(self) -> list[PartialGroup]:
-        """Return the groups as they are now."""
-        return [
-            replace(group, episodes=tuple(self._known[g, k] for k, _ in enumerate(group.episodes)))
-            for g, group in enumerate(self._groups)
-        ]
+        await asyncio.wait(tasks, timeout=play.patience.environment)
+    return as_they_are()
 
 
 # -------- Rollouts that ranks share: groups are dealt whole, in a fixed order, and every rank ends up with all of them
@@ -436,8 +409,7 @@ class _Playing:
 # A group's seeds depend on its task alone, so that its tokens do not depend on who samples them.
 
 
-@runtime_checkable
-class PlaysGroups(Protocol):
+class PlaysGroups:
     """A rollout engine that plays whole groups in other processes, instead of answering requests."""
 
     def play_groups(
@@ -447,7 +419,7 @@ class PlaysGroups(Protocol):
 
         The global random generators are left as playing them here would leave them.
         """
-        ...
+        raise NotImplementedError
 
 
 def _played_here(

@@ -51,7 +51,7 @@ class LiveSeat:
         self._opening = [Message("system", agent.system)] if agent.system else []
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
-        self._ended: dict[int, list[Message]] = {}
+        self.ended: dict[int, list[Message]] = {}
         """Index of a turn → the conversation that ended with it, where turns may follow earlier ones than the last."""
 
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
@@ -86,7 +86,7 @@ class LiveSeat:
             conversation = messages
             prompt = renderer.start(messages)
         else:
-            conversation = [*self._ended[before.index], *messages]
+            conversation = [*self.ended[before.index], *messages]
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
         own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
@@ -178,10 +178,6 @@ class LiveSeat:
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
-
-    def remember(self, turn: Turn, conversation: Sequence[Message]) -> None:
-        """Keep the conversation that ends with a recorded turn, for others that follow it."""
-        self._ended[turn.index] = [*conversation, Message("assistant", turn.text, speaker=self.agent.name)]
 
 
 class LiveScene:
@@ -282,11 +278,25 @@ class LiveScene:
     ) -> dict[str, Turn]:
         """Let several agents answer at the same moment; see `workflow.Scene`."""
         # All are drafted before any is recorded, so that the agents do not see one another's texts.
-        past = self.turns
+        past, tree = self.turns, self.play.tree
         drafts = await asyncio.gather(
             *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
         )
-        chosen = await self._chosen(past, drafts)
+        chosen = [candidates[0] for candidates in drafts]
+        if tree is not None and any(len(candidates) > 1 for candidates in drafts):
+            # The tree chooses among several candidates, and the others become branches.
+            async def play_on(record: Record, number: int) -> Episode:
+                seed = derive_seed(self.seed, "continuation", len(past), number)
+                with Participant():
+                    assert self._replay is not None, "an episode that branches needs `replay`"
+                    episode = await self._replay(record, seed)
+                self.continued += record.sampled(episode)
+                return episode
+
+            worths = await judge(tree, past, drafts, self.play.environment.name, play_on)
+            settled = settle(tree, drafts, worths)
+            self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
+            chosen = [turn for turn, _ in settled]
         for turn in chosen:  # their agents' conversations continue after them
             seat = self._seats[turn.agent]
             seat.last = turn
@@ -304,27 +314,9 @@ class LiveScene:
         )
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, conversation) in zip(turns, drafts, strict=True):
-            self._seats[turn.agent].remember(turn, conversation)
+            said = Message("assistant", turn.text, speaker=turn.agent)
+            self._seats[turn.agent].ended[turn.index] = [*conversation, said]
         return {turn.agent: turn for turn in turns}
-
-    async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:
-        """Return each agent's turn; the tree chooses among several candidates, and the others become branches."""
-        tree = self.play.tree
-        if tree is None or all(len(candidates) == 1 for candidates in drafts):
-            return [candidates[0] for candidates in drafts]
-
-        async def play_on(record: Record, number: int) -> Episode:
-            seed = derive_seed(self.seed, "continuation", len(past), number)
-            with Participant():
-                assert self._replay is not None, "an episode that branches needs `replay`"
-                episode = await self._replay(record, seed)
-            self.continued += record.sampled(episode)
-            return episode
-
-        worths = await judge(tree, past, drafts, self.play.environment.name, play_on)
-        settled = settle(tree, drafts, worths)
-        self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
-        return [turn for turn, _ in settled]
 
     def allow_answers(self, most: int) -> None:
         """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
