@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +11,7 @@ from tests.rollout.workers.test_same_episodes import assert_same
 from tests.support.cluster import Cluster
 
 from kapelle.cluster.actors import ActorConnection
-from kapelle.cluster.worlds import WorldHost, held_by_actors
+from kapelle.cluster.worlds import HeldByActor, WorldHost
 from kapelle.environment import environment_class
 from kapelle.settings.schema import Resources
 
@@ -25,7 +26,7 @@ def with_its_process(host: WorldHost) -> None:
 
 def check(cluster: Cluster, workers: int) -> None:
     connection = cast("ActorConnection", cluster)
-    hold = held_by_actors(connection, range(workers), Resources(), str(Path.cwd()))
+    hold = partial(HeldByActor, connection, range(workers), Resources(), str(Path.cwd()))
     assert_same(environment_class("matrix")(), workers, hold)
 
 

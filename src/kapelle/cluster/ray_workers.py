@@ -13,12 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, first_answered
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
-from kapelle.cluster.worlds import held_by_actors
+from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
 from kapelle.metrics.timeline import Timeline
@@ -101,7 +102,7 @@ def players_on(
     connection = ActorConnection.join(placed.address, placed.group, placed.namespace)
     closing.callback(connection.leave)
     if not bundles.rollout:
-        return None, held_by_actors(connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
+        return None, partial(HeldByActor, connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
     return RayWorkers(connection, placed, config, team, hashes, models, engine), HeldHere
 
 
@@ -317,7 +318,7 @@ class RayPlayer:
         if said["worlds"]:
             connection = ActorConnection.of_actor(said["group"])
             takes = Resources.model_validate(said["config"]["ray"]["environment"])
-            hold = held_by_actors(connection, said["worlds"], takes, said["folder"])
+            hold = partial(HeldByActor, connection, said["worlds"], takes, said["folder"])
         self._team = TeamReplica(said["config"], said["bases"], torch.get_num_threads(), hold)
         return json.dumps({"hashes": self._team.hashes}).encode()
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from kapelle.cluster.actors import Actor, ActorConnection, ActorLost
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.pool import LOOK, HeldHere, Hold
+from kapelle.rollout.workers.pool import LOOK, HeldHere, Holder
 from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
@@ -59,7 +59,7 @@ class WorldHost:
         still = held.still(min(time.monotonic() - before, 2 * LOOK))
         if still is not None:
             held.end()
-            return b"", held.beats, held.session, still
+            return b"", *held.signs(), still
         data = b""
         if ready:
             with suppress(OSError):
@@ -67,27 +67,29 @@ class WorldHost:
         if ready and not data:
             held.wait(LOOK)
             how = held.end()
-            return b"", held.beats, held.session, how
-        return data, held.beats, held.session, None
+            return b"", *held.signs(), how
+        return data, *held.signs(), None
 
 
-def held_by_actors(
-    connection: ActorConnection, bundles: Sequence[int], resources: Resources, folder: str
-) -> Hold:
-    """Return what starts the environment worker of each place, in that place's bundle."""
-    return lambda place: HeldByActor(connection, bundles[place], resources, folder)
+class HeldByActor(Holder):
+    """A process with worlds on a machine of the cluster, as the one that plays them sees it; `still` is the actor's to find."""
 
+    where = "an actor's process"
 
-class HeldByActor:
-    """A process with worlds on a machine of the cluster, as the one that plays them sees it; see `process.Holder`."""
-
-    def __init__(self, connection: ActorConnection, bundle: int, resources: Resources, folder: str) -> None:
-        """Start an actor in a bundle, and in it the process."""
+    def __init__(
+        self,
+        connection: ActorConnection,
+        bundles: Sequence[int],
+        resources: Resources,
+        folder: str,
+        place: int,
+    ) -> None:
+        """Start an actor in the bundle of its place among the workers, and in it the process."""
         self.connection, self._theirs = socket.socketpair()
-        self.beats = self.session = 0
+        self._signs = 0, 0
         self._how: str | None = None
         self._over = threading.Event()
-        self._actor: Actor = connection.actor(WorldHost, bundle, resources, calls=CALLS)
+        self._actor: Actor = connection.actor(WorldHost, bundles[place], resources, calls=CALLS)
         self._begun = self._actor.ask("begin", sys.path, folder)
         for work in (self._pass_on, self._bring_back):
             threading.Thread(target=work, name="kapelle-world-host", daemon=True).start()
@@ -106,7 +108,8 @@ class HeldByActor:
         try:
             self._begun.answer()
             while self._how is None:
-                data, self.beats, self.session, self._how = self._actor.ask("receive").answer()
+                data, beats, session, self._how = self._actor.ask("receive").answer()
+                self._signs = beats, session
                 if data:
                     self._theirs.sendall(data)
         except ActorLost as lost:
@@ -118,14 +121,9 @@ class HeldByActor:
             with suppress(OSError):
                 self._theirs.shutdown(socket.SHUT_RDWR)
 
-    @property
-    def where(self) -> str:
+    def signs(self) -> tuple[int, int]:
         """See `Holder`."""
-        return "an actor's process"
-
-    def still(self, passed: float) -> str | None:
-        """See `Holder`; the actor looks at the process."""
-        return None
+        return self._signs
 
     def wait(self, seconds: float) -> None:
         """See `Holder`."""

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from kapelle.environment import Environment, Outcome, RemoteWorld, WorkerLost
 from kapelle.errors import EngineError
@@ -50,45 +50,36 @@ Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
 """Who waits for an answer, and the session that it asked about."""
 
 
-class Holder(Protocol):
+class Holder:
     """Where the process of a worker runs, and what is known of it without asking it."""
 
     connection: socket.socket
     """Leads to the process; at its end when that is gone."""
+    where: str
+    """Which process it is, for people."""
 
-    @property
-    def beats(self) -> int:
-        """How many signs of life it has given."""
-        ...
-
-    @property
-    def session(self) -> int:
-        """The session that computed when it was last heard of; 0 for none."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """Which process it is, for people."""
-        ...
+    def signs(self) -> tuple[int, int]:
+        """Return how many signs of life it has given, and the session that computed when it was last heard of (0 for none)."""
+        raise NotImplementedError
 
     def still(self, passed: float) -> str | None:
         """Count the seconds since the last look; return how long it has stood still, once that is too long."""
-        ...
+        return None
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended, as long as that."""
-        ...
+        raise NotImplementedError
 
     def end(self) -> str:
         """End it and what it has started, at once; return how it ended."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what is known of it; it has ended."""
-        ...
+        raise NotImplementedError
 
 
-class HeldHere:
+class HeldHere(Holder):
     """A worker's process on this machine."""
 
     def __init__(self, _place: int = 0) -> None:
@@ -116,17 +107,11 @@ class HeldHere:
         self.pid = self.process.pid
         """The process's number."""
         self.where = f"process {self.pid}"
-        self._signs = LifeSigns(self.process.pid, lambda: self.beats)
+        self._signs = LifeSigns(self.process.pid, lambda: self._pulse.beats)
 
-    @property
-    def beats(self) -> int:
+    def signs(self) -> tuple[int, int]:
         """See `Holder`."""
-        return self._pulse.beats
-
-    @property
-    def session(self) -> int:
-        """See `Holder`."""
-        return self._pulse.session
+        return self._pulse.beats, self._pulse.session
 
     def still(self, passed: float) -> str | None:
         """See `Holder`."""
@@ -224,7 +209,7 @@ class Worker:
             ended = self.holder.end()
             self.lost = how or ended
             left, self.waiting = list(self.waiting.values()), {}
-            session = self.holder.session
+            _, session = self.holder.signs()
             self.blamed = frozenset([session] if session else [session for *_, session in left])
             self.connection.close()
             self.holder.close()
@@ -303,7 +288,7 @@ class WorkerReader:
             for worker in list(self._workers):
                 counted = min(passed, 2 * LOOK)
                 still = worker.holder.still(counted if worker.waiting else 0.0)
-                beats = worker.holder.beats
+                beats, _ = worker.holder.signs()
                 if beats != worker.beats or not worker.waiting:
                     worker.beats, worker.silent = beats, 0.0
                 else:
@@ -359,10 +344,13 @@ class WorkerReader:
 
 
 def _deliver(given: list[tuple[Waiting, Any]]) -> None:
+    """Give those who wait their answers, or the errors in place of them."""
     for (_, future, _), answer in given:
         if future.done():
             continue
-        if "error" in answer:
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        elif "error" in answer:
             future.set_exception(environment_error(*answer["error"]))
         else:
             future.set_result(answer["value"])
@@ -370,17 +358,12 @@ def _deliver(given: list[tuple[Waiting, Any]]) -> None:
 
 def _tell(left: list[Waiting], worker: Worker) -> None:
     """Raise in those who wait why no answer will come."""
-    for loop, future, session in left:
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(partial(_fail, future, worker, session))
-
-
-def _fail(future: asyncio.Future[Any], worker: Worker, session: int) -> None:
-    if not future.done():
+    for waiting in left:
         try:
-            worker.check(session)
+            worker.check(waiting[2])
         except (EngineError, WorkerLost) as error:
-            future.set_exception(error)
+            with suppress(RuntimeError):
+                waiting[0].call_soon_threadsafe(_deliver, [(waiting, error)])
 
 
 DEATHS = 20
