@@ -310,7 +310,12 @@ class Private:
     """An environment that declares what only one agent may see, so that it can be checked."""
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return texts that the world may show this agent and no other."""
+        """Return texts that the world may show this agent and no other.
+
+        `kapelle validate` looks for them in the views of the others by a plain search for the same characters, at the start
+        and after every step: `"7"` is found in "17 points" too, so name texts that stand nowhere else ("Your number is 7").
+        What somebody has said is no longer looked for.
+        """
         raise NotImplementedError
 
 
@@ -491,15 +496,15 @@ def check_declared(environment: Environment, seconds: float = Patience.environme
     """Raise Unfit unless `reward_range` is two finite numbers and `sources` says in words where both splits come from."""
     bounds: object = asked("reward_range", seconds, lambda: environment.reward_range)
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-        raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward")
+        raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward.")
     if not all(isinstance(b, int | float) and math.isfinite(b) for b in bounds) or bounds[0] > bounds[1]:
-        raise Unfit(f"`reward_range` is {bounds!r:.60}; declare two finite numbers, the smaller first")
+        raise Unfit(f"`reward_range` is {bounds!r:.60}; declare two finite numbers, the smaller first.")
     sources: object = asked("sources", seconds, lambda: environment.sources)
     if not isinstance(sources, Mapping) or not all(
         isinstance(sources.get(split), str) for split in ("train", "test")
     ):
         raise Unfit(
-            f"`sources` is {sources!r:.60}; say in words where the tasks of `train` and `test` come from"
+            f"`sources` is {sources!r:.60}; say in words where the tasks of `train` and `test` come from."
         )
 
 
@@ -514,7 +519,7 @@ def size_of(environment: Environment, split: Split, seconds: float = Patience.en
         count = -1
     if not 0 <= count <= sys.maxsize:
         raise Unfit(
-            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None where they come without end"
+            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None where they come without end."
         )
     return count
 
@@ -525,10 +530,10 @@ def task_of(environment: Environment, split: Split, index: int, seconds: float |
         seconds = float(getattr(environment, "timeout", Patience.environment))
     task: object = asked(f"task('{split}', {index})", seconds, environment.task, split, index)
     if not isinstance(task, Task):
-        raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task")
+        raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task.")
     for name, value in (("id", task.id), ("question", task.question)):
         if not isinstance(value, str):
-            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is no text")
+            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is no text.")
     return task
 
 
@@ -543,7 +548,7 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
             if callable(vars(capability)[part]):
                 found = asked(part, seconds, cast("Callable[..., object]", found), *given)
             if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
-                raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}")
+                raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}.")
 
     promise(Alive, "alive", (Sequence,), "a tuple of words")
     promise(Opposed, "constant_sum", (bool,), "True or False")

@@ -12,7 +12,7 @@ import pytest
 
 from kapelle.conformance import Finding, Private, Symmetric, conform, drive
 from kapelle.environment import Answerable, Environment, Outcome, Scripted, environment_class, offers
-from kapelle.environments import BUILTIN
+from kapelle.environments import BUILTIN, BaseEnvironment, BaseWorld
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import ConfigError, DataError
@@ -66,7 +66,11 @@ ELSEWHERE = {
 
 
 def test_no_environment_is_forgotten() -> None:
-    assert set(BUILTIN) == {*READY, *DATA, *PACKAGES, *ELSEWHERE}
+    held = {*READY, *DATA, *PACKAGES, *ELSEWHERE}
+    assert set(BUILTIN) == held, (
+        f"new: {sorted(set(BUILTIN) - held)}, gone: {sorted(held - set(BUILTIN))}. Add a line for each new environment: to READY "
+        "with settings that open it, to DATA or PACKAGES if it needs them, or to ELSEWHERE with the reason."
+    )
 
 
 async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
@@ -234,7 +238,68 @@ async def test_each_fault_is_found_by_its_check(fault: str) -> None:
 async def test_a_secret_that_another_agent_sees_is_found() -> None:
     [finding] = [f for f in await conform(Word(fault="leak"), ["a", "b"]) if f.name == "private views"]
     assert finding.status == "failed"
-    assert finding.detail == "'b' sees what only 'a' may: 'secret of a'"
+    assert finding.detail == (
+        "'b' sees a secret of 'a' in task train-0 at the start: 'secret of a' in 'say train0 secret of a secret of b'"
+    )
+
+
+class Hints(BaseEnvironment, Private, Scripted):
+    """One agent knows a word and gives hints; the other guesses. After the first hint `leaky` shows the guesser the word."""
+
+    name: Literal["tests.environments.test_conformance:Hints"] = "tests.environments.test_conformance:Hints"
+    leaky: bool = False
+    told: bool = False
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        return {"train": "words", "test": "other words"}
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(f"{split}-{index}", "", {"word": f"{split}word{index}"})
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
+        return HintsWorld(task, agents, self.leaky)
+
+    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
+        return (str(task.data["word"]),) if agent == agents[0] else ()
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        return str(task.data["word"]) if self.told else "it is long"
+
+
+class HintsWorld(BaseWorld):
+    def __init__(self, task: Task, agents: Sequence[str], leaky: bool) -> None:
+        super().__init__(task, agents)
+        self.said: list[str] = []
+        self.leaky = leaky
+
+    def movers(self) -> tuple[str, ...]:
+        return () if len(self.said) == 4 else (self.agents[len(self.said) % 2],)
+
+    def observe(self, agent: str) -> str:
+        word = str(self.task.data["word"])
+        knows = agent == self.agents[0] or (self.leaky and len(self.said) > 1)
+        return f"The word is {word}. {self.said}" if knows else f"Guess. {self.said}"
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        self.said += actions.values()
+        return {}
+
+
+async def test_a_secret_is_looked_for_after_every_step() -> None:
+    findings = {f.name: f for f in await conform(Hints(), ["hinter", "guesser"])}
+    assert findings["private views"] == Finding("private views", "ok", "looking changes nothing")
+    findings = {f.name: f for f in await conform(Hints(leaky=True), ["hinter", "guesser"])}
+    assert findings["private views"].status == "failed"
+    assert findings["private views"].detail == (
+        "'guesser' sees a secret of 'hinter' in task train-0 after step 2: 'trainword0' in "
+        "\"The word is trainword0. ['?', '?']\""
+    )
+
+
+async def test_what_an_agent_has_said_is_no_secret_any_more() -> None:
+    findings = {f.name: f for f in await conform(Hints(told=True), ["hinter", "guesser"])}
+    assert findings["private views"] == Finding("private views", "ok", "looking changes nothing")
 
 
 async def test_missing_data_are_no_finding_but_an_error() -> None:

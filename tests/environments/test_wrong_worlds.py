@@ -486,3 +486,21 @@ def test_a_capability_without_its_method_is_a_finding(
     text = ENVIRONMENT.replace("class Env(Settings)", "class Env(Settings, Scripted)")
     words = written(tmp_path, HEAD + WORLD + text, monkeypatch)
     assert "it declares `Scripted` and has no `script`" in refused(words, capsys)
+
+
+@pytest.mark.parametrize("where", ["validate", "train"])
+def test_what_is_said_of_a_method_that_raises_ends_with_a_full_stop(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = written(
+        tmp_path,
+        HEAD + WORLD + changed(ENVIRONMENT, "size", "def size(self, split):\n    return 1 / 0"),
+        monkeypatch,
+    )
+    name = words[1]
+    if where == "train":
+        words = ["validate", "demo", f"environment={{name: '{name}'}}", "workflow={name: parallel}"]
+    said = refused(words, capsys)
+    assert "`size` raises ZeroDivisionError: division by zero (wrong.py, line" in said
+    ends = ").\n" if where == "validate" else f"). `kapelle validate {name}` checks all of it.\n"
+    assert ends in said

@@ -37,8 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             findings = asyncio.run(conform(environment, team))
         except ConfigError as error:
-            hint = "" if team else ". If it needs certain agents, name them: --agents A,B."
-            raise ConfigError(f"{str(error).removesuffix('.')}{hint}") from error
+            said = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
+            hint = "" if team else " If it needs certain agents, name them: --agents A,B."
+            raise ConfigError(f"{said}{hint}") from error
         except (asyncio.CancelledError, RuntimeError) as error:
             raise ConfigError(
                 f"The code of `{environment.name}` cancelled the checks or stopped their event loop ({type(error).__name__}: "

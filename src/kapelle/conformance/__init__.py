@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kapelle.conformance.driving import (
+    LONGEST,
     NOTHING,
     SECONDS,
     DrivenWorld,
@@ -257,28 +259,55 @@ async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether looking changes nothing and secrets stay with the agents that own them."""
+    """Return whether looking changes nothing and secrets stay with the agents that own them, at the start and after every step.
+
+    Episodes are played by the script and by nonsense. What somebody has said is no secret from then on.
+    """
     name = "private views"
-    for task in tasks:
+    nonsense = always("?")
+    speakers = [(task, nonsense) for task in tasks]
+    if offers(environment, Scripted):
+        speakers += [(task, scripted(environment, task)) for task in tasks]
+    for task, say in speakers:
+        secrets: list[tuple[str, str]] = []
+        for owner in agents if offers(environment, Private) else ():
+            own: object = asked("private", SECONDS, environment.private, task, owner, agents)
+            if isinstance(own, str) or not isinstance(own, Sequence):
+                raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
+            if wrong := [each for each in own if not isinstance(each, str) or not each]:
+                raise Unfit(f"`private` names the secret {wrong[0]!r:.60}; name texts that are not empty.")
+            secrets += [(owner, each) for each in own]
+        moves = dict.fromkeys(agents, 0)
         world = await DrivenWorld.open(environment, task, agents, 0)
         try:
-            views = {agent: world.observe(agent) for agent in agents}
-            if {agent: world.observe(agent) for agent in reversed(agents)} != views:
-                return Finding(
-                    name, "failed", f"what an agent sees of task {task.id} depends on who looked before"
-                )
-            if not offers(environment, Private):
-                continue
-            for agent in agents:
-                secrets: object = asked("private", SECONDS, environment.private, task, agent, agents)
-                if isinstance(secrets, str) or not isinstance(secrets, Sequence):
-                    raise Unfit(f"`private` returns {secrets!r:.60}; return a tuple of texts")
-                for secret in secrets:
-                    leaks = [other for other in agents if other != agent and secret in views[other]]
-                    if leaks:
+            for steps in range(LONGEST):
+                when = f"after step {steps}" if steps else "at the start"
+                views = {agent: world.observe(agent) for agent in agents}
+                if {agent: world.observe(agent) for agent in reversed(agents)} != views:
+                    return Finding(
+                        name,
+                        "failed",
+                        f"what an agent sees of task {task.id} {when} depends on who looked before",
+                    )
+                for (owner, secret), (agent, view) in itertools.product(secrets, views.items()):
+                    if agent != owner and secret in view:
+                        # Some of the view on both sides of the secret.
+                        at = view.index(secret)
+                        shown = view[max(0, at - 60) : at + len(secret) + 60]
                         return Finding(
-                            name, "failed", f"'{leaks[0]}' sees what only '{agent}' may: {secret[:60]!r}"
+                            name,
+                            "failed",
+                            f"'{agent}' sees a secret of '{owner}' in task {task.id} {when}: {secret[:60]!r} in {shown[:200]!r}",
                         )
+                movers = world.movers()
+                if not movers:
+                    break
+                actions = {agent: say(agent, views[agent], moves[agent]) for agent in movers}
+                await world.step(actions)
+                moves |= {agent: moves[agent] + 1 for agent in movers}
+                secrets = [each for each in secrets if not any(each[1] in text for text in actions.values())]
+        except EpisodeError:
+            continue  # Nonsense may fail an episode; "rewards" and "records" report those that fail.
         finally:
             await world.close()
     note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"

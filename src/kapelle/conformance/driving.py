@@ -101,11 +101,11 @@ class DrivenWorld:
         found: object = self._now("movers", self._world.movers)
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise Unfit(
-                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over"
+                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
             )
         for name in found:
             if name not in self._agents:
-                raise Unfit(f"`movers` names {name!r:.60}, who is not in the team {list(self._agents)}")
+                raise Unfit(f"`movers` names {name!r:.60}, who is not in the team {list(self._agents)}.")
         return tuple(found)
 
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
@@ -118,16 +118,16 @@ class DrivenWorld:
         found: object = await _awaited("outcome", self._task, self._world.outcome())
         if not isinstance(found, Outcome):
             raise Unfit(
-                f"`outcome` returns {found!r:.60}, a {type(found).__name__}; return a kapelle.Outcome"
+                f"`outcome` returns {found!r:.60}, a {type(found).__name__}; return a kapelle.Outcome."
             )
         for part in ("rewards", "roles", "info"):
             if not isinstance(getattr(found, part), Mapping):
                 raise Unfit(
-                    f"`outcome` returns an Outcome whose `{part}` is {getattr(found, part)!r:.60}, no mapping"
+                    f"`outcome` returns an Outcome whose `{part}` is {getattr(found, part)!r:.60}, no mapping."
                 )
         success: object = found.success
         if success is not None and not (isinstance(success, int | float) or hasattr(success, "__float__")):
-            raise Unfit(f"`outcome` reports success {success!r:.60}; it is a number in [0, 1] or None")
+            raise Unfit(f"`outcome` reports success {success!r:.60}; it is a number in [0, 1] or None.")
         return self._now("outcome", lambda: _plain(found, self._agents))
 
     async def close(self) -> None:
@@ -160,9 +160,10 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
 
 
 def _blame(method: str, task: Task, error: BaseException) -> str:
+    said = reason(error).removesuffix(".")
     if isinstance(error, EpisodeError | GaveUp):
-        return f"{reason(error)} (task {task.id})"
-    return f"`{method}` raises {reason(error)} in task {task.id}"
+        return f"{said} (task {task.id})."
+    return f"`{method}` raises {said} in task {task.id}."
 
 
 def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
@@ -202,7 +203,7 @@ async def drive(
             for agent in movers:
                 moves[agent] += 1
         else:
-            raise Unfit(f"the episode of task {task.id} has not ended after {LONGEST:,} steps")
+            raise Unfit(f"the episode of task {task.id} has not ended after {LONGEST:,} steps.")
         outcome = await world.outcome()
     finally:
         await world.close()
@@ -246,7 +247,7 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
         if not isinstance(said, str):
-            raise Unfit(f"`script` returns {said!r:.60}, a {type(said).__name__} and no text")
+            raise Unfit(f"`script` returns {said!r:.60}, a {type(said).__name__} and no text.")
         return said
 
     return say

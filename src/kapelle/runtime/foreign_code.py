@@ -49,12 +49,12 @@ def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
     except (KapelleError, KeyboardInterrupt):
         raise
     except GaveUp as error:
-        raise Unfit(str(error).removesuffix(".")) from None
+        raise Unfit(str(error)) from None
     except BaseException as error:  # noqa: BLE001 - it may raise anything: SystemExit, CancelledError
-        raise Unfit(f"`{what}` raises {reason(error)}") from None
+        raise Unfit(f"`{what}` raises {reason(error)}.") from None
     if isinstance(found, Coroutine):
         found.close()
-        raise Unfit(f"`{what}` is async. Write `def`, not `async def`: its result is needed at once")
+        raise Unfit(f"`{what}` is async. Write `def`, not `async def`: its result is needed at once.")
     return found
 
 

@@ -66,7 +66,7 @@ def check_run(
             size_of(environment, split, seconds)
     except Unfit as error:
         raise ConfigError(
-            f"The environment '{environment.name}' is not fit for training: {error}. `kapelle validate {environment.name}` "
+            f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` "
             "checks all of it."
         ) from None
     if training and not elsewhere and offers(environment, PlayedFromOutside):
