@@ -93,7 +93,7 @@ def test_games_are_measured_by_rewards(kapelle: Kapelle) -> None:
         (["RUN", "training.steps=9"], "'training.steps=9' would change what was trained."),
         (["RUN", "evaluation.problem=9"], "Unknown key 'evaluation.problem' (set in command line). Did you mean 'problems'?"),
         (["--model", "./m", "--environment", "arithmetic"], "Model folder './m' does not exist."),
-        (["--model", "embedded", "--environment", "arithmatic"], "Unknown recipe 'arithmatic'."),
+        (["--model", "embedded", "--environment", "arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_one_line(

@@ -53,10 +53,31 @@ def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
     )
 
 
-def test_an_unknown_name_is_still_an_unknown_recipe(kapelle: Kapelle) -> None:
-    said = kapelle("validate", "multistep")
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("multistep", " Did you mean 'multi_step'?"),
+        ("arithmetik", " Did you mean 'arithmetic'?"),
+        ("dmeo", " Did you mean 'demo'?"),
+        ("zzz", " `kapelle recipes ls` lists recipes, `kapelle info` environments; a recipe of your own is a YAML file."),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_answered_with_the_recipe_or_environment_that_was_meant(
+    kapelle: Kapelle, word: str, meant: str
+) -> None:
+    said = kapelle("validate", word)
     assert said.code == 2
-    assert "Unknown recipe 'multistep'" in said.err
+    assert said.err == f"kapelle: Unknown recipe or environment '{word}'.{meant}\n"
+
+
+@pytest.mark.parametrize("word", ["nli", "my_env.py:Env"])
+def test_an_environment_in_a_recipes_place_is_answered_with_a_recipe(kapelle: Kapelle, word: str) -> None:
+    said = kapelle("train", word)
+    assert said.code == 2
+    assert said.err == (
+        f"kapelle: '{word}' is a piece of a run, and a recipe is needed here: a YAML file that names it, such as "
+        f"`environment: {{name: '{word}'}}`. `kapelle validate {word}` checks an environment alone.\n"
+    )
 
 
 def test_an_environment_is_checked_with_the_agents_that_it_knows(kapelle: Kapelle) -> None:

@@ -51,8 +51,10 @@ def test_a_recipe_keeps_its_team_and_loses_its_own_weights(tmp_path: Path) -> No
     assert (config.model.path, config.team.sharing, config.warmup) == ("some/model", "frozen", None)
 
 
-def test_an_unknown_name_lists_the_recipes() -> None:
-    with pytest.raises(ConfigError, match="Unknown recipe 'aritmetic'"):
+def test_an_unknown_name_is_answered_with_the_environment_that_was_meant() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Unknown recipe or environment 'aritmetic'. Did you mean 'arithmetic'\?"
+    ):
         model_config("m", "aritmetic")
 
 

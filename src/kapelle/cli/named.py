@@ -16,6 +16,7 @@ from kapelle.environment import Answerable, Environment, environment_class
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
+from kapelle.runtime.plugins import known_names
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Returns
@@ -93,7 +94,8 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
         config = load_recipe(name, (), tuple(settings)).config
     else:
         values: dict[str, Any] = {"name": "openspiel", "game": name}
-        if name in environments.BUILTIN or ":" in name:
+        known = known_names("environment", environments.BUILTIN)
+        if name in known or ":" in name:
             values = {"name": name}
         else:
             from kapelle.environments.openspiel.games import load_game
@@ -102,7 +104,7 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
             try:
                 load_game(name, {})
             except KapelleError as error:
-                hint = did_you_mean(name, [*environments.BUILTIN, *builtin_recipes()])
+                hint = did_you_mean(name, [*known, *builtin_recipes()])
                 unknown = f"'{name}' is not an environment, recipe or run directory"
                 if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
                     raise ConfigError(f"{error} Without its games, {unknown}.") from error

@@ -108,15 +108,15 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
     """Return the environment if one is named by itself; None if a recipe is named."""
-    from kapelle import environments
     from kapelle.evaluation.playing import model_config
-    from kapelle.setup.recipe import builtin_recipes
+    from kapelle.setup.recipe import builtin_recipes, names_environment
 
     files, settings = split_words(arguments.words)
     name = arguments.environment
     if name is None:
-        alone = len(files) == 1 and files[0] not in builtin_recipes() and not Path(files[0]).is_file()
-        if not alone or not (files[0] in environments.BUILTIN or ":" in files[0]):
+        if len(files) != 1 or files[0] in builtin_recipes() or Path(files[0]).is_file():
+            return None
+        if not names_environment(files[0]):
             return None
         name = files[0]
     return model_config("embedded", name, settings).environment

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
-from kapelle.runtime.plugins import catalogue
 from kapelle.settings.schema import EndpointConfig, RunConfig
 from kapelle.setup.preparation import check_endpoints, prepare
-from kapelle.setup.recipe import lay_over, load_recipe
+from kapelle.setup.recipe import lay_over, load_recipe, names_environment
 
 MAX_TOKENS = 512
 """Most tokens of an answer of a model that plays an environment alone, unless set otherwise."""
@@ -33,7 +32,7 @@ def model_config(
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
     `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
-    if environment in catalogue("kapelle.environments") or ":" in environment:
+    if names_environment(environment):
         answers = issubclass(environment_class(environment), Answerable)
         workflow = ALONE.get(environment, "solo" if answers else "parallel")
         values = {

@@ -32,6 +32,11 @@ def catalogue(package: str) -> Mapping[str, str]:
     return found
 
 
+def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
+    """Return every name that needs no path: the built-in ones, and the entry points of `kapelle.<kind>s`."""
+    return [*builtin, *(point.name for point in entry_points(group=f"kapelle.{kind.replace(' ', '_')}s"))]
+
+
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 

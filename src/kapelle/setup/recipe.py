@@ -26,6 +26,7 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
+from kapelle.runtime.plugins import catalogue, known_names
 from kapelle.settings.base import AlgorithmSettings, Settings
 from kapelle.settings.messages import check_sections, explain, models_in, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
@@ -90,9 +91,34 @@ _CONTRACTS = {
 """Section → what its class has to offer."""
 
 
-def no_recipe(word: str, recipes: Iterable[str]) -> ConfigError:
-    """Return the error for a word that names no recipe: a setting without its value, a run, a folder, a misspelling."""
+def names_environment(word: str) -> bool:
+    """Return whether a word is the name of an environment: built in, installed, or `module:Class`.
+
+    ConfigError for a word that is neither that nor a recipe.
+    """
+    known, recipes, path = (
+        known_names("environment", catalogue("kapelle.environments")),
+        builtin_recipes(),
+        Path(word),
+    )
+    if word in known or ":" in word:
+        return True
+    if word not in recipes and path.suffix not in {".yaml", ".yml"} and not path.is_file():
+        raise no_recipe(word, recipes, known)
+    return False
+
+
+def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
+    """Return the error for a word that names no recipe: a setting without its value, a run, a folder, a misspelling.
+
+    `environments` are names that could stand here too.
+    """
     path = Path(word)
+    if re.fullmatch(r".+:\w+", word) or word in catalogue("kapelle.environments"):
+        return ConfigError(
+            f"'{word}' is a piece of a run, and a recipe is needed here: a YAML file that names it, such as "
+            f"`environment: {{name: '{word}'}}`. `kapelle validate {word}` checks an environment alone."
+        )
     if is_run(path):
         return ConfigError(
             f"'{word}' is a run. Continue it with `kapelle train --resume {word}`; its settings alone are {path / 'config.yaml'}."
@@ -114,13 +140,15 @@ def no_recipe(word: str, recipes: Iterable[str]) -> ConfigError:
         return ConfigError(
             f"'{word}' is neither a recipe nor a setting, which has no spaces: write {key[0].rstrip('.')}=VALUE."
         )
-    hint = did_you_mean(word, recipes)
+    hint = did_you_mean(word, [*recipes, *environments])
     named = [] if hint.startswith(" Did you mean") else settings_named(word)
     if named:
         hint = f" Did you mean the setting {named[0]}=VALUE?"
     elif not hint.startswith(" Did you mean"):
-        hint += " `kapelle recipes ls` lists them; a recipe of your own is a YAML file."
-    return ConfigError(f"Unknown recipe '{word}'.{hint}")
+        others = ", `kapelle info` environments" if environments else ""
+        hint = "" if environments and hint.startswith(" Known:") else hint  # too many to read
+        hint += f" `kapelle recipes ls` lists recipes{others}; a recipe of your own is a YAML file."
+    return ConfigError(f"Unknown recipe{' or environment' if environments else ''} '{word}'.{hint}")
 
 
 def check_class(section: str, name: str, found: type) -> None:
