@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from kapelle.errors import ConfigError, KapelleError
+from kapelle.runtime.foreign_code import place_of, reason
 from kapelle.runtime.plugins import catalogue, find_class
 
 if TYPE_CHECKING:
@@ -324,3 +326,120 @@ class Algorithm:
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
     return find_class("algorithm", name, catalogue("kapelle.algorithms"))
+
+
+# -------- What an algorithm's settings build, looked at before a model is loaded: its code may be anybody's
+
+
+def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
+    """Return the row that the settings of an algorithm build.
+
+    ConfigError, which names the algorithm, where `build` raises or returns something else, or the row has a part of a wrong type.
+    """
+    who = f"Algorithm '{name}'"
+    try:
+        row: object = build()
+    except KapelleError:
+        raise
+    except Exception as error:
+        if not place_of(error):
+            raise
+        raise ConfigError(f"{who}: `build` raises {reason(error)}.") from error
+    if not isinstance(row, Algorithm):
+        raise ConfigError(f"{who}: `build` returns {row!r:.60}. Return a kapelle.Algorithm.")
+
+    def need(right: bool, part: str, value: object, mend: str) -> None:
+        if not right:
+            raise ConfigError(f"{who}: `{part}` is {value!r:.60}. {mend}")
+
+    def function(value: object) -> bool:
+        return callable(value) and not isinstance(value, type)
+
+    need(isinstance(row.name, str), "name", row.name, "Give a text.")
+    for part, value in (("data", Data), ("update", Update)):
+        found = getattr(row, part)
+        need(isinstance(found, value), part, found, f"Give a kapelle.algorithm.{value.__name__}.")
+    need(
+        isinstance(row.update.order, Order),
+        "update.order",
+        row.update.order,
+        "Give a kapelle.algorithm.Order.",
+    )
+    for part, count in (
+        ("data.group_size", row.data.group_size),
+        ("update.epochs", row.update.epochs),
+        ("update.minibatches", row.update.minibatches),
+    ):
+        whole = isinstance(count, int) and not isinstance(count, bool)
+        need(whole and count >= 1, part, count, "Give a whole number from 1 on.")
+    need(
+        row.data.source in ("rollout", "demonstrations"),
+        "data.source",
+        row.data.source,
+        "Write 'rollout' or 'demonstrations'.",
+    )
+    need(
+        function(row.policy_loss),
+        "policy_loss",
+        row.policy_loss,
+        "Give a function of `Outputs` and `Targets` that returns a `Loss`.",
+    )
+    for part, value, takes in (
+        ("credit", row.credit, "groups and signals that returns credit by `TurnKey`"),
+        ("memory", row.memory, "a team and a seed that returns a `CreditMemory`"),
+        ("returns", row.returns, "an episode that returns each agent's return"),
+    ):
+        need(value is None or callable(value), part, value, f"Give a function of {takes}, or None.")
+    need(
+        not isinstance(row.credit, type),
+        "credit",
+        row.credit,
+        "Give a function, such as the method `self.credit`.",
+    )
+    if row.data.source == "rollout" and row.credit is None and row.memory is None:
+        raise ConfigError(
+            f"{who} plays and gives no credit. Give `credit`, a function of groups and signals that returns credit by `TurnKey`."
+        )
+    for part, value, like in (
+        ("needs", row.needs, "MySignal()"),
+        ("after_update", row.after_update, "MyHook()"),
+        ("checks", row.checks, "my_check"),
+    ):
+        need(
+            isinstance(value, tuple | list),
+            part,
+            value,
+            f"Write a tuple, with a comma after a single entry: ({like},).",
+        )
+    for signal in row.needs:
+        if isinstance(signal, type) or not callable(getattr(signal, "gather", None)):
+            made = f"{signal.__name__}()" if isinstance(signal, type) else "MySignal()"
+            raise ConfigError(
+                f"{who}: `needs` holds {signal!r:.60}, which is not a signal. Put an instance such as {made} there; a signal has "
+                "a method `gather`."
+            )
+    if row.critic is not None:
+        need(
+            isinstance(row.critic, CriticSpec),
+            "critic",
+            row.critic,
+            "A signal's `critic` is a kapelle.algorithm.CriticSpec.",
+        )
+        need(
+            function(row.critic.loss),
+            "critic.loss",
+            row.critic.loss,
+            "Give a function that returns a `Loss`.",
+        )
+    for hook in row.after_update:
+        if not function(hook) or not hasattr(hook, "moves_weights"):
+            raise ConfigError(
+                f"{who}: `after_update` holds {hook!r:.60}, which is not a hook. Put an instance there whose class has "
+                "`__call__(step, team, engine)` and `moves_weights`."
+            )
+    for check in row.checks:
+        if not function(check):
+            raise ConfigError(
+                f"{who}: `checks` holds {check!r:.60}. Put functions of a team there, which raise ConfigError."
+            )
+    return row

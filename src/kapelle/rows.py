@@ -82,6 +82,13 @@ class Embedding(NamedTuple):
     """Mean last hidden state over the completion's tokens."""
 
 
+class MissingSignal(KeyError):
+    """Credit or a loss asks for results that were not gathered."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows its message in quotes
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """What is known about the sampled turns before the update; a part is empty unless `Algorithm.needs` names its signal."""
@@ -108,7 +115,16 @@ class Signals:
     """Results of further signals, by their own names."""
 
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
-        return self.more[name]
+        """Return the results of a signal by its own name; MissingSignal where none of `Algorithm.needs` gave them."""
+        if name in self.more:
+            return self.more[name]
+        if name in NAMED:
+            raise MissingSignal(f"'{name}' is a field: write `signals.{name}`")
+        gathered = [field for field in sorted(NAMED) if getattr(self, field)] + sorted(self.more)
+        raise MissingSignal(
+            f"no signal gave '{name}' (gathered: {', '.join(gathered) or 'nothing'}). Put the signal that gives it into `needs` of "
+            "the algorithm, `needs=(MySignal(),)`"
+        )
 
 
 class Reader(Protocol):

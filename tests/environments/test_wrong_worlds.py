@@ -504,3 +504,18 @@ def test_what_is_said_of_a_method_that_raises_ends_with_a_full_stop(
     assert "`size` raises ZeroDivisionError: division by zero (wrong.py, line" in said
     ends = ").\n" if where == "validate" else f"). `kapelle validate {name}` checks all of it.\n"
     assert ends in said
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_names_the_line_of_a_world_that_raises(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = changed(WORLD, "step", "async def step(self, actions, final=None):\n    return {'a': 1 / 0}")
+    text = HEAD + world + ENVIRONMENT
+    written(tmp_path, text, monkeypatch)
+    (tmp_path / "wrong.yaml").write_text(RECIPE, encoding="utf-8")
+    assert main(["train", "wrong.yaml", f"episode.environment_workers={workers}"]) != 0
+    said = capsys.readouterr()
+    line = text[: text.index("1 / 0")].count("\n") + 1
+    assert f"ZeroDivisionError: division by zero (wrong.py, line {line})\n" in said.err
+    assert "Traceback" not in said.err

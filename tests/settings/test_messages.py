@@ -79,7 +79,9 @@ def test_a_module_that_fails_is_no_crash(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_at_once.py").write_text("1 / 0\n")
     message = said("environment: {name: 'fails_at_once:Env'}\n", tmp_path)
-    assert message.endswith("cannot be imported: ZeroDivisionError: division by zero.")
+    assert message.endswith(
+        "cannot be imported: ZeroDivisionError: division by zero (fails_at_once.py, line 1)."
+    )
 
 
 @pytest.mark.parametrize("text", ["{a: 1, b: {c: 1, c: 2}}", "- {a: 1, a: 1}"])

@@ -223,11 +223,41 @@ def misses(step: Sampled) -> Any:
             lambda step: {"reference": {FIRST: torch.zeros(99)}},
             rf"gave {AGENT} a tensor of shape \[99\] .* as `Signals.reference`",
         ),
+        (
+            {"step": {}},
+            "`gather` of the signal `Counting` returned a result named 'step'. Give it another name",
+        ),
+        (
+            {"more": {}},
+            "`gather` of the signal `Counting` returned a result named 'more'. Give it another name",
+        ),
+        ({3: {}}, "`gather` of the signal `Counting` returned a result named 3. Give it another name"),
     ],
 )
 def test_a_wrong_signal_is_one_sentence(found: Any, says: str) -> None:
     with pytest.raises(AlgorithmError, match=rf"^Algorithm 'mine'.*{says}"):
         trained(lambda algorithm: replace(algorithm, needs=(Counting(found),)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            "surprise",
+            r"no signal gave 'surprise' \(gathered: counts, lengths\). Put the signal that gives it into `needs`",
+        ),
+        ("values", "'values' is a field: write `signals.values`."),
+    ],
+)
+def test_credit_that_asks_for_what_no_signal_gave_is_told_what_was_gathered(asked: str, says: str) -> None:
+    def credit(groups: Sequence[Group], signals: Signals) -> Any:
+        return signals[asked]
+
+    found: dict[str, Any] = {"counts": {}, "lengths": {}}
+    with pytest.raises(
+        AlgorithmError, match=rf"`credit` raised MissingSignal \(test_boundary.py, line \d+\): {says}"
+    ):
+        trained(lambda row: replace(row, credit=credit, memory=None, needs=(Counting(found),)))
 
 
 class Clumsy:

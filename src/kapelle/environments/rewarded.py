@@ -29,6 +29,7 @@ from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.metrics.statistics import finite
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.row_files import DataRow
 from kapelle.settings.base import Settings
@@ -93,9 +94,7 @@ class RewardFunction:
             if inspect.isawaitable(found):
                 found = await found
         except Exception as error:
-            raise EpisodeError(
-                f"The reward function `{self.name}` raised {type(error).__name__}: {error}"
-            ) from error
+            raise EpisodeError(f"The reward function `{self.name}` raised {reason(error)}.") from error
         return self._number(found)
 
     def _number(self, found: object) -> float | None:

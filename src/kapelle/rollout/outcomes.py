@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kapelle.environment import Outcome
-from kapelle.errors import EngineError, EpisodeError, TrainingHalted
+from kapelle.errors import EngineError, EpisodeError, KapelleError, TrainingHalted
+from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of
 from kapelle.types import Group, Json, Turn
 
 DEEPEST = 64
@@ -24,7 +26,7 @@ WIDEST = 8192
 MOST_PAID = 1e15
 """Greatest reward in either direction: advantages, returns and their squares, summed over a step, then stay within float32."""
 LONGEST = 4000
-"""Most characters of an episode's `error`: a message may quote all that it could not read."""
+"""Most characters of the message in an episode's `error`: it may quote all that it could not read."""
 
 
 def number(value: object, what: str) -> float:
@@ -164,7 +166,7 @@ def fault(error: BaseException, asked_before: int) -> str:
         if isinstance(error, asyncio.CancelledError):
             raise error
         raise asyncio.CancelledError from error
-    message = f"{type(error).__name__}: {said(error)}"[:LONGEST]
+    message = f"{type(error).__name__}: {said(error)}"
     # Drop the frames of the error and of what caused it: they would keep all that its episode held until garbage collection.
     behind: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -181,11 +183,14 @@ def fault(error: BaseException, asked_before: int) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return an error's message, whatever its class makes of it."""
+    """Return an error's message, whatever its class makes of it, and the line of the environment's own code that raised it."""
     try:
-        return str(error)
+        message = str(error)
     except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
-        return f"(its message cannot be read: {type(again).__name__})"
+        message = f"(its message cannot be read: {type(again).__name__})"
+    located = KapelleError | GaveUp | EnvironmentErrorElsewhere  # their messages stand by themselves
+    where = "" if isinstance(error, located) else place_of(error)
+    return message[:LONGEST] + f"{' ' if message else ''}({where})" if where else message[:LONGEST]
 
 
 def _scalar(value: object) -> object:

@@ -5,6 +5,7 @@ What other people's code raises, an environment's above all, becomes one sentenc
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -21,6 +22,20 @@ class Unfit(ConfigError):
     """Other people's code breaks what it promises; the message says which method, and what to write."""
 
 
+NOT_THEIRS = {"kapelle", "torch", "numpy", "pydantic", *sys.stdlib_module_names} - {"__main__"}
+"""Packages through whose code a mistake may surface; other people's own code is outside them."""
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost line of other people's code that an error came through, `my_env.py, line 42`; empty without one."""
+    frame, own = error.__traceback__, None
+    while frame is not None:
+        if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in NOT_THEIRS:
+            own = frame
+        frame = frame.tb_next
+    return "" if own is None else f"{Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}"
+
+
 def reason(error: BaseException) -> str:
     """Return in one line what other people's code raised, and the last line of it that is theirs."""
     try:
@@ -29,13 +44,8 @@ def reason(error: BaseException) -> str:
         said = f"its message cannot be read, {type(again).__name__}"
     if isinstance(error, KapelleError | GaveUp):
         return said
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not {"kapelle", "pydantic"} & set(Path(frame.filename).parts) and frame.filename[:1] != "<"
-    ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+    where = place_of(error)
+    return f"{type(error).__name__}{f': {said}' if said else ''}{f' ({where})' if where else ''}"
 
 
 def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:

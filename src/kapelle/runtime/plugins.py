@@ -21,6 +21,7 @@ from typing import Any, Literal
 import pydantic
 
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.runtime.foreign_code import reason
 
 
 def catalogue(package: str) -> Mapping[str, str]:
@@ -78,7 +79,7 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
             raise
         except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
             file = Path(f"{module_name.replace('.', '/')}.py")
-            why = f"{type(error).__name__}: {error}."
+            why = f"{reason(error).removesuffix('.')}."
             if isinstance(error, ImportError) and file.is_file():
                 why = f"{error}. There is a file of that name here: write '{file}:{attribute}'."
             elif isinstance(error, ImportError):
@@ -107,7 +108,7 @@ def load_file(path: str, what: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-        raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise ConfigError(f"{what}: {path} cannot be imported: {reason(error)}.") from error
 
 
 @lru_cache(maxsize=64)

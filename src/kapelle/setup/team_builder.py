@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from kapelle.algorithm import Algorithm
+from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
@@ -41,7 +41,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
     Raises ConfigError where the algorithm does not learn from rewards of turns.
     """
-    row = config.algorithm.build()
+    row = row_of(config.algorithm.name, config.algorithm.build)
     model = config.reward_model
     if model is None:
         return row

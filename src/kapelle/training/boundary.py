@@ -9,9 +9,7 @@ Shapes: T completion tokens of one turn.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, Loss
 from kapelle.errors import AlgorithmError, KapelleError, NumericsError
 from kapelle.rows import NAMED, Learners, Sampled, Signals, TurnKey
+from kapelle.runtime.foreign_code import place_of
 from kapelle.types import Group, Turn
 
 P = ParamSpec("P")
@@ -30,7 +29,7 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
     """Return what the algorithm's signals found out about a step.
 
     Raises:
-        AlgorithmError: a signal raises, returns no mapping of mappings, or has tensors for tokens that are not there.
+        AlgorithmError: a signal raises, returns no mapping of mappings, a result by the name of another field, or tensors for tokens that are not there.
     """
     rows: dict[str, Any] = {}
     for signal in algorithm.needs:
@@ -41,6 +40,12 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
                 f"Algorithm '{algorithm.name}': `gather` of {who} returned {_said(found)}. Return a dict from the name "
                 "of a result, such as 'values', to a dict from `TurnKey` to the result of that turn."
             )
+        for name in found:
+            if not isinstance(name, str) or name in ("step", "more"):
+                raise AlgorithmError(
+                    f"Algorithm '{algorithm.name}': `gather` of {who} returned a result named {name!r:.60}. Give it another name, a "
+                    "text; `step` and `more` are fields of `Signals` that are filled already."
+                )
         rows |= found
     for field in ("reference", "proximal"):
         own = rows.get(field, {})
@@ -207,27 +212,15 @@ def _called(
 
 
 def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None:
-    """Raise AlgorithmError with what an algorithm's own code raised, and where; errors of kapelle's code are left alone.
-
-    The place is the innermost frame outside of kapelle, torch, numpy and the standard library.
-    """
-    frame, own = error.__traceback__, None
-    while frame is not None:
-        if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in NOT_ITS_OWN:
-            own = frame
-        frame = frame.tb_next
-    if own is None or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
+    """Raise AlgorithmError with what an algorithm's own code raised, and where; errors of kapelle's code are left alone."""
+    where = place_of(error)
+    if not where or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
         return
     said = " ".join(str(error).split())[:300]
     if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
         turns = dict(step.turns)
         key = error.args[0]
         said = f"there is no value for {_name(key, turns[key])}" if key in turns else said
-    where = f"{Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}"
     raise AlgorithmError(
         f"{who} raised {type(error).__name__} ({where}){f': {said}' if said else ''}."
     ) from error
-
-
-NOT_ITS_OWN = {"kapelle", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
-"""Packages through whose code an algorithm's mistake may surface; its own code is outside them."""

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from kapelle.algorithm import Algorithm
+from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.models.outline import read_outline
 from kapelle.models.targets import named
@@ -257,7 +257,7 @@ def _team(config: RunConfig) -> Team:
 
 
 def _algorithm(config: RunConfig) -> Algorithm:
-    return config.algorithm.build()
+    return row_of(config.algorithm.name, config.algorithm.build)
 
 
 # -------- Which folders of weights training starts from: `start_from` of a recipe, by agent, read as folders by policy

@@ -24,6 +24,7 @@ from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.summary import in_words, telling
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import broadcast
@@ -210,7 +211,7 @@ class CustomMetrics:
         try:
             found = dict(self._function([episode for group in groups for episode in group.episodes]))
         except Exception as error:  # noqa: BLE001 - the user's own code must not cost a step
-            self._once(f"raised {type(error).__name__}: {error}")
+            self._once(f"raised {reason(error)}")
             return {}
         row: dict[str, float] = {}
         for name, value in found.items():

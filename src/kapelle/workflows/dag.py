@@ -19,6 +19,7 @@ from pydantic import Field
 
 from kapelle.environment import Environment, Recorded, offers
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean, need_known
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import load_file
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
@@ -118,7 +119,7 @@ class Processing:
             except Exception as error:
                 raise ConfigError(
                     f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. Fix the function or the keywords; its tokenizer is one of "
+                    f"{reason(error).rstrip('.')}. Fix the function or the keywords; its tokenizer is one of "
                     "characters, with `encode`, `decode` and `apply_chat_template`."
                 ) from error
 

@@ -23,6 +23,7 @@ from pydantic import Field
 from kapelle.environment import Answerable, Environment, Outcome, Retriable, World, offers
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Task
 
@@ -60,7 +61,7 @@ class SiirlEnv(HandsOnQuestions):
             self._class()
         except Exception as error:
             raise ConfigError(
-                f"environment.env_path: {self.env_path} cannot be made: {type(error).__name__}: {error}. siiRL makes it "
+                f"environment.env_path: {self.env_path} cannot be made: {reason(error)}. siiRL makes it "
                 "without arguments, once for each episode."
             ) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 from kapelle.environment import Environment, RemoteWorld
 from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import BoundedWorld
-from kapelle.rollout.outcomes import LONGEST, payments, plain_outcome, said, share, text
+from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
 from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
@@ -85,7 +85,7 @@ def task_form(task: Task) -> dict[str, Json]:
 
 def error_form(error: BaseException) -> list[str]:
     """Return an error as its name and message."""
-    return [type(error).__name__, said(error)[:LONGEST]]
+    return [type(error).__name__, said(error)]
 
 
 OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedWorld | RemoteWorld]]

@@ -1,0 +1,82 @@
+"""An algorithm whose `build` gives something of a wrong type is refused before a model is loaded, in one sentence with the mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kapelle.cli import main
+from kapelle.cli.new import skeleton
+
+BUILD = "return self.row(self.name, judge=self.credit)"
+SIGNAL = """
+class Surprise:
+    def gather(self, step, engine):
+        return {"surprise": {}}
+
+
+class Deaf:
+    pass
+
+
+"""
+WITH = "import dataclasses; return dataclasses.replace(self.row(self.name, judge=self.credit), {})"
+
+WRONG = {
+    "a signal's class": (
+        "return self.row(self.name, judge=self.credit, needs=(Surprise,))",
+        "`needs` holds <class 'kapelle_file_",
+        "which is not a signal. Put an instance such as Surprise() there",
+    ),
+    "a signal's name": (
+        "return self.row(self.name, judge=self.credit, needs=('surprise',))",
+        "`needs` holds 'surprise', which is not a signal. Put an instance such as MySignal() there",
+    ),
+    "a number": (
+        "return self.row(self.name, judge=self.credit, needs=(3,))",
+        "`needs` holds 3, which is not a signal. Put an instance such as MySignal() there",
+    ),
+    "no gather": (
+        "return self.row(self.name, judge=self.credit, needs=(Deaf(),))",
+        "which is not a signal. Put an instance such as MySignal() there; a signal has a method `gather`.",
+    ),
+    "no comma": (WITH.format("needs=(Surprise())"), "`needs` is <", "Write a tuple, with a comma after a single entry: (MySignal(),)."),
+    "nothing": ("self.row(self.name, judge=self.credit)", "`build` returns None. Return a kapelle.Algorithm."),
+    "a raise": ("return self.row(self.nam)", "`build` raises AttributeError: ", "(rival.py, line"),
+    "an unknown argument": ("return self.row(self.name, credits=self.credit)", "`build` raises TypeError: ", "(rival.py, line"),
+    "no credit": ("return self.row(self.name)", "plays and gives no credit. Give `credit`, a function"),
+    "credit's result": (WITH.format("credit={}"), "`credit` is {}. Give a function of groups and signals"),
+    "credit's class": (WITH.format("credit=dict"), "`credit` is <class 'dict'>. Give a function"),
+    "no loss": (WITH.format("policy_loss=None"), "`policy_loss` is None. Give a function of `Outputs` and `Targets`"),
+    "the loss by name": (WITH.format("policy_loss='ppo'"), "`policy_loss` is 'ppo'. Give a function"),
+    "memory": (WITH.format("memory={}"), "`memory` is {}. Give a function of a team and a seed"),
+    "returns": (WITH.format("returns=1.0"), "`returns` is 1.0. Give a function of an episode"),
+    "data": (WITH.format("data='rollout'"), "`data` is 'rollout'. Give a kapelle.algorithm.Data."),
+    "a group size": (
+        "from kapelle.algorithm import Data; " + WITH.format("data=Data(group_size=0.5)"),
+        "`data.group_size` is 0.5. Give a whole number from 1 on.",
+    ),
+    "update": (WITH.format("update=2"), "`update` is 2. Give a kapelle.algorithm.Update."),
+    "a hook's class": (WITH.format("after_update=(Deaf,)"), "`after_update` holds <class", "which is not a hook."),
+    "a check's text": (WITH.format("checks=('two agents',)"), "`checks` holds 'two agents'. Put functions of a team"),
+    "a name": (WITH.format("name=None"), "`name` is None. Give a text."),
+}  # fmt: skip
+"""What `build` does, and what is said of it."""
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_row_is_one_sentence(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build, *says = WRONG[wrong]
+    monkeypatch.chdir(tmp_path)
+    for file, text in skeleton("algorithm", "rival").items():
+        changed = text.replace("class Rival(", f"{SIGNAL}class Rival(").replace(BUILD, build)
+        Path(file).write_text(changed, encoding="utf-8")
+    assert main(["validate", "rival.yaml"]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    [line] = said.err.splitlines()
+    assert line.startswith("kapelle: Algorithm 'rival.py:Rival'")
+    assert [each for each in says if each not in line] == [], line
