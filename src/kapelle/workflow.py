@@ -223,7 +223,7 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
         )
         raise ConfigError(
             f"`workflow.name: {workflow}` {does}, and `{environment.name}` is a game of moves. "
-            f"Set `workflow.name: parallel`.{own}"
+            f"Set `workflow.name: play` where agents take turns, `parallel` where all move at once.{own}"
         )
 
 

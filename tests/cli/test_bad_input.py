@@ -43,6 +43,17 @@ def a_file() -> None:
     Path("weights.bin").write_bytes(b"")
 
 
+def pennies() -> None:
+    text = """
+        name: pennies
+        team: {agents: 2, sampling: {max_tokens: 2}}
+        environment: {name: matrix, game: matching_pennies}
+        workflow: {name: play}
+        algorithm: {name: grpo, team_reward: individual}
+    """
+    Path("pennies.yaml").write_text(text)
+
+
 def nothing() -> None:
     """Prepare nothing."""
 
@@ -62,9 +73,9 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "embedder of no hub's name": (nothing, ("demo", "algorithm.name=qmix", "algorithm.embedder=a/b/c"), "Model folder 'a/b/c' does not exist, and the hub"),
     "teacher of no hub's name": (nothing, ("demo", "warmup=null", "algorithm.name=distill", "algorithm.teacher=runs/none@2"), "Model folder 'runs/none@2' does not exist, and the hub"),
     "past of no run": (nothing, ("demo", "warmup=null", "team.agents.1.weights={past: runs/none@2}"), "Name a run (RUN, RUN@best, RUN@STEP), or a folder"),
-    "processes as a setting": (nothing, ("demo", "distributed.strategy=ddp"), "Unknown key 'distributed' (set in command line). `--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`."),
-    "an option as a setting": (nothing, ("demo", "run_dir=runs/x"), "Unknown key 'run_dir' (set in command line). `--run-dir DIR` says where."),
-    "a key like no other": (nothing, ("demo", "zzz=1"), "Unknown key 'zzz' (set in command line). `kapelle train RECIPE --dry-run` prints all settings."),
+    "processes as a setting": (nothing, ("demo", "distributed.strategy=ddp"), "Unknown key 'distributed' (set on the command line). `--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`."),
+    "an option as a setting": (nothing, ("demo", "run_dir=runs/x"), "Unknown key 'run_dir' (set on the command line). `--run-dir DIR` says where."),
+    "a key like no other": (nothing, ("demo", "zzz=1"), "Unknown key 'zzz' (set on the command line). `kapelle train RECIPE --dry-run` prints all settings."),
     "model without weights": (model_without_weights, ("demo", "model.path=./model"), "Model folder './model' has no weights (*.safetensors)."),
     "unknown recipe": (nothing, ("gsm8k_step",), "Unknown recipe 'gsm8k_step'. Did you mean 'gsm8k_steps'?"),
     "recipe that is not there": (nothing, ("mine.yaml",), "Recipe file mine.yaml cannot be read: No such file or directory."),
@@ -72,12 +83,13 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "unknown agent in a prompt": (nothing, ("demo", "team.agents.1.prompt='{reasoning}'"), "The prompt of agent 'actor' uses {reasoning}"),
     "unknown agent of an environment": (nothing, ("demo", "environment.flaws={reasonr: 0.5}"), "environment.flaws names the unknown agent 'reasonr'. Did you mean 'reasoner'?"),
     "algorithm for one policy": (nothing, ("demo", "algorithm.name=ppo"), "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo`"),
+    "a setting of another algorithm": (pennies, ("pennies.yaml", "algorithm.name=at_grpo"), "Set `algorithm.team_reward: individual`. The recipe sets `algorithm.team_reward` for `grpo`; another `algorithm.name` leaves out all that it sets of `algorithm`, so set it on the command line too.\n"),
     "nothing to train": (nothing, ("demo", "team.sharing=frozen"), "No agent of this team is trained."),
     "adapter without a place": (nothing, ("demo", "team.lora.targets=[q_prj]"), "`lora.targets` names 'q_prj', no linear layer of this model below its output head. Did you mean 'q_proj'?"),
     "prompt beyond the context": (nothing, ("demo", "model.embedded.context=16", "team.agents.0.system=You are a careful helper."), "The prompt of agent 'reasoner' for task train-0 has"),
-    "unknown key": (nothing, ("demo", "training.stpes=3"), "Unknown key 'training.stpes' (set in command line). Did you mean 'steps'?"),
-    "impossible value": (nothing, ("demo", "training.steps=many"), "'training.steps' cannot be 'many' (set in command line)"),
-    "value without an end": (nothing, ("demo", "optimizer.lr=inf"), "'optimizer.lr' cannot be 'inf' (set in command line): it must be a finite number."),
+    "unknown key": (nothing, ("demo", "training.stpes=3"), "Unknown key 'training.stpes' (set on the command line). Did you mean 'steps'?"),
+    "impossible value": (nothing, ("demo", "training.steps=many"), "'training.steps' cannot be 'many' (set on the command line)"),
+    "value without an end": (nothing, ("demo", "optimizer.lr=inf"), "'optimizer.lr' cannot be 'inf' (set on the command line): it must be a finite number."),
     "file as a model": (a_file, ("demo", "model.path=./weights.bin"), "'./weights.bin' is a file. A model is a folder"),
     "unknown environment": (nothing, ("demo", "environment.name=aritmetic"), "Unknown environment 'aritmetic'. Did you mean 'arithmetic'?"),
     "tracker that is not installed": (nothing, ("demo", "trackers=[{name: wandb}]"), "The tracker 'wandb' is not installed. Install it with: pip install 'kapelle[wandb]'"),

@@ -91,7 +91,7 @@ def test_games_are_measured_by_rewards(kapelle: Kapelle) -> None:
         (["nowhere"], "There is no run of kapelle at nowhere."),
         (["a", "b"], "Name one run directory"),
         (["RUN", "training.steps=9"], "'training.steps=9' would change what was trained."),
-        (["RUN", "evaluation.problem=9"], "Unknown key 'evaluation.problem' (set in command line). Did you mean 'problems'?"),
+        (["RUN", "evaluation.problem=9"], "Unknown key 'evaluation.problem' (set on the command line). Did you mean 'problems'?"),
         (["--model", "./m", "--environment", "arithmetic"], "Model folder './m' does not exist."),
         (["--model", "embedded", "--environment", "arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
     ],

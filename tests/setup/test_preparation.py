@@ -89,7 +89,7 @@ def test_each_check_is_told_of_as_it_passes_and_none_after_the_fault() -> None:
     heard: list[tuple[str, str]] = []
     prepare(config_of(), passed=lambda *told: heard.append(told))
     assert [name for name, _ in heard] == ["team", "algorithm", "workflow", "data", "prompts", "models"]
-    assert dict(heard)["team"] == "reasoner, actor; reasoner, actor trains"
+    assert dict(heard)["team"] == "reasoner, actor; trained: reasoner, actor"
     assert dict(heard)["workflow"] == "chain can be played on arithmetic"
     heard.clear()
     error_of(

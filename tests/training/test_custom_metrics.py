@@ -43,8 +43,9 @@ def test_what_goes_wrong_is_said_once_and_costs_no_step() -> None:
     huge = CustomMetrics(lambda episodes: {"z": 10**30, "x": 10**400}, said.append)
     assert huge.of([]) == {"custom/z": 1e30}
     assert "for 'x', not a finite number" in said.pop()
+    at = "(test_custom_metrics.py, line 39)"
     assert said == [
-        "the function of `metrics=` raised ZeroDivisionError: division by zero; this is left out",
+        f"the function of `metrics=` raised ZeroDivisionError: division by zero {at}; this is left out",
         "the function of `metrics=` returned 'inf' for 'x', not a finite number; this is left out",
     ]
     with pytest.raises(kapelle.ConfigError, match="`metrics` is dict"):

@@ -123,7 +123,10 @@ def test_more_rounds_that_must_be_than_may_be_are_refused() -> None:
 
 @pytest.mark.parametrize("workflow", [Solo(), Chain(), Debate()])
 def test_a_game_of_moves_is_refused_with_the_fix(workflow: Workflow) -> None:
-    with pytest.raises(ConfigError, match=r"`matrix` is a game of moves\. Set `workflow.name: parallel`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"`matrix` is a game of moves\. Set `workflow.name: play` where agents take turns, `par",
+    ):
         workflow.check([Agent("a"), Agent("b")], Matrix())
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -128,7 +129,8 @@ async def test_a_world_that_breaks_makes_a_failed_episode_and_is_closed() -> Non
     scripts = dict.fromkeys(("a", "b"), lambda request: next(said))
     good, bad = await play(environment, Parallel(), ["a", "b"], scripts, SECRET_TASK, samples=2)
     failed = [episode for episode in (good, bad) if episode.error]
-    assert [episode.error for episode in failed] == ["RuntimeError: the world broke"]
+    (error,) = [str(episode.error) for episode in failed]
+    assert re.fullmatch(r"RuntimeError: the world broke \(test_parallel.py, line \d+\)", error)
     assert failed[0].turns, "what was said is kept"
     assert failed[0].rewards == {}
     assert environment.closed == 2

@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
-from kapelle.errors import KapelleError
+from kapelle.errors import ConfigError, KapelleError
 from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
 EXIT_PIPE = 141
@@ -45,6 +45,7 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     raise_descriptor_limit()
+    arguments = None
     with termination():
         try:
             if own and "RANK" in os.environ:  # imported here, because `--help` is to be quick
@@ -63,7 +64,12 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
             code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
             leave_ranks_here()
         except KapelleError as error:
-            complain(str(error))
+            said, words = str(error), getattr(arguments, "words", ())
+            if isinstance(error, ConfigError) and any(".name=" in word for word in words):
+                from kapelle.cli.source import about_left_out
+
+                said += about_left_out(words, said)
+            complain(said)
             return EXIT_WRONG
         except KeyboardInterrupt as stop:
             complain_of_stop()

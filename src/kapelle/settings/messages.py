@@ -14,7 +14,7 @@ from kapelle.algorithm import algorithm_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.base import Settings
-from kapelle.settings.overlays import PLUGGED
+from kapelle.settings.overlays import COMMAND_LINE, PLUGGED
 from kapelle.settings.schema import RunConfig
 
 _MAPPINGS = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
@@ -119,7 +119,7 @@ def explain(
     )
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
-    where = f" (set in {source})" if source else ""
+    where = _set_by(source)
     if problem["type"] == "extra_forbidden":
         return unknown_key(path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1]))
     if problem["type"] == "missing":
@@ -134,6 +134,10 @@ def explain(
         return f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
     advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
     return f"'{path}' cannot be {value}{where}: {advice}."
+
+
+def _set_by(source: str) -> str:
+    return f" (set {'on the' if source == COMMAND_LINE else 'in'} {source})" if source else ""
 
 
 def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
@@ -272,8 +276,7 @@ def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapp
     for key in values:
         if key not in known:
             source = next((name for at, name in origin.items() if at.partition(".")[0] == key), "")
-            where = f" (set in {source})" if source else ""
-            raise ConfigError(unknown_key(str(key), where, known, settings_named(str(key))))
+            raise ConfigError(unknown_key(str(key), _set_by(source), known, settings_named(str(key))))
 
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.

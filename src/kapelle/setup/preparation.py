@@ -279,7 +279,7 @@ def prepare(
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     check_keys(team, config.environment)
-    report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
+    report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
     check_run(config, algorithm, team, given, training, elsewhere)
     report("algorithm", f"{algorithm.name} can train this team")
     for doubt in _doubts(config) if training else ():

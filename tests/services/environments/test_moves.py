@@ -66,7 +66,7 @@ def test_a_batch_is_made_once(server: EnvironmentServer, point: Point) -> None:
         acts = [says(one, MARKER, number=1), says(other, "fail", number=1)]
         results = twice(stub.BatchAct, pb.BatchActRequest(acts=acts)).results
     assert results[0].reply.view.shown["ann"] == f"ann sees {MARKER}"
-    assert results[1].error.message == "RuntimeError: it failed"
+    assert results[1].error.message == "RuntimeError: it failed (slow_world.py, line 72)"
     assert sorted(slow_world.heard) == [(1, MARKER), (2, "fail")]
 
 
@@ -133,5 +133,9 @@ def test_numbers_that_are_neither_the_last_nor_the_next(stub: Any) -> None:
 def test_what_failed_fails_again_without_the_world(stub: Any) -> None:
     session = stub.Reset(reset(seed=8)).session
     failed = says(session, "fail", number=1)
-    assert refused(stub.Act, failed) == refused(stub.Act, failed) == ("ABORTED", "RuntimeError: it failed")
+    assert (
+        refused(stub.Act, failed)
+        == refused(stub.Act, failed)
+        == ("ABORTED", "RuntimeError: it failed (slow_world.py, line 72)")
+    )
     assert slow_world.heard == [(8, "fail")]

@@ -54,7 +54,10 @@ def test_an_episode_by_the_contract_alone(stub: Any, server: EnvironmentServer) 
 def test_what_goes_wrong_is_a_status_and_a_sentence(stub: Any) -> None:
     began = stub.Reset(reset())
     expected = {
-        ("ABORTED", "RuntimeError: it failed"): (stub.Act, says(began.session, "fail")),
+        ("ABORTED", "RuntimeError: it failed (slow_world.py, line 72)"): (
+            stub.Act,
+            says(began.session, "fail"),
+        ),
         ("NOT_FOUND", "This server has no environment 'x'. Known: it."): (
             stub.Describe,
             pb.DescribeRequest(environment="x"),
