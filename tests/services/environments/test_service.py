@@ -87,7 +87,9 @@ def test_what_goes_wrong_is_a_status_and_a_sentence(stub: Any) -> None:
     assert {refused(call, asked) for call, asked in expected.values()} == set(expected)
     assert refused(stub.Act, says("nobody", "x"))[0] == "NOT_FOUND"
     hidden = stub.Act(says(began.session, "hide")).view
-    assert dict(hidden.shown_errors) == dict.fromkeys(("ann", "ben"), "RuntimeError: nothing to see")
+    assert dict(hidden.shown_errors) == dict.fromkeys(
+        ("ann", "ben"), "RuntimeError: nothing to see (slow_world.py, line 62)"
+    )
 
 
 def test_in_a_batch_one_that_fails_fails_alone(stub: Any) -> None:
