@@ -8,7 +8,7 @@ last evaluation at the step, or where no evaluation has the metric that of the t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
     A metric is named `success`, `reward/solver` or `success/PART`.
     """
     group, _, name = metric.partition("/")
-    for read in (read_evaluations, read_metrics):
+    tables: tuple[Callable[[Path], Iterable[Mapping[str, Any]]], ...] = (read_evaluations, read_metrics)
+    for read in tables:
         values: dict[int, float | None] = {}
-        rows: Iterable[Mapping[str, Any]] = read(run)
-        for row in rows:
+        for row in read(run):
             inner, parts = row.get(group), row.get("parts")
             found = row.get(metric)
             if found is None and name and isinstance(inner, Mapping):
@@ -41,8 +41,10 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
             if found is None and group == "success" and isinstance(parts, Mapping):
                 part = parts.get(name)
                 found = part.get("success", part.get("value")) if isinstance(part, Mapping) else None
-            is_number = isinstance(found, int | float) and not isinstance(found, bool)
-            values[int(row["step"])] = float(found) if is_number else None  # the last row of a step counts
+            # The last row of a step counts.
+            values[int(row["step"])] = (
+                float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+            )
         known = {step: value for step, value in values.items() if value is not None}
         if known:
             return known

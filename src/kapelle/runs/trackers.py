@@ -194,9 +194,10 @@ def open_tracker(
         return TensorBoardTracker(run, first_step)
     if name == "wandb":
         return WandbTracker(run, project, offline=offline, config=config)
-    if name in ("mlflow", "trackio"):
-        made = Mlflow if name == "mlflow" else Trackio
-        return made(require(name), run, project, offline=offline, config=config)
+    if name == "mlflow":
+        return Mlflow(require(name), run, project, offline=offline, config=config)
+    if name == "trackio":
+        return Trackio(require(name), run, project, offline=offline, config=config)
     raise ConfigError(f"Unknown tracker '{name}'. Known: mlflow, tensorboard, trackio, wandb.")
 
 

@@ -117,9 +117,9 @@ class Participant:
         self._holder = holder = current_participant()
         self.ended: bool = holder is not None and holder.ended
         """Whether the sampler does not wait for it; what begins within a participant that has ended is not waited for either."""
-        scope = self.barrier if holder is None else holder
+        scope: BatchBarrier | Participant = self.barrier if holder is None else holder
         scope.begun += 1
-        answered, path = self.barrier.answers, ()
+        answered, path = self.barrier.answers, tuple[int, ...]()
         if holder is not None:
             holder.within.add(self)
             holder.note()

@@ -318,7 +318,7 @@ class RankGroup(Ranks):
         self.rank, self.size = seat.rank, seat.size
         self._seconds = seconds
         doing("waiting for all ranks to start")
-        store: Any = PrefixStore(_prefix(), _store(seat, seconds))
+        store = _store(seat, seconds)
         self.heartbeat = Heartbeat(store.clone(), seat.rank, seat.size)
         # Wait until every rank is there; EngineError names those that are not.
         store.set(f"here/{seat.rank}", json.dumps(whereabouts()))
@@ -506,8 +506,7 @@ def say_for_all(reason: str) -> None:
         else:
             seat = launched_rank()
             assert seat is not None, "alone, a process speaks for itself"
-            store = PrefixStore(_prefix(), _store(seat, CONNECTING))
-            heartbeat, after_others = Heartbeat(store, seat.rank, seat.size), False
+            heartbeat, after_others = Heartbeat(_store(seat, CONNECTING), seat.rank, seat.size), False
     except (ConfigError, EngineError):
         say()
         return
@@ -522,16 +521,12 @@ def say_defect(error: Exception) -> int:
     return 1 if gone is None else EXIT_WRONG
 
 
-def _prefix() -> str:
-    # torchrun restarts a job with the same store.
-    return f"kapelle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
 def _store(seat: LaunchedRank, seconds: float) -> Any:
+    """Return a connection to the store of this job's processes, which rank 0 keeps where the launcher does not."""
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     leads = seat.rank == 0 and not by_launcher
     try:
-        return TCPStore(
+        store = TCPStore(
             seat.address,
             seat.port,
             None,
@@ -551,6 +546,8 @@ def _store(seat: LaunchedRank, seconds: float) -> Any:
             f"Rank {seat.rank} did not reach rank 0 at {seat.address}:{seat.port} within {seconds:g} s: {_first_line(error)}. "
             "Look whether it has started, and name its machine in MASTER_ADDR."
         ) from error
+    # torchrun restarts a job with the same store.
+    return PrefixStore(f"kapelle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _finish(work: Any) -> None:

@@ -129,11 +129,23 @@ def arguments(
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
+    # Programs and libraries; nothing of /etc but what the linker needs.
+    system = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            system += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            system += ["--ro-bind", str(path), str(path)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        system += ["--ro-bind-try", name, name]
+    for needed in interpreter.needs:
+        system += ["--ro-bind", needed, needed]
     size = str(limits.file_bytes)
     return [
         *(option for layer in layers.values() for option in layer),
         *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
-        *_system(interpreter),
+        *system,
         *devices,
         *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
         *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
@@ -141,22 +153,6 @@ def arguments(
         *("--info-fd", str(info_fd)),
         *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
     ]
-
-
-def _system(interpreter: ReachableInterpreter) -> list[str]:
-    """Return the mounts of programs and libraries; nothing of /etc but what the linker needs."""
-    found = ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/", name)
-        if path.is_symlink():
-            found += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            found += ["--ro-bind", str(path), str(path)]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
-        found += ["--ro-bind-try", name, name]
-    for needed in interpreter.needs:
-        found += ["--ro-bind", needed, needed]
-    return found
 
 
 def lower_limits() -> list[str]:
@@ -620,6 +616,17 @@ def _layers() -> tuple[Layer, ...]:
     except SandboxError as error:
         return (Layer("bubblewrap", required=True, present=False, detail=str(error)),)
     root = os.geteuid() == 0
+    # By what a run is bounded as a whole.
+    folder = strong_or_why_not()
+    strong = isinstance(folder, Path)
+    mode = "strong: the kernel bounds memory and processes of a run as a whole"
+    if not strong:
+        clock = (
+            "with CPU counted by a clock"
+            if task_clock_works()
+            else "and no program may change SIGCHLD (no perf_event_open)"
+        )
+        mode = f"weak: the supervisor sums what a run uses every 20 ms, {clock}"
     known = filter_program() is not None
     inner = seen[:4]
     outer = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("user", "mnt", "pid", "net")]
@@ -655,26 +662,8 @@ def _layers() -> tuple[Layer, ...]:
             if root
             else "every run has the id of the user who started it, mapped to 1000",
         ),
-        *_mode(),
-    )
-
-
-def _mode() -> tuple[Layer, Layer]:
-    """Return by what a run is bounded as a whole: `strong` by the kernel, `weak` by the supervisor's sums."""
-    folder = strong_or_why_not()
-    if isinstance(folder, Path):
-        return (
-            Layer("cgroups", False, True, f"one for each run, in {folder}"),
-            Layer("mode", False, True, "strong: the kernel bounds memory and processes of a run as a whole"),
-        )
-    clock = (
-        "with CPU counted by a clock"
-        if task_clock_works()
-        else "and no program may change SIGCHLD (no perf_event_open)"
-    )
-    return (
-        Layer("cgroups", False, False, folder),
-        Layer("mode", False, True, f"weak: the supervisor sums what a run uses every 20 ms, {clock}"),
+        Layer("cgroups", False, strong, f"one for each run, in {folder}" if strong else str(folder)),
+        Layer("mode", False, True, mode),
     )
 
 
