@@ -1,13 +1,13 @@
 """Addition and subtraction in columns: a task that one agent prepares and another finishes.
 
-The first agent reads `47+85` and writes notes, the second reads the notes alone and writes the answer:
+The first agent reads `47+85` and writes notes, the second reads only the notes and writes the answer:
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
 The notes go from the units up. Every column below the top gives its last digit before the carry that comes
 in, the top column gives its sum in full, and `+1` (`-1` when subtracting) marks a carry (a borrow) that
-comes in from the column below. The units' sum is not in the notes, so without the mark nobody who reads
-only them can tell `132` from `122`: the team needs both agents, and each can have its own bad habit.
+comes in from the column below. The units' sum is missing from the notes, so only the mark lets a reader
+of the notes tell `132` from `122`: the team needs both agents, and each can have its own bad habit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Arithmetic(Questions):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The operand pairs of each split; a hash of the pair decides, so they share none."""
+        """The operand pairs of each split; a hash of the pair decides, so the splits are disjoint."""
         kind = f"generated problems of {self.digits} digits"
         return {
             "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} operand pairs",
@@ -70,7 +70,7 @@ class Arithmetic(Questions):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError when `flaws` names an agent that is not there."""
+        """Raise ConfigError when `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
 
     def task(self, split: Split, index: int) -> Task:
@@ -148,7 +148,7 @@ _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")
 
 
 def combine(notes: str, *, carry: bool) -> str:
-    """Return the answer that notes lead to, or `?` for notes that cannot be read."""
+    """Return the answer that notes lead to, or `?` for unreadable notes."""
     parsed = [_COLUMN.fullmatch(part) for part in notes.strip().split(",")]
     if not all(parsed):
         return "?"

@@ -29,7 +29,7 @@ from kapelle.types import Split, Task
 
 
 class BaseEnvironment(Settings):
-    """An environment for any team, whose tasks never end and whose episodes pay each agent from 0 to 1.
+    """An environment for any team, with an endless supply of tasks, whose episodes pay each agent from 0 to 1.
 
     A subclass adds `name`, `sources`, `task` and `start`, and overrides what differs; `kapelle.environment.Environment`
     says what each is asked for.
@@ -41,10 +41,10 @@ class BaseEnvironment(Settings):
         return (0.0, 1.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Accept any team; an override raises ConfigError for one that cannot play."""
+        """Accept any team; an override raises ConfigError for teams that cannot play."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: tasks are generated without end."""
+        """Return None: the supply of tasks is endless."""
         return None
 
     @classmethod
@@ -80,7 +80,7 @@ class BaseWorld:
         return self.task.question
 
     def movers(self) -> tuple[str, ...]:
-        """Return all agents, and none once the episode is over."""
+        """Return all agents while the episode lasts, then an empty sequence."""
         return () if self.over else self.agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -92,7 +92,7 @@ class BaseWorld:
         return Outcome(self.rewards, self.success)
 
     async def close(self) -> None:
-        """Free what the world holds: nothing."""
+        """Free the resources of the world; there are none by default."""
 
 
 # -------- What every view of a game begins with: its rules, and whether players may think before a move
@@ -109,7 +109,7 @@ INVITATION = "You may think first, between <think> and </think>; only what you w
 
 
 def spoken(text: str) -> str | None:
-    """Return a text without its thinking: what follows the last `</think>`. None where a `<think>` is not closed."""
+    """Return what follows the last `</think>` of a text, its part after thinking. None if a `<think>` stays open."""
     tags = list(_TAG.finditer(text))
     if not tags:
         return text
@@ -125,10 +125,10 @@ def without_tags(text: str) -> str:
 
 
 class Endless(Settings):
-    """Base of environments without problems of their own: a task is one match, and its text is empty."""
+    """Base of environments whose tasks are matches: a task is one match, and its text is empty."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: matches come without end."""
+        """Return None: the supply of matches is endless."""
         return None
 
     def task(self, split: Split, index: int) -> Task:
@@ -158,11 +158,11 @@ class GameSettings(Endless):
         return rules
 
     def head(self, full: str, short: str, unset: str = "full") -> str:
-        """Return what stands before every view, of a game's rules in full and in short; empty for nothing."""
+        """Return what stands before every view, given a game's rules in full and in short; possibly empty."""
         word = self.rules or unset
         text = {"full": full, "short": short, "none": ""}.get(word, word)
         return "\n".join(part for part in (text, INVITATION if self.thinking else "") if part)
 
     def move_in(self, text: str) -> str | None:
-        """Return the part of a text in which a move is looked for; None where thinking is not closed."""
+        """Return the part of a text in which a move is looked for; None if thinking stays open."""
         return spoken(text) if self.thinking else text

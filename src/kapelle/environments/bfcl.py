@@ -1,8 +1,8 @@
 """Which tool to call with what: the single-turn questions of the Berkeley Function Calling Leaderboard.
 
-An agent reads a question and the schemas of tools, and makes the calls that answer it; nothing is executed.
-Right are the calls that BFCL lists as accepted (`grading.text.tool_call` has the rules); of the category
-`irrelevance`, whose tools cannot help, no call at all.
+An agent reads a question and the schemas of tools, and writes the calls that answer it; calls are compared, not executed.
+Correct are the calls that BFCL lists as accepted (`grading.text.tool_call` has the rules); in the category
+`irrelevance`, whose tools cannot help, the correct answer makes no call.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Bfcl(Questions, Reads):
         return "\n".join(sorted(write_calls([call], "pythonic") for call in calls)) or None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the first accepted calls, or words where no call is right."""
+        """Return the first accepted calls, or words where the correct answer makes no call."""
         calls = gold_calls(task.data["accepted"], self._tools(task))
         return write_calls(calls, self.form) if calls else "None of these tools can help."
 

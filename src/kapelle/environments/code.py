@@ -1,11 +1,11 @@
 """Programming problems with tests: MBPP, HumanEval, and programs that read and print.
 
-Programs run in the sandbox and nowhere else. With `max_attempts` above 1 an agent reads what the shown tests
+Programs run only in the sandbox. With `max_attempts` above 1 an agent reads what the shown tests
 said to its program and tries again, under a workflow in which the environment decides who moves (`parallel`,
 `tool_use`); workflows that end in one answer (`solo`, `chain`) make one attempt.
 
-A problem says what a solver may read, which of its tests that shows, and how a program is graded. What is not
-shown stays in this process or in the tests' own sandbox.
+A problem says what a solver may read, which of its tests that shows, and how a program is graded. Everything
+else stays in this process or in the tests' own sandbox.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of HumanEval: nothing is shown but the docstring's own examples.
+    """Return the problem of a row of HumanEval: only the docstring's own examples are shown.
 
-    A program may define the function or go on where the prompt ends; the prompt's imports and helpers are
-    its own either way. The `check` function is one test: there is no partial credit.
+    A program may define the function or continue where the prompt ends; the prompt's imports and helpers are
+    its own either way. The `check` function is one test, so credit is all or nothing.
     """
     task = humaneval_task(row.fields)
     begun = task.prompt.rstrip("\n") + "\n"
@@ -256,9 +256,9 @@ class Attempts:
 
 
 class CodeWorld(Scorable, Retriable):
-    """One problem; every agent that acts has attempts of its own, and the last one is what it earns.
+    """One problem; every agent that acts has its own attempts and earns the score of the last one.
 
-    An agent that failed reads the report of the shown tests and may try again. Of the other tests it learns
+    An agent that failed reads the report of the shown tests and may try again. About the other tests it learns
     only that not all passed: what a program prints or raises there could tell it the inputs.
     """
 
@@ -295,7 +295,7 @@ class CodeWorld(Scorable, Retriable):
         return feedback(grades[-1], self._problem.shown, len(grades), self._max_attempts)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that have not solved it and have attempts left."""
+        """Return the agents that still have to solve it and have attempts left."""
         if self._over:
             return ()
         if self._most > 1 and self._finals:  # the team has another go, whoever had a right program of its own
@@ -361,11 +361,11 @@ class CodeWorld(Scorable, Retriable):
         return Outcome(rewards, success, info, truncated=not acted)
 
     async def close(self) -> None:
-        """Hold nothing: the sandboxes belong to the process."""
+        """Do nothing: the sandboxes belong to the process."""
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
-    """Return what an agent reads after an attempt that failed: of the tests that are not shown, one bit."""
+    """Return what an agent reads after a failed attempt: about the hidden tests, one bit."""
     begin = f"Attempt {attempt} of {most} failed."
     again = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
     if grade is NO_PROGRAM:
@@ -480,7 +480,7 @@ class Code(DataSettings, Answerable, Scripted):
         return len(self._problems(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the problem at an index. Its tests are not in it."""
+        """Return the problem at an index, without its tests."""
         return Task(f"{split}-{index}", self._problems(split)[index].prompt)
 
     def _problem(self, task: Task) -> CodeProblem:
@@ -500,7 +500,7 @@ class Code(DataSettings, Answerable, Scripted):
         return None if program is None else program.strip()
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the data set's own solution. DataError where it has none."""
+        """Return the data set's own solution. DataError if it has none."""
         solution = self._problem(task).solution
         if solution is None:
             raise DataError(f"The problem {task.id} of '{self.path}' has no solution to show.")

@@ -130,7 +130,7 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
         return [f"`judge` ({self.judge.model})"] if isinstance(self.judge, JudgeEndpoint) else []
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless every side has as many agents; DataError for motions that cannot be read."""
+        """Raise ConfigError unless all sides have the same number of agents; DataError for unreadable motions."""
         if len(agents) % len(self.sides):
             raise ConfigError(
                 f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}) and the team {len(agents)} "
@@ -158,7 +158,7 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
         return DebateWorld(self, task.question, tuple(agents), ask)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a speech in good form and of no substance: it shows the form and none of the skill."""
+        """Return a speech in good form but without substance: it demonstrates only the form."""
         motion = task.question.rstrip(".?!")
         last = messages[-1].content if messages else ""
         side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
@@ -208,14 +208,14 @@ class DebateWorld:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return who speaks next, or everybody where all speak at once; nobody after the last round."""
+        """Return the next speaker, or all agents where all speak at once; empty after the last round."""
         spoken = len(self._speeches)
         if spoken >= self._settings.rounds * len(self._agents):
             return ()
         return self._agents if self._settings.together else (self._agents[spoken % len(self._agents)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the speeches; after the last one the judge is asked. EpisodeError for who is not to speak."""
+        """Take the speeches; after the last one the judge is asked. EpisodeError for an agent that speaks out of turn."""
         movers = self.movers()
         if set(actions) != set(movers):
             raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
@@ -252,7 +252,7 @@ class DebateWorld:
         self._scores = {side: fmean(won) for side, won in points.items()}
 
     def outcome(self) -> Outcome:
-        """Return what each side earned; a debate that was cut off is truncated and pays nobody."""
+        """Return what each side earned; a debate that was cut off is truncated and pays zero to all."""
         info: dict[str, Json] = {"sides": dict(self._side)}
         if not self._scores:
             return Outcome({}, None, info, truncated=True)
@@ -269,7 +269,7 @@ class DebateWorld:
 def _paid(reward: Reward, scores: Mapping[str, float], winners: Sequence[str]) -> dict[str, float]:
     """Return each side's reward; `zero_sum` adds up to 0 over sides, and is 1 for a winner alone.
 
-    Where no side has any score nobody wins, and nobody is paid.
+    If no side has any score, the debate has no winner and pays zero to all.
     """
     if reward == "score":
         return dict(scores)

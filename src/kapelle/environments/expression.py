@@ -1,7 +1,7 @@
-"""Small arithmetic expressions: parsed, worked out exactly, and written in one normal form.
+"""Small arithmetic expressions: parsed, evaluated exactly, and written in one normal form.
 
-Nothing is evaluated as code, and the length of a text bounds everything that is done with it: there are no
-powers, so no value outgrows its text.
+The parser never executes code, and the length of a text bounds the work: powers are unsupported, so a value
+cannot outgrow its text.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _operand(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression, 
 
 
 def work_out(expression: Expression) -> Fraction | None:
-    """Return what an expression is worth, exactly; None where it divides by zero."""
+    """Return the exact value of an expression; None if it divides by zero."""
     if isinstance(expression, Value):
         return expression.number
     left, right = work_out(expression.left), work_out(expression.right)
@@ -127,7 +127,7 @@ def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | Non
 
 
 def write(expression: Expression) -> str | None:
-    """Return an expression in its normal form; None where a number has no finite decimal form."""
+    """Return an expression in its normal form; None if a number lacks a finite decimal form."""
     if isinstance(expression, Value):
         return decimal(expression.number)
     left, right = write(expression.left), write(expression.right)
@@ -145,7 +145,7 @@ def _strength(expression: Expression) -> int:
 
 
 def decimal(number: Fraction) -> str | None:
-    """Return a number as a decimal without needless zeros (`0.5`, `-9`); None when it has no end."""
+    """Return a number as a shortest decimal (`0.5`, `-9`); None if it has infinitely many digits."""
     rest, places = number.denominator, 0
     for factor in (2, 5):
         count = 0

@@ -1,13 +1,13 @@
 """The calculator steps that GSM8K's solutions annotate, such as `<<48/2=24>>`, for tiny models.
 
 GSM8K (2110.14168) holds 23,716 steps in train and 4,282 in test, and two thirds of the test steps occur in
-train, word for word; `info["seen"]` says which, so that what a model remembers and what it works out can be
+train, word for word; `info["seen"]` says which, so that memorised and computed answers can be
 told apart. `3*4` and `4*3` are two steps.
 
 A step is posed in a normal form: `.5` as `0.5`, `9.00` as `9`, without `$` and needless brackets; `20%` is
 0.2. Left out, and counted by `census`, are annotations that cannot be read, those whose result is wrong,
-steps without an operation (`12=12`), and those longer than `longest`. What is left is written with
-`0-9 + - * / . ( )` alone.
+steps without an operation (`12=12`), and those longer than `longest`. The rest is written with
+`0-9 + - * / . ( )` only.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _place(digit: Fraction) -> Fraction:
 
 
 def _digits(number: Fraction) -> list[Fraction]:
-    """Return a number as one term per digit that is not 0, greatest first: 205 is 200 and 5."""
+    """Return a number as one term per non-zero digit, greatest first: 205 is 200 and 5."""
     written = decimal(abs(number))
     if written is None:
         return [number]
@@ -160,7 +160,7 @@ def _sum(terms: Sequence[Fraction]) -> str:
 
 
 def forget_last_term(written: str) -> str:
-    """Return notes without the last of their terms: a bad habit of whoever writes them."""
+    """Return notes with their last term dropped: a bad habit of their writer."""
     stages, equals, last = written.rpartition("=")
     terms = _read_terms(last)
     kept = last if terms is None or len(terms) < 2 else _sum(terms[:-1])
@@ -168,10 +168,10 @@ def forget_last_term(written: str) -> str:
 
 
 def add_up(written: str, *, carry: bool) -> str:
-    """Return the sum of the terms that stand last in notes, or `?` when they cannot be read.
+    """Return the sum of the last terms in notes, or `?` if they are unreadable.
 
-    Without `carry` every decimal place is added alone and what it should hand on is forgotten: a bad
-    habit of whoever reads the notes.
+    Without `carry` every decimal place is added alone and its carry is forgotten: a bad
+    habit of the reader.
     """
     terms = _read_terms(written.rpartition("=")[2])
     if terms is None:
@@ -248,7 +248,7 @@ class GSM8KSteps(Questions, Reads):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each; no problem is in both, though the same step can be."""
+        """The file or hub split of each; their problems are disjoint, though the same step can be in both."""
         return {
             "train": f"calculator steps of {self._source.describe('train')}",
             "test": f"calculator steps of {self._source.describe('test')}",

@@ -1,13 +1,13 @@
-r"""Questions with an answer that can be checked, from a data set: GSM8K unless another is named.
+r"""Questions of a data set with a checkable answer; the default data set is GSM8K.
 
 The answer of a row is what follows `####` in its answer field (GSM8K), else the content of its last
 `\boxed{…}` (MATH), else the whole field. Answers are compared as mathematics, exactly (`grading.math`): numbers with
 what stands around them (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations by
 what they mean.
-What the exact reader leaves open is compared by math-verify in a process that all worlds share; it starts
-when first needed, and one answer costs a second at most, after which it is wrong.
+What the exact reader leaves undecided is compared by math-verify in a process that all worlds share; it starts
+when first needed, and one answer costs 3 s of CPU at most, after which it is wrong.
 
-The script says what the data set's own solution says, without GSM8K's `<<48/2=24>>` annotations.
+The script writes the data set's own solution, without GSM8K's `<<48/2=24>>` annotations.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Printed(NamedTuple):
 
 
 async def printed_by(text: str, backend: str) -> Printed:
-    """Run the program of a text in the sandbox and return its last line; SandboxError when there is no sandbox."""
+    """Run the program of a text in the sandbox and return its last line; SandboxError if the sandbox is unavailable."""
     program = program_of(text)
     if program is None:
         return Printed(None, "the text holds no program")
@@ -111,7 +111,7 @@ class Math(DataSettings, Questions, Doubting):
         return self.gold_of(row)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of rows that have no answer, if they are many.
+        """Read both splits; DataError names the file and line of rows without an answer, if there are too many.
 
         SandboxError when answers come by program and this machine cannot give the sandbox.
         """
@@ -208,7 +208,7 @@ class Math(DataSettings, Questions, Doubting):
         return "figure" if self.percent_is_unit else "hundredths"
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the part of the data set's solution that belongs to the agent's role; it has no flaws."""
+        """Return the part of the data set's solution that belongs to the agent's role, always correct."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")

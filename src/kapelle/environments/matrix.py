@@ -83,7 +83,7 @@ class Game:
         return [joint for joint in map("".join, itertools.product(*self.moves)) if joint not in self.payoffs]
 
     def expected(self, joint: Sequence[str | None]) -> tuple[float, ...]:
-        """Return the payoffs of a joint move, averaged evenly over the moves of players who made none."""
+        """Return the payoffs of a joint move, averaged evenly over the moves of players whose move is missing."""
         choices = [moves if move is None else move for move, moves in zip(joint, self.moves, strict=True)]
         rows = [self.payoffs["".join(letters)] for letters in itertools.product(*choices)]
         return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
@@ -128,8 +128,8 @@ class Matrix(GameSettings, Opposed, Scripted):
     """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
-    (`-` stands for an invalid move). With `rules: none` nothing else is told; what a letter means an agent then learns,
-    or reads in its prompt.
+    (`-` stands for an invalid move). With `rules: none` this is all; the agent then learns what a letter means,
+    or reads it in its prompt.
     """
 
     name: Literal["matrix"] = "matrix"
@@ -210,7 +210,7 @@ class Matrix(GameSettings, Opposed, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself: it has no problems that could be held out."""
+        """The game itself; a game has no held-out problems."""
         return {
             "train": f"the game {self.game}",
             "test": f"the game {self.game}, the same: nothing to hold out",
@@ -250,7 +250,7 @@ class Matrix(GameSettings, Opposed, Scripted):
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a legal move drawn evenly: it shows the form of a move and none of the skill."""
+        """Return a uniformly drawn legal move: it demonstrates only the form of a move."""
         seats = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
         moves = self.table.moves[int(seats[-1]) - 1 if seats else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
@@ -284,9 +284,9 @@ class MatrixWorld:
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Play one round and pay for it; EpisodeError unless exactly the players moved.
 
-        A move is the letter alone, space around it aside. Who says anything else is paid `invalid`, and
+        A move is the letter alone, space around it aside. An agent that writes anything else is paid `invalid`, and
         so is everybody in a game that pays all alike; in other games the rest are paid what they would
-        earn on average over the moves that were not made, which the one who spoils a round cannot steer.
+        earn on average over the missing moves, which the player who spoils a round cannot steer.
         """
         if set(actions) != set(self.movers()):
             raise EpisodeError(f"A round takes a move of each of {self.movers()}, not of {tuple(actions)}.")
@@ -307,7 +307,7 @@ class MatrixWorld:
     def outcome(self) -> Outcome:
         """Return the share of rounds that were played optimally for the team; None in a constant-sum game.
 
-        Rounds that were not played count as failed.
+        Unplayed rounds count as failed.
         """
         optima = self._game.optima
         best = sum(joint in optima for joint in self._history) / self._rounds

@@ -157,7 +157,7 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
         return {name: self._part(name).size(split) for name in self.parts}
 
     def size(self, split: Split) -> int | None:
-        """Return the number of all test tasks where every part's end; tasks to train on come without end."""
+        """Return the number of all test tasks if every part has finitely many; the supply of train tasks is endless."""
         sizes = list(self._sizes(split).values())
         known = [size for size in sizes if size is not None]
         return sum(known) if split == "test" and len(known) == len(sizes) else None
@@ -235,7 +235,7 @@ class MixtureWorld(Scorable, Retriable):
         return await self._world.step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
-        """Return what a text would earn; EpisodeError where the part's world cannot say."""
+        """Return what a text would earn; EpisodeError if the part's world cannot score texts."""
         if not isinstance(self._world, Scorable):
             raise EpisodeError(f"The part '{self._name}' cannot score a text before the episode is over.")
         return await self._world.score(agent, text)

@@ -17,7 +17,7 @@ from kapelle.types import Message, Task
 
 
 class MultiStep(Generated):
-    """Whole numbers from 0 to `largest`, never below or above on the way."""
+    """Whole numbers from 0 to `largest`; intermediate values stay in that range too."""
 
     things: ClassVar[str] = "chains of calculations"
     name: Literal["multi_step"] = "multi_step"

@@ -50,7 +50,7 @@ RIGHT, WRONG = "This answer is right.", "This answer is wrong."
 
 
 def need_seats(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
-    """Raise EpisodeError when nobody acted, or somebody who does not play."""
+    """Raise EpisodeError if no agent acted, or an unknown one did."""
     if not actions:
         raise EpisodeError(f"Nobody {did}. Hand the world the text of one agent at least.")
     for name in actions:
@@ -64,8 +64,8 @@ _GRADING = "Grading an answer"
 class QuestionWorld(Scorable, Retriable):
     """One attempt at a question. The first step answers it and ends the episode.
 
-    Where more answers are allowed it stays open after a `final` text that is not right: all agents read that it
-    was wrong, and what the last answers earn counts.
+    If more answers are allowed, it stays open after a wrong `final` text: all agents read that it
+    was wrong, and the last answers are paid.
 
     Each agent that acts earns the score of its own text. The team's success is the score of `final`,
     or the mean over the agents that acted where no text counts as the team's.
@@ -100,7 +100,7 @@ class QuestionWorld(Scorable, Retriable):
         return RIGHT if self._outcome.success == 1.0 else WRONG
 
     def movers(self) -> tuple[str, ...]:
-        """Return every agent until the question is answered, then none."""
+        """Return every agent until the question is answered, then an empty sequence."""
         return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -188,7 +188,7 @@ class Questions(Graded, Answerable, Scripted):
         """Accept any team."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: tasks are generated without end."""
+        """Return None: the supply of tasks is endless."""
         return None
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
@@ -225,9 +225,9 @@ def words(
     rules: Sequence[ExtractionRule] = ("whole",),
     otherwise: str = "no answer to this question",
 ) -> Answers:
-    """Return the kind of answer that is right when `read` makes the same of it as of `task.data["answer"]`.
+    """Return the kind of answer that is right if `read` reads it the same as `task.data["answer"]`.
 
-    `read` returns the normal form of what a rule has found, and None for what is no answer; the explanation then
+    `read` returns the normal form of what a rule has found, and None if that is not an answer; the explanation then
     calls it `otherwise`.
     """
 
@@ -298,7 +298,7 @@ def draw_task(
 ) -> Task:
     """Return the task at an index: a level, then the first problem of that level that belongs to the split.
 
-    Raises DataError where a level has no problem for it.
+    Raises DataError if a level has no problem for the split.
     """
     draw = random.Random(f"{name}/{seed}/{split}/{index}")
     level = draw.randint(*difficulty)
@@ -375,7 +375,7 @@ Flaws = Annotated[Mapping[str, float], AfterValidator(_shares)]
 
 
 def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
-    """Raise ConfigError when `flaws` names an agent that is not there."""
+    """Raise ConfigError when `flaws` names an unknown agent."""
     for agent in flaws:
         need_known("environment.flaws", "agent", agent, agents)
 
@@ -389,7 +389,7 @@ def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
 
 
 def named_settings(value: Mapping[str, object]) -> Settings:
-    """Return the settings of the environment that `name` finds; ValueError where there is none, for a validator."""
+    """Return the settings of the environment named `name`; for a validator, so an unknown name is a ValueError."""
     try:
         found = environment_class(str(value["name"]))
     except ConfigError as error:
@@ -400,7 +400,7 @@ def named_settings(value: Mapping[str, object]) -> Settings:
 
 
 def inner_questions(value: object) -> object:
-    """Return the settings of the class that `name` finds, and what is no mapping as it is; for a validator."""
+    """Return the settings of the class named `name`, and values other than mappings unchanged; for a validator."""
     if not isinstance(value, Mapping):
         return value
     if "name" not in value:
@@ -439,7 +439,7 @@ class HandsOnQuestions(Settings, Answerable, Scripted):
         return self._asks.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the questions' own script says, without any calls; ConfigError where they have none."""
+        """Return what the questions' own script writes, without any calls; ConfigError if they have none."""
         if not offers(self._asks, Scripted):
             raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
         return self._asks.script(agent, task, messages, seed)

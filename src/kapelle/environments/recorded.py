@@ -65,14 +65,14 @@ class RecordedWorld(Scorable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a text; EpisodeError for one that is not on record."""
+        """Return the score of a recorded text; EpisodeError for any other."""
         worth = self._worth(agent, text)
         if worth is None:
             raise EpisodeError("This text is not on record, so it has no known score.")
         return worth
 
     def outcome(self) -> Outcome:
-        """Return the scores of the last answers; an answer that is not on record earns nothing."""
+        """Return the scores of the last answers; only recorded answers earn anything."""
         worth = {agent: self._worth(agent, text) for agent, text in self._last.items()}
         known = {agent: value for agent, value in worth.items() if value is not None}
         if not known:

@@ -6,7 +6,7 @@
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
 Each row is a question. The functions see what was said and the row (`functions.py`), and pay when the episode is over;
-an agent earns the weighted sum of those that pay it and of those that pay the team. There is no notion of success: a
+an agent earns the weighted sum of those that pay it and of those that pay the team. Success is undefined, since a
 function may pay anything.
 """
 
@@ -66,7 +66,7 @@ class RewardFunction:
     """Whether it has `**` for whatever else there is."""
 
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
-        """Raise ConfigError for a parameter that nothing fills, by its name."""
+        """Raise ConfigError, naming the parameter, for one without a value."""
         for name in self.may_take:
             if name in GIVEN and name in columns:
                 raise ConfigError(
@@ -87,7 +87,7 @@ class RewardFunction:
                 )
 
     async def __call__(self, given: Mapping[str, Any]) -> float | None:
-        """Return what it pays for one episode; EpisodeError where it raises, or returns no finite number."""
+        """Return what it pays for one episode; EpisodeError if it raises, or returns anything but a finite number."""
         own = {name: value for name, value in given.items() if self.takes_all or name in self.may_take}
         try:
             found = self.function(**own)
@@ -115,7 +115,7 @@ class RewardFunction:
 
 
 def read_function(name: str, function: Any) -> RewardFunction:
-    """Return a function with what it takes; ConfigError for what cannot be called by the names of its parameters."""
+    """Return a function with its parameters; ConfigError if it cannot be called by keyword."""
     if not callable(function):
         raise ConfigError(
             f"The reward `{name}` is {type(function).__name__}, not a function that returns a number."
@@ -177,7 +177,7 @@ class RowsInMemory:
 
 
 def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
-    """Return rows that a program passed; DataError names the first that is no mapping of JSON."""
+    """Return rows that a program passed; DataError names the first that is not a JSON mapping."""
     found = []
     for number, row in enumerate(rows, start=1):
         place = f"Row {number} of `{where}`"
@@ -203,7 +203,7 @@ def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
 
 
 def name_of(function: Any) -> str | None:
-    """Return `module:function` for what any process can import; None for what lives in this one alone."""
+    """Return `module:function` for a function that any process can import; None for one that exists only in this process."""
     module, name = inspect.getmodule(function), getattr(function, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or vars(module).get(name) is not function:
         return None
@@ -242,12 +242,12 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """What no function pays by intention."""
+        """A range so wide that no function leaves it on purpose."""
         return (-GREATEST, GREATEST)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The data set, or `none` for a split that is not there."""
+        """The data set, or `none` for a missing split."""
         if self._own_split:
             return super().sources
         held = f"{self.test_share:.0%} of them, by a hash of the question"
@@ -260,13 +260,13 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """What other processes cannot read, in words."""
+        """The parts that exist only in this process, in words."""
         rows = ["rows"] if IN_MEMORY in (self.path, self.eval_path) else []
         functions = [each.function for each in self.rewards if each.function.startswith(f"{IN_MEMORY}:")]
         return [*rows, *(f"the reward function `{name.partition(':')[2]}`" for name in functions)]
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read the rows and find the functions; ConfigError for an agent or a parameter that does not exist."""
+        """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
         columns = self.columns - (
             {self._question} & {"question"}
         )  # that column is the question that kapelle gives
@@ -417,7 +417,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
 
 
 class RewardedWorld:
-    """One question, which everybody reads and answers once; it pays nothing itself."""
+    """One question, which all agents read and answer once; the functions pay for it."""
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:
         self._task, self._agents = task, tuple(agents)

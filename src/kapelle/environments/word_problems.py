@@ -1,7 +1,7 @@
-"""Small stories with numbers, in the manner of GSM8K: what is left after things were bought, shared and packed.
+"""Small word problems in the manner of GSM8K: how much is left after things were bought, shared and packed.
 
 Difficulty is the number of steps. Names and things vary; the numbers and steps alone make a problem, so that
-no sum of the test split is met in training under another name.
+a sum of the test split never reappears in training under another name.
 """
 
 from __future__ import annotations

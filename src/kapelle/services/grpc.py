@@ -203,7 +203,7 @@ class GrpcService:
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Begin nothing new, and return when what was begun is over; cancelled when its time is up.
+        """Refuse new work, and return when the work in progress is over; cancelled when its time is up.
 
         The server waits for calls by itself; only what outlives a call is waited for here.
         """
@@ -236,7 +236,7 @@ class GrpcServer:
         self.port = self._begun.result()
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`.
+        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`.
 
         Services get half of that time to finish what they have begun.
         """

@@ -1,4 +1,4 @@
-"""HTTP for services and the viewer: Starlette routes and answers, uvicorn serves; the rest is what neither of them does.
+"""HTTP for services and the viewer: Starlette routes and answers, uvicorn serves; this module adds what both lack.
 
     Guard           the one check before every route: who calls, by which host name, and from which page
     Application     routes that take and answer JSON: bodies within limits, errors in OpenAI's form
@@ -419,7 +419,7 @@ class HttpServer:
         return self
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
         self._server.should_exit = True
         self._thread.join(seconds)
         return not self._thread.is_alive()

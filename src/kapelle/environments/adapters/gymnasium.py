@@ -47,7 +47,7 @@ class Gymnasium(Endless):
         return {"train": f"episodes of {self.id}, by seed", "test": f"episodes of {self.id}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for two agents, a missing package, an unknown id, or actions that are no text."""
+        """Raise ConfigError for two agents, a missing package, an unknown id, or actions that cannot be written as text."""
         check_alone(agents, self.id)
         made = self._make()
         try:
@@ -89,7 +89,7 @@ class _GymStepper:
         return self._show(*self._made.reset(seed=seed % 2**31))
 
     def step(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act by the text, or at random and at a cost where it is no legal action."""
+        """Act by the text; an illegal action is replaced by a random one and costs a penalty."""
         action, cost = self._read(text)
         seen, reward, terminated, truncated, info = self._made.step(action)
         return self._show(seen, info), float(reward) + cost, bool(terminated), bool(truncated)

@@ -44,7 +44,7 @@ class PettingZoo(GameSettings):
         return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or module, another number of agents, or actions that are no text."""
+        """Raise ConfigError for a missing package or module, another number of agents, or actions that cannot be written as text."""
         made = self._make()
         try:
             players = made.possible_agents
@@ -127,7 +127,7 @@ class _InTurn:
         return paid
 
     def _bury(self) -> None:
-        """Players that are out are asked once more, for nothing, and taken from the list."""
+        """Step players that are out once more, without effect, and take them from the list."""
         made = self.made
         while made.agents and (
             made.terminations[made.agent_selection] or made.truncations[made.agent_selection]
@@ -158,7 +158,7 @@ class _AtOnce:
 
 
 class ZooWorld:
-    """One episode; whoever has not spoken yet is paid what it earned at its first move."""
+    """One episode; an agent that earns something before it has spoken is paid at its first move."""
 
     def __init__(
         self, turns: _InTurn | _AtOnce, agents: Sequence[str], settings: PettingZoo, seed: int
@@ -190,7 +190,7 @@ class ZooWorld:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return who is to move, nobody when it is over or no round is left."""
+        """Return the agents to move; empty when the episode is over or all rounds are used."""
         return tuple(self._agent[player] for player in self._turns.movers()) if self._left else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

@@ -30,7 +30,7 @@ from kapelle.types import Json, Split, Task
 
 
 class Plain(Endless):
-    """One agent in a class that knows nothing of kapelle."""
+    """One agent in a class written independently of kapelle."""
 
     name: Literal["plain"] = "plain"
     path: str
@@ -88,7 +88,7 @@ class _PlainStepper:
         return seen
 
     def step(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act; EpisodeError when the answer is not `observation, reward` or `observation, reward, over`."""
+        """Act; EpisodeError unless the answer is `observation, reward` or `observation, reward, over`."""
         said = self._made.step(text)
         if not isinstance(said, tuple) or len(said) not in {2, 3}:
             raise EpisodeError(

@@ -42,12 +42,12 @@ class ReasoningGym(Questions):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """A hash of the question decides its split, so they share none."""
+        """A hash of the question decides its split, so the splits are disjoint."""
         kind = f"generated problems of reasoning_gym's {self.dataset}"
         return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other ones"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown kind or settings that it does not have."""
+        """Raise ConfigError for a missing package, an unknown kind or unknown settings of the kind."""
         self._problems()
 
     def _problems(self) -> Any:
@@ -74,7 +74,7 @@ class ReasoningGym(Questions):
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the problem's own answer; empty where it names none."""
+        """Return the problem's own answer; empty if it has none."""
         answer = self._problems()[task.data["place"]].get("answer")
         return "" if answer is None else str(answer)
 
@@ -90,10 +90,10 @@ def _scorer(registered: Any) -> type:
 
 
 def evaluated_by(kind: type) -> str | None:
-    """Return the function by which a kind's class, where it grades, executes text; None where it does not.
+    """Return the function by which a kind's class executes text when it grades; None if it executes none.
 
-    Its own text is read, and that of its methods and of its package's functions that it calls by name; one of those
-    that bears such a name is none of them.
+    The search covers its own source, its methods, and the functions of its package that it calls by name; a function
+    of the package that happens to have such a name does not count.
     """
     package = kind.__module__.partition(".")[0]
     names = vars(inspect.getmodule(kind))

@@ -1,13 +1,13 @@
 """An environment class written for siiRL, over questions from an environment of kapelle's.
 
-There a class knows no tasks. The data come from elsewhere, and it answers each turn of a whole team:
+In siiRL the tasks come from elsewhere. The class answers each turn of a whole team:
 
     class MyEnv:
         async def step(self, actions, ground_truth):     # texts of the agents in order
             return next_obs, reward, should_stop         # a text for each of them, a number, a truth value
 
 `questions` gives the tasks and the gold answers, and grades the last answer. The class is code of the user's own, from a
-file of theirs: it runs in this process, in no sandbox.
+file of theirs: it runs in this process, outside the sandbox.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Stepper:
         self._made, self._path, self._gold = made, path, gold
 
     async def step(self, texts: Sequence[str]) -> tuple[list[str], float, bool]:
-        """Act; EpisodeError when the answer is not `next_obs, reward, should_stop`."""
+        """Act; EpisodeError unless the answer is `next_obs, reward, should_stop`."""
         said = self._made.step(actions=list(texts), ground_truth=self._gold)
         if inspect.isawaitable(said):
             said = await said

@@ -41,7 +41,7 @@ class SteppingWorld:
         return self._seen
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent until the world is over or no step is left."""
+        """Return the agent until the world is over or all steps are used."""
         return () if self._over or self._cut or self._left == 0 else (self._agent,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -54,7 +54,7 @@ class SteppingWorld:
         return {self._agent: reward}
 
     def outcome(self) -> Outcome:
-        """Return that nothing is left to pay; `truncated` where a limit of steps ended it, ours or its own."""
+        """Return an outcome without further pay; `truncated` where a limit of steps ended it, ours or its own."""
         return Outcome({self._agent: 0.0}, None, {"total": self._total}, truncated=not self._over)
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ def _rows(value: Any) -> str:
 def legal_numbers(space: Any, mask: Any) -> list[int] | None:
     """Return the legal numbers of a discrete space, by its mask where there is one; None for a space of text.
 
-    Raises TypeError for any other space: its actions are no text.
+    Raises TypeError for any other space, because its actions cannot be written as text.
     """
     kind = type(space).__name__
     if kind == "Text":

@@ -17,7 +17,7 @@ from kapelle.types import Json, Split, Task
 class TextArena(GameSettings):
     """A game by its id; agents are its players in order and write moves as the game explains them.
 
-    An observation is everything that the game has shown the player so far, the game's own rules first: the workflow `play` needs no
+    An observation is everything that the game has shown the player so far, the game's own rules first; the workflow `play` needs no
     memory of its own. `rules` adds a text of yours before them.
     """
 
@@ -40,7 +40,7 @@ class TextArena(GameSettings):
         return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown game or a number of players that it does not take."""
+        """Raise ConfigError for a missing package, an unknown game or an unsupported number of players."""
         try:
             self._make(len(agents), 0)
         except (AssertionError, ValueError, TypeError) as error:
@@ -75,7 +75,7 @@ BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class ArenaWorld:
-    """One game; it pays at the end. A player whose text breaks the game itself loses, and nobody wins."""
+    """One game; it pays at the end. A player whose text crashes the game itself loses, and the game has no winner."""
 
     def __init__(self, game: Any, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         self._game = game
@@ -122,7 +122,7 @@ class ArenaWorld:
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the game's rewards; a game that is not over pays nobody."""
+        """Return the game's rewards; an unfinished game pays zero to all."""
         if self._broken is not None:
             breaker, reason = self._broken
             lost = {agent: -1.0 if agent == breaker else 0.0 for agent in self._agents}
@@ -137,4 +137,4 @@ class ArenaWorld:
         )
 
     async def close(self) -> None:
-        """Hold nothing that `outcome` has not closed."""
+        """Do nothing: `outcome` has closed everything."""

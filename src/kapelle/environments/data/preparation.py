@@ -301,7 +301,7 @@ class _Gathering:
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:
-    """Return a row's key without what tells two spellings of one question apart."""
+    """Return a row's key, normalised so that two spellings of one question are equal."""
     written = next(row[name] for name in key if name in row)
     return one_spelling(str(written))
 

@@ -48,7 +48,7 @@ class DataSettings(Graded, Skipping, Reads):
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of rows that cannot be used, if they are many."""
+        """Read both splits; DataError names the file and line of unusable rows, if there are too many."""
         self.skipped()
 
     def size(self, split: Split) -> int | None:
@@ -74,6 +74,6 @@ class DataSettings(Graded, Skipping, Reads):
         return "question", "path", question_in
 
     def _read(self, row: DataRow) -> object:
-        """Read what a task needs besides the key; DataError, with the row's place, for one that cannot be used."""
+        """Read what a task needs besides the key; DataError, with the row's place, for an unusable row."""
         key, setting, words = self._key()
         return words(row, key, setting)

@@ -68,7 +68,7 @@ class Usable(Generic[T]):
 def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: str) -> Usable[T]:
     """Return the rows that `read` takes; DataError where it refuses more than `share` of them.
 
-    `read` raises DataError, with the place of the row, for one that cannot be used.
+    `read` raises DataError, with the place of the row, for an unusable one.
     """
     kept: list[T] = []
     faults: list[str] = []
@@ -123,7 +123,7 @@ class DataSource:
         return _raw(self).contents
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
-        """Return the rows of one split, all of a file; DataError where there are none to read."""
+        """Return the rows of one split, all of a file; DataError if it has none."""
         local = Path(self.path).expanduser()
         if local.is_file():
             return read_rows(local, contents)
@@ -235,7 +235,7 @@ def _raw(source: DataSource) -> _Raw:
 
 
 def one_spelling(question: str) -> str:
-    """Return a question without the spacing and case in which two copies of it may differ."""
+    """Return a question with spacing and case normalised, so that copies of it are equal."""
     return " ".join(question.split()).casefold()
 
 
@@ -279,7 +279,7 @@ def _prepared(folder: Path, split: str) -> str:
 def hub_rows(
     path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
 ) -> tuple[DataRow, ...]:
-    """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had.
+    """Return the rows of a split on the Hugging Face hub; DataError if it is unavailable.
 
     A hash of the rows goes into `contents`.
     """
@@ -317,7 +317,7 @@ MAX_QUESTION = 50_000
 
 
 def field_of(row: DataRow, field: str, setting: str) -> Json:
-    """Return a field of a row; dots reach into objects. DataError, naming the setting, when it is not there."""
+    """Return a field of a row; dots reach into objects. DataError, naming the setting, if it is missing."""
     if field in row.fields:
         return row.fields[field]
     value: Json = row.fields
@@ -341,7 +341,7 @@ def _as_verl(row: DataRow) -> str:
 
 
 def text_in(row: DataRow, field: str, setting: str) -> str:
-    """Return a field as text that is not empty; numbers are written out. DataError for anything else."""
+    """Return a field as a non-empty text; numbers are written out. DataError for anything else."""
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(

@@ -79,7 +79,7 @@ class ExternalWorld:
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return an agent's new calls with their numbers, and the numbers of those that nobody waits for any more."""
+        """Return an agent's new calls with their numbers, and the numbers of calls whose callers have gone away."""
         calls = [
             [number, self._open[number].asked] for number in self._new if self._open[number].agent == agent
         ]
@@ -88,14 +88,14 @@ class ExternalWorld:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that have news; none when the program has posted its reward."""
+        """Return the agents that have news; empty when the program has posted its reward."""
         if self._outcome is not None:
             return ()
         news = [*(self._open[number] for number in self._new), *self._gone]
         return tuple(dict.fromkeys(call.agent for call in news))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer calls, or without actions wait for the program; EpisodeError when it ends without a reward."""
+        """Answer calls, or without actions wait for the program; EpisodeError if it ends before posting a reward."""
         if actions:
             for answer in actions.values():
                 number, said = json.loads(answer)
@@ -180,7 +180,7 @@ class ExternalWorld:
         return self._outcome or Outcome(truncated=True)
 
     async def close(self) -> None:
-        """Answer no more, and end the program."""
+        """Stop answering, and end the program."""
         self._board.withdraw(self._seat)
         try:
             if self._program is not None:
@@ -254,7 +254,7 @@ class External(Settings, Alive, Holding, PlayedFromOutside):
         return server
 
     def check_server(self, processes: int = 1) -> None:
-        """Raise ConfigError where the server that programs call could not be started safely, or not be reached.
+        """Raise ConfigError if the server that programs call could not be started safely, or would be unreachable.
 
         Each of several `processes` serves its own episodes, at an address that only a started program is told.
         """
@@ -302,7 +302,7 @@ class External(Settings, Alive, Holding, PlayedFromOutside):
             )
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks there are to train on; those to test on come without end."""
+        """Return how many tasks there are to train on; the supply of test tasks is endless."""
         return self.tasks if split == "train" else None
 
     def task(self, split: Split, index: int) -> Task:

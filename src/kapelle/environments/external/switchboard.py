@@ -24,7 +24,7 @@ from kapelle.types import Json, Task
 
 
 class Over(Exception):
-    """The episode, or all of them, is over: nobody answers any more."""
+    """The episode, or all of them, is over: calls get no more answers."""
 
 
 class Wake:
@@ -113,7 +113,7 @@ class WaitingEpisode:
         self._calls.put_nowait(Wake())
 
     def now(self) -> News | None:
-        """Return what has come already; None for nothing. For the episode."""
+        """Return what has arrived so far, or None. For the episode."""
         return None if self._calls.empty() else self._calls.get_nowait()
 
     def answered(self, call: OutsideCall, said: Mapping[str, Json]) -> None:
@@ -124,7 +124,7 @@ class WaitingEpisode:
             call.answer.set_result(said)
 
     def close(self) -> None:
-        """Answer no more. For the episode."""
+        """Stop answering. For the episode."""
         with self._lock:
             self.closed = True
             left, self._open = self._open, set()
@@ -197,7 +197,7 @@ class Switchboard:
         seat.close()
 
     def take(self) -> Future[WaitingEpisode]:
-        """Return the next seat, when there is one; Over when there will be none. For the server."""
+        """Return the future of the next seat; Over if there will be none. For the server."""
         taken: Future[WaitingEpisode] = Future()
         with self._lock:
             if self._closed:
@@ -212,7 +212,7 @@ class Switchboard:
         return taken
 
     def seat(self, name: str) -> WaitingEpisode | None:
-        """Return a seat that was taken, by its session; None where there is none. For the server."""
+        """Return a seat that was taken, by its session, or None. For the server."""
         with self._lock:
             return self._taken.get(name)
 
@@ -232,12 +232,12 @@ class Switchboard:
         self.say(f"the episode of {seat.task.id} failed and its place is free: {why}{more}")
 
     def why_over(self, name: str) -> str | None:
-        """Return why an episode failed, by its session; None where it did not, or long ago. For the server."""
+        """Return why an episode failed, by its session; None if it did not fail, or failed long ago. For the server."""
         with self._lock:
             return self._why.get(name)
 
     def say_if_nobody_plays(self) -> None:
-        """Say that episodes wait and no program has one; at most once in five minutes. For the episode."""
+        """Report that episodes wait for a program to take one; at most once in five minutes. For the episode."""
         with self._lock:
             waiting, now = len(self._free), time.monotonic()
             if not waiting or self._taken or now < self._quiet_until:
@@ -280,7 +280,7 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
 
 
 def board_of(key: str) -> Switchboard:
-    """Return the switchboard that an environment's worlds use; EpisodeError where nobody serves them."""
+    """Return the switchboard that an environment's worlds use; EpisodeError if no server is running for them."""
     if key not in _boards:
         raise EpisodeError("Nothing is served for outside programs here. Train, or evaluate, with `kapelle`.")
     return _boards[key]

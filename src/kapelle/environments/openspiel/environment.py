@@ -111,7 +111,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a game that is not there, and agents or opponents that do not fit it."""
+        """Raise ConfigError for an unknown game, and for agents or opponents that do not fit it."""
         game = self.loaded
         players = game.num_players()
         kind = game.get_type()
@@ -155,7 +155,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         return int(self.loaded.num_players())
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once, as a player reads it; ConfigError where they cannot be listed."""
+        """Yield every information state once, as a player reads it; ConfigError if they cannot be listed."""
         rules, seen, game = self.conduct, set(), self.loaded
         if not game.get_type().provides_information_state_string:
             raise ConfigError(
@@ -220,9 +220,9 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: half the time any, else the one that a hash of what is seen prefers.
+        """Return a listed move: half the time any, else the one that a hash of the view prefers.
 
-        It shows the form of a move and none of the skill, but whoever imitates it has to read what is seen.
+        It demonstrates only the form of a move, but a model that imitates it has to read the view.
         Raises EpisodeError where `list_moves` is off: the script knows no more than a player.
         """
         seen = messages[-1].content if messages else ""

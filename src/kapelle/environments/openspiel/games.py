@@ -32,7 +32,7 @@ MOST_NODES = 500_000
 
 
 def spiel() -> Any:
-    """Return the module of OpenSpiel's games; ConfigError when it is not installed."""
+    """Return the module of OpenSpiel's games; ConfigError if it is missing."""
     try:
         import pyspiel
     except ImportError as error:
@@ -48,7 +48,7 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
 
     A name, a preset's too, may carry parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; those of `parameters` go
     before them. `seed` matters to games whose chance OpenSpiel draws by itself. Raises ConfigError for an
-    unknown game or parameter, with the closest known ones, and for parameters that make no game.
+    unknown game or parameter, with the closest known ones, and for invalid combinations of parameters.
     """
     try:
         written = spiel().game_parameters_from_string(name)
@@ -96,7 +96,7 @@ def _checked(short: str, parameters: Mapping[str, Any]) -> Any:
 def walk(game: Any) -> Iterator[Any]:
     """Yield every state in which a player moves, once for each history.
 
-    Raises ConfigError for games with simultaneous moves, chance that is not stated, or more than
+    Raises ConfigError for games with simultaneous moves, unstated chance, or more than
     `MOST_NODES` nodes.
     """
     kind = game.get_type()
@@ -132,14 +132,14 @@ Say = Callable[[Any], str]
 
 
 def full_rules(game: Any) -> str:
-    """Return a game's rules in full; what `unknown_rules` says where there are none."""
+    """Return a game's rules in full, or `unknown_rules` if it has none."""
     if "MatrixGame" in type(game).__name__:
         return _matrix(game)
     return _FULL.get(game.get_type().short_name, unknown_rules)(game)
 
 
 def short_rules(game: Any) -> str:
-    """Return a game's rules in one short sentence; what `unknown_rules` says where there are none."""
+    """Return a game's rules in one short sentence, or `unknown_rules` if it has none."""
     if "MatrixGame" in type(game).__name__:
         return "Both choose at once."
     return _SHORT.get(game.get_type().short_name, unknown_rules)(game)

@@ -1,7 +1,7 @@
-"""What players of OpenSpiel's games read and write: views and moves as text, in two wordings.
+"""The texts that players of OpenSpiel's games read and write: views and moves, in two wordings.
 
 `full` is a few plain lines for a language model; `short` is one line of as few bytes as the game allows.
-Both show what OpenSpiel's information state or observation string of that player holds, and nothing else.
+Both show exactly OpenSpiel's information state or observation string of that player.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Move = Callable[[str], str]
 
 
 def plain_view(raw: str) -> str:
-    """Return the string without space at the ends of its lines; inside them it may be part of a board."""
+    """Return the string with spaces stripped at the ends of its lines; inside them a space may be part of a board."""
     return "\n".join(line.rstrip() for line in raw.strip("\n").splitlines())
 
 
@@ -37,7 +37,7 @@ _WHOSE = re.compile(r"\[P[0-9]+\]")
 
 
 def plain_move(raw: str) -> str:
-    """Return a move without brackets around it, marks at its ends, and whose it is."""
+    """Return a move stripped of outer brackets, marks at its ends, and the player's name."""
     text = _WHOSE.sub("", raw, count=1).strip(" ,;")
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
@@ -184,7 +184,7 @@ _SHORT: Mapping[tuple[str, View], GameText] = {
 
 
 def words_of(game: Any, wording: Wording, view: View) -> GameText:
-    """Return how a game is put in words; games without words of their own are shown as OpenSpiel does."""
+    """Return the wording of a game; the default shows it as OpenSpiel does."""
     key = (game.get_type().short_name, view)
     if wording == "short":
         return _SHORT.get(key, GameText(one_line))

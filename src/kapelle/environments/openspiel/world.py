@@ -45,14 +45,14 @@ class RandomOpponent(Settings):
 
 
 class ScriptedOpponent(Settings):
-    """Makes the first of its moves that is legal, and the first legal move where none is."""
+    """Plays the first of its moves that is legal, otherwise the first legal move."""
 
     name: Literal["scripted"] = "scripted"
     moves: tuple[str, ...] = ()
     """In order of preference, as OpenSpiel writes them (brackets and letter case aside)."""
 
     def check(self, game: Any) -> None:
-        """Can play every game: a move that never becomes legal is never made."""
+        """Can play every game: illegal moves are skipped."""
 
     def open(self, game: Any, seed: int) -> Choose:
         """Return the player of one episode."""
@@ -102,7 +102,7 @@ class RegretOpponent(Settings):
     """Iterations of the solver, once in a process."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for a game that cannot be walked as a whole."""
+        """Raise ConfigError for a game that cannot be enumerated."""
         check_solvable(game, self.name)
 
     def open(self, game: Any, seed: int) -> Choose:
@@ -152,7 +152,7 @@ def check_solvable(game: Any, opponent: str) -> None:
 
 @cache
 def count_decisions(written: str) -> int:
-    """Return the number of histories of a game in which somebody moves; ConfigError where there are too many.
+    """Return the number of histories of a game in which a player moves; ConfigError if there are too many.
 
     A game is given as OpenSpiel writes it, parameters included: its objects cannot be told apart otherwise.
     """
@@ -172,7 +172,7 @@ def regret_policy(written: str, iterations: int) -> Chances:
 def equilibrium(written: str, tolerance: float) -> Chances:
     """Return a policy whose NashConv is at most `tolerance`; kept for the process.
 
-    Raises ConfigError when 20,000 iterations of CFR+ do not reach it.
+    Raises ConfigError if 20,000 iterations of CFR+ fail to reach it.
     """
     game = spiel().load_game(written)
     solver, done, burst = spiel().CFRPlusSolver(game), 0, 50
@@ -314,7 +314,7 @@ class GameWorld:
         return show(self._state, seat, self._rules)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents who are to move, none when the game is over."""
+        """Return the agents to move; empty when the game is over."""
         if self._forfeited:
             return ()
         return tuple(
@@ -326,7 +326,7 @@ class GameWorld:
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Make the moves that the texts name; EpisodeError unless exactly the movers moved.
 
-        Whoever names no legal move is charged the penalty at once.
+        An agent that names no legal move is charged the penalty at once.
         """
         if set(actions) != set(self.movers()) or not actions:
             raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
@@ -393,7 +393,7 @@ class GameWorld:
         return [least if seat in self._forfeited else returns[seat] for seat in range(count)]
 
     def _book(self) -> None:
-        """Owe agents what their seats earned since last time; who has not moved yet is paid later."""
+        """Credit agents with what their seats earned since last time; agents that have yet to move are paid later."""
         returns = self._returns()
         for agent, earned in self._shares([a - b for a, b in zip(returns, self._paid, strict=True)]).items():
             self._owed[agent] += earned

@@ -120,13 +120,13 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     def connect(self) -> None:
         """Ask the servers which environment they hold, and offer what that one offers.
 
-        Raises ConfigError where they refuse or disagree, EngineError where none answers.
+        Raises ConfigError if they refuse or disagree, EngineError if no server is reachable.
         """
         self._connected = self.description is not None
 
     @property
     def offered(self) -> frozenset[type]:
-        """What the servers' environment can do; nothing before it is connected."""
+        """What the servers' environment can do; empty until it is connected."""
         if not self._connected:
             return frozenset()
         said = self.description
@@ -190,7 +190,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         self._ask("Check", pb.CheckRequest(environment=self.serves, agents=agents))
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks a split has; None when they are generated without end."""
+        """Return how many tasks a split has; None if the supply is endless."""
         found = next((each for each in self.description.splits if each.split == split), None)
         return found.size if found is not None and found.HasField("size") else None
 

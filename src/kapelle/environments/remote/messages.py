@@ -1,4 +1,4 @@
-"""Tasks, messages and other values as messages of the environment contract, and back without loss."""
+"""Tasks, messages and other values as messages of the environment contract; the conversion is lossless."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGITS = 4300
 
 
 def to_value(value: object, place: str, depth: int = 0) -> pb.Value:
-    """Return a value as a message; TypeError for one that has no form, naming its place."""
+    """Return a value as a message; TypeError, naming its place, for an unsupported value."""
     if depth > DEEPEST:
         raise TypeError(f"{place[:200]} lies more than {DEEPEST} levels deep")
     if value is None:
@@ -57,7 +57,7 @@ def to_map(values: Mapping[Any, Any], place: str, depth: int = 0) -> pb.Map:
 
 
 def from_value(value: pb.Value) -> Any:
-    """Return the value of a message; ValueError for one that has none."""
+    """Return the value of a message; ValueError for an invalid one."""
     kind = value.WhichOneof("kind")
     if kind is None:
         return None
@@ -74,7 +74,7 @@ def from_value(value: pb.Value) -> Any:
 
 
 def from_map(values: pb.Map) -> dict[Any, Any]:
-    """Return the mapping of a message; ValueError for a key that no mapping can have."""
+    """Return the mapping of a message; ValueError for an unhashable key."""
     try:
         return {from_value(entry.key): from_value(entry.value) for entry in values.entries}
     except TypeError as error:

@@ -29,7 +29,7 @@ from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 
 
 class Busy(Exception):
-    """The server has no room now, or is about to end."""
+    """The server is full now, or is about to shut down."""
 
 
 class Line:
@@ -124,7 +124,7 @@ class EnvironmentServerLink:
     """One server; any thread may ask."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:
-        """Connect when first asked. ConfigError for a certificate that cannot be read."""
+        """Connect on first use. ConfigError for an unreadable certificate."""
         self.address = address
         self.sessions = 0
         """Worlds that this process plays there."""
@@ -140,7 +140,7 @@ class EnvironmentServerLink:
         self._stub = pb_grpc.EnvironmentsStub(self._channel)
 
     def call(self, method: str, question: Any, seconds: float) -> Any:
-        """Ask something outside a session and wait; Busy where nobody answers, or what the environment raised."""
+        """Send a request outside a session and wait; raises Busy if the server does not answer, or what the environment raised."""
         try:
             answer = getattr(self._stub, method)(question, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -182,7 +182,7 @@ class EnvironmentServerLink:
         return time.monotonic() >= self._resting[0]
 
     def rest(self, why: str) -> None:
-        """Note that it did not answer, and leave it alone for a while, longer each time."""
+        """Note a missing answer, and wait before the next request, longer each time."""
         self.asked_last = why
         if self.ready:  # many may hear of one failure
             pause = min(max(FIRST_PAUSE, 2 * self._resting[1]), LONGEST_PAUSE)
@@ -206,7 +206,7 @@ def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def channel_to(address: str, certificate: str | None, *, tls: bool) -> grpc.Channel:
-    """Return a channel, which connects when it is first used. ConfigError for a certificate that cannot be read."""
+    """Return a channel, which connects on first use. ConfigError for an unreadable certificate."""
     options = [
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -242,7 +242,7 @@ SECONDS = 600.0
 def register(address: str, name: str, settings: str, certificate: str | None) -> int:
     """Add or replace an environment, given as settings in JSON; return its version.
 
-    Raises ConfigError where the server refuses, EngineError where it does not answer.
+    Raises ConfigError if the server refuses, EngineError if it is unreachable.
     """
     try:
         calling = Remote(address=(address,), certificate=certificate).calling

@@ -23,7 +23,7 @@ class Servers:
     """The servers of one `environment` section; any thread may ask."""
 
     def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
-        """Take the servers, the name of the environment there, and for how long nobody may answer."""
+        """Take the servers, the name of the environment there, and how long all of them may be unavailable."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
         self._described: pb.Description | None = None
@@ -54,7 +54,7 @@ class Servers:
         return first
 
     def call(self, method: str, question: Any, seconds: float) -> Any:
-        """Ask any server something and wait for the answer; raises what `Server.call` raises, and EngineError for nobody."""
+        """Ask any server and wait for the answer; raises what `Server.call` raises, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
@@ -67,7 +67,7 @@ class Servers:
             time.sleep(SHORTEST_PAUSE)
 
     async def reset(self, question: pb.ResetRequest) -> tuple[EnvironmentServerLink, Line, pb.ResetReply]:
-        """Open a session where there is room; raises what the environment raised, and EngineError for nobody."""
+        """Open a session on a server with room; raises what the environment raised, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
@@ -123,7 +123,7 @@ class Servers:
 
 
 async def _answered(line: Line, answer: Any) -> Any:
-    """Wait for the answer to a reset; who does not wait any more leaves no session behind."""
+    """Wait for the answer to a reset; a cancelled wait closes the session."""
     try:
         return await asyncio.wrap_future(answer)
     except asyncio.CancelledError:

@@ -28,7 +28,7 @@ class ServerWorld(RemoteWorld):
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How the world was lost with its server; None while that lives."""
+        """How the world was lost with its server; None while the server lives."""
         return None if self._line.lost is None else WorkerLost(self._line.lost, blamed=False)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -57,7 +57,7 @@ class ServerWorld(RemoteWorld):
         self._allowed = most
 
     async def close(self) -> None:
-        """See `environment.World`; what is lost with its server needs no closing."""
+        """See `environment.World`; a world lost with its server is already closed."""
         try:
             if self.lost is None:
                 await self._ask("close", close=pb.CloseRequest(session=self._session))

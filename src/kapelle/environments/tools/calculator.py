@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic by a bounded parser, nothing evaluated."""
+"""A calculator: exact arithmetic by a bounded parser, which never executes code."""
 
 from __future__ import annotations
 

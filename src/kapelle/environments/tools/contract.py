@@ -14,11 +14,11 @@ from kapelle.types import Json
 
 
 class ToolFault(Exception):
-    """A call that could not be carried out; its text is what the agent reads."""
+    """A failed call; its text is what the agent reads."""
 
 
 class Lost(ToolFault):
-    """The server behind a tool cannot be spoken to any more."""
+    """The connection to the server behind a tool is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ToolSettings(Protocol):
     """One entry of the setting `tools`."""
 
     def check(self) -> None:
-        """Raise ConfigError, DataError or SandboxError when the tools cannot be had here."""
+        """Raise ConfigError, DataError or SandboxError if the tools are unavailable here."""
         ...
 
     def schemas(self) -> tuple[ToolSchema, ...]:
@@ -107,7 +107,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def fit_arguments(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Return arguments as plain JSON values; ToolFault, naming what is wrong, when they do not fit."""
+    """Return arguments as plain JSON values; ToolFault, naming the problem, for arguments that violate the schema."""
     fitted = _fit(dict(arguments), {"type": "object", **schema}, "the arguments")
     assert isinstance(fitted, dict), "an object stays one"
     return fitted

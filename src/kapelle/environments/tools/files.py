@@ -1,6 +1,6 @@
-"""A file system beneath one folder: every step of a path is opened from the one before, and no link is followed.
+"""A file system beneath one folder: every step of a path is opened from the one before, and links are never followed.
 
-So there is no moment between a check and a use: what is opened stands beneath the root, whatever else changes the
+This leaves no gap between a check and a use: an opened file is beneath the root, whatever else changes the
 folder meanwhile.
 """
 
@@ -75,7 +75,7 @@ class Files(Settings, Reads):
         return {self.root: folder_content(Path(self.root).expanduser())}
 
     def check(self) -> None:
-        """Raise DataError when the folder is not there."""
+        """Raise DataError if the folder is missing."""
         if not Path(self.root).expanduser().is_dir():
             raise DataError(
                 f"There is no folder '{self.root}'. Set `root` of the tool `files` to one that exists."
@@ -181,7 +181,7 @@ class Folder:
 
 
 def _special(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the names of pipes, sockets and devices, which are not copied."""
+    """Return the names of pipes, sockets and devices, which a copy leaves out."""
     kinds = {name: os.lstat(Path(folder, name)).st_mode for name in names}
     return [
         name

@@ -28,7 +28,7 @@ class Functions(Settings):
     """Each as `module:function`. They are trusted code: an agent chooses the arguments only."""
 
     def check(self) -> None:
-        """Import them; ConfigError for one that is not there or has an argument without a known type."""
+        """Import them; ConfigError for a missing function or an argument without a known type."""
         self.schemas()
 
     def schemas(self) -> tuple[ToolSchema, ...]:
@@ -57,7 +57,7 @@ def _tool(target: str) -> Tool:
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool; ConfigError where its signature is not enough for a schema."""
+    """Return a function as a tool; ConfigError if its signature is insufficient for a schema."""
     if inspect.iscoroutinefunction(function):
         raise ConfigError(
             f"The tool '{function.__name__}' is a coroutine. Write a plain function: calls run in threads."

@@ -1,7 +1,7 @@
 """Tools of an MCP server (Model Context Protocol): a program of one's own, or a server on the network.
 
-The conversation is `mcp_session`'s, on the official package (the extra `mcp`); resources, prompts and sampling are not
-offered. Messages are bounded, and a server that does not answer in time is ended.
+The conversation is `mcp_session`'s, on the official package (the extra `mcp`); resources, prompts and sampling are
+unsupported. Messages are bounded, and a server that misses its deadline is ended.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
 
 
 def _connected(settings: Mcp) -> McpConnection:
-    """Return a conversation with the server; ConfigError without the package that holds it."""
+    """Return a conversation with the server; ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
         raise ConfigError("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
     from kapelle.environments.tools.mcp_session import McpConnection

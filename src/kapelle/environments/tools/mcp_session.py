@@ -1,6 +1,6 @@
 """A conversation with an MCP server: the official package's session over our own bounded transports.
 
-The one module that knows the package and its HTTP client. A server program gets no environment but what is named, a line of
+Only this module uses the package and its HTTP client. A server program gets only the named environment variables, a line of
 it is bounded, and its whole process group is ended. All conversations of a process live in one event loop of a thread of its
 own, because tools are called from many threads; each is a task there, from its greeting to its end.
 """
@@ -53,7 +53,7 @@ class McpProgram:
     """A running program and its two pipes; made and ended in any thread, read and written in one event loop."""
 
     def __init__(self, command: Sequence[str], env: Sequence[str]) -> None:
-        """Start it with PATH, HOME, LANG and the variables named; Lost when it cannot be started."""
+        """Start it with PATH, HOME, LANG and the variables named; Lost if it fails to start."""
         passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", *env) if name in os.environ}
         self._unread = bytearray()
         try:
@@ -92,7 +92,7 @@ class McpProgram:
         return line
 
     async def write_line(self, data: bytes) -> None:
-        """Write a line, waiting while it reads nothing; Lost when it has ended."""
+        """Write a line, waiting until the program reads; Lost if it has ended."""
         left = memoryview(data + b"\n")
         while left:
             try:
@@ -114,7 +114,7 @@ class McpProgram:
         self.process.wait()
 
     def close(self) -> None:
-        """Close its pipes, which nobody reads or writes any more."""
+        """Close its pipes, which are no longer in use."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 try:
@@ -178,9 +178,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             raise self.failed(why) from None
 
     async def _listened(self, request: httpx2.Request) -> httpx2.Response:
-        """Open the stream on which a server asks us something unasked, to be told that it is not offered.
+        """Open the stream on which a server sends its own requests, and decline them.
 
-        No conversation needs it: where it cannot be had, breaks or says too much, it is left alone.
+        It is optional for every conversation: if it is unavailable, breaks or sends too much, it is dropped.
         """
         self._streams += 1
         if self._streams <= MAX_STREAMS:
@@ -197,7 +197,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(405)
 
     def failed(self, why: str) -> httpx2.TransportError:
-        """Keep why nothing is carried any more, and return it as an error."""
+        """Store the reason why the transport has stopped, and return it as an error."""
         self.fault = self.fault or f"The server cannot be asked: {why}."
         return httpx2.TransportError(self.fault)
 
@@ -281,7 +281,7 @@ class _Unasked(httpx2.AsyncByteStream):
 
 
 def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> httpx2.AsyncClient:
-    """Return a client without limits of time, which its user sets; the headers go with every request to its server."""
+    """Return a client whose time limits its user sets; the headers go with every request to its server."""
     sent = {**_UNCOMPRESSED, **(headers or {})}
     return httpx2.AsyncClient(transport=transport, headers=sent, timeout=None, trust_env=False)
 
@@ -411,10 +411,10 @@ class Requests:
             yield streams
 
     def cut(self) -> None:
-        """Leave the server alone: it is not ours."""
+        """Do nothing: the server is somebody else's process."""
 
     def close(self) -> None:
-        """Hold nothing: the block has closed the connections."""
+        """Do nothing: the block has closed the connections."""
 
 
 def _message(line: bytes) -> types.JSONRPCMessage:
@@ -428,7 +428,7 @@ class McpConnection:
     """A conversation with a server; its calls block, and any thread may make them."""
 
     def __init__(self, settings: Mcp) -> None:
-        """Start or reach the server and greet it; Lost when it does not answer."""
+        """Start or reach the server and open the session; Lost if it does not answer."""
         self._limit_s = settings.call_s
         self._wire = _wire(settings)
         self._loop = _loop_of(os.getpid())
@@ -463,7 +463,7 @@ class McpConnection:
             self._ended.set()
 
     async def _within(self, asked: Awaitable[_ANSWER]) -> _ANSWER:
-        """Return what the server answers in time; Lost when it cannot any more, ToolFault for what it refuses."""
+        """Return what the server answers in time; Lost if the connection is gone, ToolFault for what it refuses."""
         answer = asyncio.ensure_future(asked)
         answer.add_done_callback(_looked_at)
         try:
@@ -489,7 +489,7 @@ class McpConnection:
             waiting.cancel()  # where the wait was broken off
 
     def tools(self) -> tuple[ToolSchema, ...]:
-        """Return what the server offers; ToolFault for something that is no list of tools."""
+        """Return the server's tools; ToolFault for an invalid list."""
         found: list[ToolSchema] = []
         page: types.PaginatedRequestParams | None = None
         for _ in range(MAX_PAGES):
@@ -509,7 +509,7 @@ class McpConnection:
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return the text of a tool's result; ToolFault when the result reports a failure, Lost when there is no answer.
 
-        A result is not held against the tool's `outputSchema`: a server could make that check as long as it likes.
+        The tool's `outputSchema` is ignored: a server could make that check arbitrarily long.
         """
         if self._session.discover_result is not None and not self._listed:
             self.tools()  # in versions without `initialize` a tool's schema says what of a call is sent as headers
@@ -572,7 +572,7 @@ _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPP
 
 
 async def _greeted(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
-    """Greet a server by `initialize`, or where it refuses that, by `server/discover` of the versions without it."""
+    """Open the session with `initialize`, or if the server refuses that, with `server/discover` of the versions without it."""
     try:
         return await session.initialize()
     except (MCPError, RuntimeError) as refusal:
@@ -585,9 +585,9 @@ async def _greeted(session: ClientSession) -> types.InitializeResult | types.Dis
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """Return what an agent reads of a result: its texts, and of what is none, which kind was left out.
+    """Return what an agent reads of a result: its texts, and for other content the kind that was left out.
 
-    Structured content is written as JSON where no text stands for it.
+    Structured content is written as JSON if no text represents it.
     """
     parts = [_part(each) for each in result.content]
     if result.structured_content is not None and not any(

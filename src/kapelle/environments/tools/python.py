@@ -45,7 +45,7 @@ class Python(Settings):
     """Mebibytes that an interpreter may use."""
 
     def check(self) -> None:
-        """Raise SandboxError when this machine cannot give the sandbox."""
+        """Raise SandboxError if the sandbox is unavailable on this machine."""
         require(backend(self.sandbox))
 
     def schemas(self) -> tuple[ToolSchema, ...]:

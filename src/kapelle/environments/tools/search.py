@@ -87,7 +87,7 @@ class Search(Settings, Reads):
         return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
 
     def check(self) -> None:
-        """Build the index; DataError for a corpus that is not there, ConfigError for a key that is not set."""
+        """Build the index; DataError for a missing corpus, ConfigError for a missing key."""
         if self.key_env is not None and self.key_env not in os.environ:
             raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
         bearer(self.key_env, self.url or "")
@@ -187,7 +187,7 @@ class Server:
     key_env: str | None
 
     def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return what the server found; ToolFault when it does not answer as it should."""
+        """Return what the server found; ToolFault for an invalid answer."""
         headers = bearer(self.key_env, self.url)
         try:
             value = fetch_json(

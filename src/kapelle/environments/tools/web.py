@@ -1,7 +1,7 @@
 """Requests to servers of the network, on behalf of an agent: bounded, and to public addresses only.
 
-A name is resolved once, every address that it stands for is checked, and the connection goes to the very address
-that was checked: a name that changes its mind in between leads nowhere. The same holds for every redirection.
+A name is resolved once, every address that it stands for is checked, and the connection goes to exactly the address
+that was checked: changing the name's address in between has no effect. The same holds for every redirection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Page:
 
 
 def fetch_json(url: str, headers: Mapping[str, str], *, local: bool = False) -> Json:
-    """Return the JSON value at an address; WebFault when there is none."""
+    """Return the JSON value at an address; WebFault if it has none."""
     page = fetch(url, headers, allowed=any_address if local else is_public)
     try:
         return json.loads(page.body)
@@ -80,7 +80,7 @@ def any_address(_address: str) -> bool:
 
 
 def addresses_of(host: str, port: int) -> Sequence[str]:
-    """Return the addresses that a name stands for now; WebFault for none."""
+    """Return the addresses that a name stands for now; WebFault if it has none."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -97,7 +97,7 @@ def fetch(
     timeout_s: float = TIMEOUT_S,
     max_bytes: int = MAX_BYTES,
 ) -> Page:
-    """Return the page at an address; WebFault when it is refused, too large, too slow or not there.
+    """Return the page at an address; WebFault if it is refused, too large, too slow or missing.
 
     `headers` go to the first server only: a redirection to another scheme, host or port goes without them, and so do all
     that follow it.
@@ -193,7 +193,7 @@ def _left(deadline: float) -> float:
 
 
 class _PageReader(io.RawIOBase):
-    """What a connection receives until a deadline: a byte now and then holds us no longer than silence."""
+    """What a connection receives until a deadline, which a trickle of bytes cannot extend."""
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
         self._stream, self._deadline = stream, deadline

@@ -1,4 +1,4 @@
-"""The world of a question with tools: texts that call are answered with results, one that does not is the answer."""
+"""The world of a question with tools: texts with calls are answered with results, a text without calls is the answer."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class ToolUser:
 
 
 class ToolsWorld(Retriable):
-    """One question; every agent has tools of its own, and the text in which it calls none is its answer.
+    """One question; every agent has tools of its own, and its first text without a call is its answer.
 
-    Whatever a call does wrong becomes a text that the agent reads. The question's own world grades the
+    Every fault of a call becomes a text that the agent reads. The question's own world grades the
     answers when all agents have given theirs or used up their turns.
     """
 
@@ -76,7 +76,7 @@ class ToolsWorld(Retriable):
         return self._users[agent].reads
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that have not answered and have turns left."""
+        """Return the agents that still have to answer and have turns left."""
         if self._over:
             return ()
         # Where several answers are allowed, a wrong one ends nobody's part.
@@ -161,7 +161,7 @@ class ToolsWorld(Retriable):
         return said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
 
     def outcome(self) -> Outcome:
-        """Return the question's outcome; an agent that acted and never answered earns nothing."""
+        """Return the question's outcome; an agent that acted without ever answering earns 0."""
         ended = self._question.outcome()
         acted = {agent: user for agent, user in self._users.items() if user.turns or user.answer is not None}
         silent = {agent: 0.0 for agent, user in acted.items() if user.answer is None}
@@ -182,7 +182,7 @@ class ToolsWorld(Retriable):
         )
 
     async def close(self) -> None:
-        """Free the tools and the question's world; one that fails keeps none of the others."""
+        """Free the tools and the question's world; a failure does not stop the others from being freed."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._question.close)
             for user in self._users.values():

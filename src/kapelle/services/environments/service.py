@@ -98,7 +98,7 @@ class OneStream:
             self._reading.cancel()
 
     async def answers(self, questions: AsyncIterator[pb.StreamQuestion]) -> AsyncIterator[pb.StreamAnswer]:
-        """Yield answers until all questions are answered and no more come; Refused if the server ends first."""
+        """Yield answers until the questions end and all are answered; Refused if the server ends first."""
         self._reading = asyncio.create_task(self._read(questions))
         try:
             while (answer := await self._done.get()) is not None:
@@ -459,7 +459,7 @@ class EnvironmentServer:
     sessions: WorldSessions
 
     def drain(self, seconds: float) -> bool:
-        """Begin no more sessions, let open ones play for half the time, and return whether all accepted calls were answered."""
+        """Refuse new sessions, let open ones play for half the time, and return whether all accepted calls were answered."""
         return self.grpc.drain(seconds)
 
 

@@ -3,7 +3,7 @@
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
 
 An episode is written as a run writes its own (`runs.episode_json`), a line in `episodes.jsonl`: exact token ids,
-log-probs, agents, versions and hashes of the weights. Sessions without a reward leave nothing behind.
+log-probs, agents, versions and hashes of the weights. Sessions without a reward are dropped.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ServingLimits:
 
 
 class Ticket:
-    """Room for the answers of one call, until `release`; releasing it twice does nothing more."""
+    """Room for the answers of one call, until `release`; further releases have no effect."""
 
     def __init__(self, service: PolicyService, answers: int) -> None:
         """Take the room; Refusal (429) if there is none."""
@@ -227,7 +227,7 @@ class PolicyServer:
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
         return self.http.drain(seconds)
 
 

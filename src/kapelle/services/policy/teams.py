@@ -46,7 +46,7 @@ class AskedEnvironment:
         """Accept the team: the run's environment has."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: callers come without end."""
+        """Return None: the supply of calls is endless."""
         return None
 
     def task(self, split: Split, index: int) -> Task:

@@ -37,7 +37,7 @@ FAILED = "The model failed on this answer; the service's log says why."
 
 
 class Full(Exception):
-    """There is no room for more answers now."""
+    """The queue of answers is full."""
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +116,7 @@ class Batches:
         return batch
 
     def _scored(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each answer; if a batch fails each is scored alone, so that one bad answer spoils no others."""
+        """Return a score for each answer; if a batch fails each is scored alone, so that a bad answer affects only itself."""
         try:
             return self._score(answers)
         except Exception as error:
@@ -288,7 +288,7 @@ class RunningRewardServer:
     grpc: GrpcServer | None
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
         servers = [each for each in (self.http, self.grpc) if each is not None]
         with ThreadPoolExecutor(len(servers)) as both:
             return all(list(both.map(lambda server: server.drain(seconds), servers)))
