@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from kapelle.algorithm import Tree
-from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, Interruptible, Request, RolloutEngine
 from kapelle.environment import (
     Environment,
     Holding,
@@ -89,6 +89,8 @@ class Play:
     """The processes that play the same tasks; `shared_rollout` deals them out."""
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
     """The processes in which worlds live; None for this one."""
+    generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
+    """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
 
     def sampling_of(self, agent: Agent) -> Sampling:
         """Return how an agent's answers are sampled."""

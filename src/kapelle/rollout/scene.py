@@ -170,7 +170,8 @@ class LiveSeat:
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
         what = f"An answer of policy '{request.policy}'"
-        answer = within(what, "engine", play.patience.engine, play.engine.generate(request))
+        generate = play.generate or play.engine.generate
+        answer = within(what, "engine", play.patience.engine, generate(request))
         completion = await play.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(

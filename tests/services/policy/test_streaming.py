@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
+from tests.support.serving import Reciting
+
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.service import ServingLimits, serve_policy
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "2+2?"}], "seed": 3, "max_tokens": 40}
 
@@ -41,6 +49,15 @@ def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
     assert said.usage is not None
     assert said.usage.completion_tokens == sum(turn["tokens"] for turn in turns)
     assert client.chat.completions.create(model="duo", **ASKED).choices == said.choices, "the seed repeats it"
+
+
+def test_a_vote_counts_the_answers_that_the_runs_environment_reads(play: Play, web: httpx.Client) -> None:
+    """A text without a number is no vote, though its agent speaks first."""
+    texts = {"first": "I pass.", "second": "It is 4."}
+    deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda asked: texts[asked.agent]))
+    with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:
+        said = web.post(f"{server.url}/v1/chat/completions", json={"model": "duo", **ASKED})
+    assert said.json()["choices"][0]["message"]["content"] == "It is 4."
 
 
 def test_a_teams_agents_are_heard_as_they_speak(client: OpenAI) -> None:

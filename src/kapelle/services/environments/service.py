@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -58,16 +58,12 @@ def view_message(view: Mapping[str, Any]) -> pb.View:
 def outcome_message(outcome: Mapping[str, Any]) -> pb.Outcome:
     """Return a session's outcome as a message."""
     return pb.Outcome(
-        rewards=_rewards(outcome["rewards"]),
+        rewards=[pb.Reward(agent=agent, amount=paid) for agent, paid in outcome["rewards"].items()],
         success=outcome["success"],
         info=to_map(outcome["info"], "info"),
         truncated=outcome["truncated"],
         roles=[pb.Role(agent=agent, role=role) for agent, role in outcome["roles"].items()],
     )
-
-
-def _rewards(rewards: Mapping[str, float]) -> list[pb.Reward]:
-    return [pb.Reward(agent=agent, amount=amount) for agent, amount in rewards.items()]
 
 
 # -------- One stream of questions about sessions: many under way at once, answered as they are done
@@ -234,11 +230,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
     async def _about(self, environment: Any, method: str, ask: Callable[[], T]) -> T:
         """Ask an environment something that it answers at once."""
         what, seconds = f"`{method}` of environment '{environment.name}'", self._sessions.limits.call_seconds
-
-        async def work() -> T:
-            return call(what, "environment", seconds, ask)
-
-        return await self._sessions.beside(work)
+        return await self._sessions.now(partial(call, what, "environment", seconds, ask))
 
     async def _task(self, held: ShelvedEnvironment, pick: pb.Pick) -> Task:
         if pick.split not in SPLITS:
@@ -248,11 +240,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
             raise Refused(
                 "OUT_OF_RANGE", f"Split '{pick.split}' has {size[pick.split]} tasks, and none {pick.index}."
             )
-
-        async def work() -> Task:
-            return task_of(held.environment, cast("Any", pick.split), pick.index)
-
-        return await self._sessions.beside(work)
+        return await self._sessions.now(partial(task_of, held.environment, pick.split, pick.index))
 
     # Episodes.
 
@@ -299,7 +287,8 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
 
         async def make() -> pb.ActReply:
             answer = await self._sessions.ask(asked.session, question)
-            return pb.ActReply(rewards=_rewards(answer["rewards"]), view=view_message(answer["view"]))
+            rewards = [pb.Reward(agent=agent, amount=paid) for agent, paid in answer["rewards"].items()]
+            return pb.ActReply(rewards=rewards, view=view_message(answer["view"]))
 
         return await self._sessions.find(asked.session).moves.act(asked, make)
 

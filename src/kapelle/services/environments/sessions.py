@@ -336,6 +336,14 @@ class WorldSessions:
         except BaseException as error:  # noqa: BLE001 - the one boundary where what a world raises becomes an answer
             raise Refused("ABORTED", ": ".join(error_form(error))) from None
 
+    async def now(self, work: Callable[[], T]) -> T:
+        """Do something that is not async in an environment; see `beside`."""
+
+        async def done() -> T:
+            return work()
+
+        return await self.beside(done)
+
     def find(self, name: str) -> Open:
         """Return an open session; raises Refused for an unknown one."""
         if name not in self._open:

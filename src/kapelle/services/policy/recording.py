@@ -338,10 +338,6 @@ def _remember(known: OrderedDict[K, V], name: K, value: V) -> None:
         known.popitem(last=False)
 
 
-def _digest(body: Json) -> bytes:
-    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
-
-
 TASK = "x-kapelle-task"
 """Header that names a program's task: episodes of one task are one group."""
 FILE = "episodes.jsonl"
@@ -426,7 +422,7 @@ class Recorder:
         reward = read_reward(call.body, self._agents.play.team.names, self._bounds)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, told = self._rewards[name]
-            if digest == _digest(call.body):
+            if digest == _extended(b"", call.body):
                 return JsonAnswer(dict(told))
             raise Refusal(
                 404, "This session ended with its first reward, which stays.", None, "session_not_found"
@@ -436,7 +432,7 @@ class Recorder:
         with self.sessions.ending(name) as ended:
             told = self._rewarded(ended, reward)
         said: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **told}
-        _remember(self._rewards, name, (_digest(call.body), said))
+        _remember(self._rewards, name, (_extended(b"", call.body), said))
         return JsonAnswer(said)
 
     async def answers(
@@ -444,7 +440,7 @@ class Recorder:
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
         session = self.sessions.known(call.session)
-        repeated = session and self._answers.get((session.name, chat.prompt.agent, _digest(call.body)))
+        repeated = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
         if repeated and repeated[0] is session:
             _, known_key, known_chat, known_answers = repeated
             key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
@@ -530,7 +526,7 @@ class Recorder:
                     self.sessions.keep(place, turn)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
-                        name = (place.session.name, place.agent, _digest(call.body))
+                        name = (place.session.name, place.agent, _extended(b"", call.body))
                         _remember(self._answers, name, (place.session, call.headers.get(KEY), chat, done))
                 yield each
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import cast
 
-from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, stream_or_generate
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, stream_or_generate
 from kapelle.environment import Answerable, Environment, World, asks_questions, offers
 from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import Tools
@@ -20,38 +20,26 @@ from kapelle.services.binding import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Tell, TextStream, told, too_long
 from kapelle.services.policy.chat_form import ChatRequest, Head, usage_row
 from kapelle.services.refusals import Refusal, wrong
-from kapelle.types import Episode, Json, Split, Task
+from kapelle.types import Episode, Json, Task
 
 # -------- A caller's question as an environment: the run's workflow plays it, and there is no answer to compare with
 
 
 @dataclass(frozen=True)
-class AskedEnvironment:
-    """An environment of one question; every answer counts as right."""
+class AskedEnvironment(Answerable):
+    """What an episode asks of its environment, for one question of a caller; every answer counts as right."""
 
     environment: Environment
     """The run's own; its tools and its form of answers are kept."""
     finals: list[str] = field(default_factory=list)
     """The team's answers, the last one last."""
 
+    reward_range = (0.0, 1.0)
+
     @property
     def name(self) -> str:
         """The run's own."""
         return self.environment.name
-
-    reward_range = (0.0, 1.0)
-    sources: ClassVar[Mapping[Split, str]] = {"train": "a caller", "test": "a caller"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        """Accept the team: the run's environment has."""
-
-    def size(self, split: Split) -> int | None:
-        """Return None: the supply of calls is endless."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Raise AssertionError: callers ask."""
-        raise AssertionError("callers ask")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of the question."""
@@ -129,13 +117,15 @@ def team_answers(
 
     async def play_all(tell: Tell) -> None:
         for choice in range(request.n):
-            asked = AskedEnvironment(play.environment)
-            own = {agent.name: request.sampling(agent.sampling) for agent in play.team.agents}
-            engine = _Overheard(play.engine, choice, tell) if listening else play.engine
-            seed = first if choice == 0 else derive_seed(first, "choice", choice)
-            episode = await play_episode(
-                replace(play, environment=asked, engine=engine, sampling=own), task, seed
+            environment = AskedEnvironment(play.environment)
+            asked = replace(
+                play,
+                environment=cast("Environment", environment),
+                sampling={agent.name: request.sampling(agent.sampling) for agent in play.team.agents},
+                generate=partial(_overheard, play.engine, choice, tell) if listening else None,
             )
+            seed = first if choice == 0 else derive_seed(first, "choice", choice)
+            episode = await play_episode(asked, task, seed)
             if episode.error is not None:
                 kind, _, why = episode.error.partition(": ")
                 if kind.startswith("ContextError"):
@@ -146,48 +136,25 @@ def team_answers(
                     500, "The team's workflow failed; the service's log says why.", None, "workflow"
                 )
             last = episode.turns[-1].text if episode.turns else ""
-            tell(PlayedAnswer(choice, asked.finals[-1] if asked.finals else last, episode))
+            tell(PlayedAnswer(choice, environment.finals[-1] if environment.finals else last, episode))
 
     return told(agents.thread, play_all)
 
 
-@dataclass(frozen=True)
-class _Overheard:
-    """A rollout engine that tells its words as they come."""
+async def _overheard(engine: RolloutEngine, choice: int, tell: Tell, request: Request) -> Completion:
+    """Return what the engine answers, and tell its words as they come."""
+    renderer = engine.renderer(request.policy)
+    words = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
+    say = partial(Spoken, choice, request.agent)
+    tell(say("", begins=True))
 
-    engine: RolloutEngine
-    choice: int
-    tell: Tell
+    def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
+        if words is not None and (text := words.hear(ids)):
+            tell(say(text))
 
-    @property
-    def policies(self) -> Sequence[str]:
-        return self.engine.policies
-
-    def renderer(self, policy: str) -> Renderer:
-        return self.engine.renderer(policy)
-
-    async def generate(self, request: Request) -> Completion:
-        renderer = self.renderer(request.policy)
-        words = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
-        say = partial(Spoken, self.choice, request.agent)
-        self.tell(say("", begins=True))
-
-        def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
-            if words is not None and (text := words.hear(ids)):
-                self.tell(say(text))
-
-        completion = await stream_or_generate(self.engine, request, on_tokens)
-        self.tell(say(completion.text if words is None else words.end(completion.text), ends=True))
-        return completion
-
-    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        raise AssertionError("a team that is asked does not learn")
-
-    def release_caches(self) -> None:
-        """Keep them."""
-
-    def close(self) -> None:
-        """Stay open."""
+    completion = await stream_or_generate(engine, request, on_tokens)
+    tell(say(completion.text if words is None else words.end(completion.text), ends=True))
+    return completion
 
 
 # -------- A team's answer to one request: whole, or as the chunks of a stream in which each agent is heard as it speaks
