@@ -33,7 +33,7 @@ class Arithmetic(Questions):
 
     name: Literal["arithmetic"] = "arithmetic"
     digits: int = Field(default=2, ge=1, le=12)
-    """Digits of both operands; the first is never 0, save for one-digit operands."""
+    """Digits of both operands; leading zeros occur only in one-digit operands."""
     operators: tuple[Literal["+", "-"], ...] = Field(default=("+",), min_length=1)
     """Drawn evenly for each task."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)

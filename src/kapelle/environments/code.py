@@ -62,9 +62,9 @@ class CodeProblem:
     shown: tuple[str, ...]
     """The first tests of a grade, as the prompt shows them; the others are never shown."""
     grade: Callable[[str, Backend, Limits], CodeGrade]
-    """Runs a program against all tests and blocks meanwhile; SandboxError when there is no sandbox."""
+    """Runs a program against all tests and blocks meanwhile; SandboxError if the sandbox is unavailable."""
     solution: str | None
-    """A program that is right, where the data have one."""
+    """A correct program, if the data have one."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
@@ -403,13 +403,13 @@ class Code(DataSettings, Answerable, Scripted):
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
     """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
     wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
-    """Seconds on the clock, which pass for a program that waits and on a machine that is crowded."""
+    """Wall-clock seconds; they also pass while a program waits, and on a busy machine."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that a program may use."""
     output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
     """Mebibytes that a program may print."""
     parallel: Annotated[int, FREE] = Field(default=2, ge=1)
-    """Programs that are graded at one time; the others wait."""
+    """Programs graded in parallel; the others wait."""
 
     @property
     def sources(self) -> Mapping[Split, str]:

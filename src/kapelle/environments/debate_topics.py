@@ -79,7 +79,7 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
 
     name: Literal["debate_topics"] = "debate_topics"
     path: str | None = None
-    """A text file with a motion a line, or a JSON list of them; null takes kapelle's own forty."""
+    """A text file with one motion per line, or a JSON list of them; null takes kapelle's own forty."""
     sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
     """Names of the sides, in seat order."""
     rounds: int = Field(default=2, ge=1)

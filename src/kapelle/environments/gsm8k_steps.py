@@ -233,8 +233,8 @@ class GSM8KSteps(Questions, Reads):
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
     """What the script plays for an agent of this name; it solves for any other."""
     flaws: Flaws = Field(default={})
-    """Agent → share of demonstrations in which the script has its bad habit: who works forgets the last of
-    several terms, who adds up or solves forgets what one decimal place hands on to the next."""
+    """Agent → share of demonstrations in which the script has its bad habit: `work` forgets the last of
+    several terms, `add_up` and `solve` forget the carry from one decimal place to the next."""
 
     @model_validator(mode="after")
     def _apart(self) -> GSM8KSteps:

@@ -55,9 +55,9 @@ class Printed(NamedTuple):
     """What a program came to."""
 
     answer: str | None
-    """Its last line that is not empty; None when there is none, or the program did not end well."""
+    """Its last non-empty line; None if the output is empty or the program failed."""
     problem: str
-    """Why there is none, else empty."""
+    """Why it is None, else empty."""
 
 
 async def printed_by(text: str, backend: str) -> Printed:

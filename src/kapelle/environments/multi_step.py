@@ -24,7 +24,7 @@ class MultiStep(Generated):
     difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
     """Fewest and most steps, 1 to 20."""
     largest: int = Field(default=99, ge=20)
-    """No value on the way is greater."""
+    """Greatest intermediate value."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)

@@ -167,7 +167,7 @@ class Answers:
     grade: Callable[[str, Task], Grade | Awaitable[Grade]]
     """What a text earns on a task, in [0, 1]; what would block comes as an awaitable."""
     normal_form: Callable[[str], str | None]
-    """The answer of a text in the one form in which votes and debates compare it; None where it has none."""
+    """The answer of a text in the normal form in which votes and debates compare it; None if it has none."""
     written: Callable[[str], str] = str
     """A right answer as an agent should write it, with the mark that graders look for."""
 

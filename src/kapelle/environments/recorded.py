@@ -278,7 +278,7 @@ def _before(row: DataRow, field: str, setting: str) -> str:
 # -------- Turns of agents, to be imitated
 
 Spoken = tuple[tuple[str, str], ...]
-"""(what the agent read, what it wrote), turn by turn."""
+"""(text that the agent read, text that it wrote), turn by turn."""
 
 
 class Trajectories(RecordedData, Recorded):

@@ -55,7 +55,7 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
     """Seconds for one attempt, from connecting to the last byte."""
     retries: Annotated[int, Field(ge=0), FREE] = 6
-    """Further attempts, with longer and longer pauses, where the server is busy, late or away."""
+    """Further attempts, with increasing pauses, if the server is busy, late or unreachable."""
 
     @property
     def _asks(self) -> Environment:

@@ -211,10 +211,10 @@ def name_of(function: Any) -> str | None:
 
 
 GREATEST = 1e6
-"""Largest return of an agent; more is taken for a mistake."""
+"""Largest return of an agent; a larger one counts as a mistake."""
 _HELD_OUT = ("own", "share")
 QUESTIONS = ("question", "prompt", "problem")
-"""Columns in which the question is looked for where none is named."""
+"""Columns in which the question is looked for by default."""
 
 
 class Reward(Settings):

@@ -49,7 +49,7 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
     form: Form = "hermes"
     """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     max_turns: int = Field(default=8, ge=1)
-    """How often an agent may speak; one that has not answered by then earns nothing."""
+    """How often an agent may speak; if it has not answered by then, it earns 0."""
     call_s: float = Field(default=30.0, gt=0.0)
     """Seconds within which a call must return; a tool may have a shorter limit of its own."""
     max_characters: int = Field(default=4000, ge=100)

@@ -46,7 +46,7 @@ T = TypeVar("T")
 # -------- The one check before every route
 
 SAFE = ("GET", "HEAD")
-"""Methods that change nothing."""
+"""Methods that only read."""
 SAFETY = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",

@@ -30,9 +30,9 @@ class Gymnasium(Endless):
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `gymnasium.make`."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest total of an episode, penalties aside; what leaves it is an error, never a reward."""
+    """Least and greatest total of an episode before penalties; a total outside this range fails the episode."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """What a text that is no legal action costs; a random legal action is taken."""
+    """Cost of an illegal action, which is replaced by a random legal one."""
     max_steps: int = Field(default=100, ge=1)
     """Steps after which an episode is cut short."""
 

@@ -27,11 +27,11 @@ class PettingZoo(GameSettings):
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of that function."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
-    """Least and greatest total of one agent, penalties aside; what leaves it is an error, never a reward."""
+    """Least and greatest total of one agent before penalties; a total outside this range fails the episode."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """What a text that is no legal action costs; a random legal action is taken."""
+    """Cost of an illegal action, which is replaced by a random legal one."""
     max_rounds: int = Field(default=100, ge=1)
-    """Most times that agents are asked."""
+    """Most rounds of an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -36,9 +36,9 @@ class Plain(Endless):
     path: str
     """`module:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments that the class is made with, once for each episode."""
+    """Keyword arguments of the class, which is constructed once for each episode."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest total of an episode; what leaves the range is an error, never a reward."""
+    """Least and greatest total of an episode; a total outside this range fails the episode."""
     max_steps: int = Field(default=20, ge=1)
     """Steps after which an episode is cut short."""
 

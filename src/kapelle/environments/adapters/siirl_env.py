@@ -40,9 +40,9 @@ class SiirlEnv(HandsOnQuestions):
     questions: InnerQuestions
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
-    """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class does not see the answer."""
+    """True: the class pays, turn by turn. False: `questions` pays the last answer, which is hidden from the class."""
     reward_range: tuple[float, float] = Field(default=(0.0, 1.0))
-    """Least and greatest total that an agent can earn in an episode: of all turns, where the class pays."""
+    """Least and greatest total that an agent can earn in an episode, over all turns if the class pays."""
 
     @property
     def _asks(self) -> Environment:

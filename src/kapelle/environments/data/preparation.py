@@ -55,9 +55,9 @@ class DataSet:
     train: tuple[str, ...]
     """Splits on the hub, or files in a folder (suffix optional), to train on; the first of several that are there."""
     test: tuple[str, ...]
-    """Empty where nothing is published to test on: a hash of each question holds `test_share` out."""
+    """Empty if there is no published test split: a hash of each question then holds `test_share` out."""
     fields: Callable[[DataRow], Fields]
-    """What is written of a row; DataError for one that cannot be used."""
+    """What is written of a row; DataError for an unusable one."""
     key: tuple[str, ...]
     """The written field that train and test do not share: the first of these that a row has."""
     environment: str

@@ -29,8 +29,8 @@ class DataSettings(Graded, Skipping, Reads):
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
     max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Greatest share of a split's rows that may be left out because they cannot be used (no answer, no question, another
-    form); the run reports how many and which, and does not start above it."""
+    """Greatest share of a split's rows that may be left out as unusable (answer or question missing, another
+    form); the run reports how many and which, and refuses to start above this share."""
 
     @model_validator(mode="after")
     def _apart(self) -> DataSettings:

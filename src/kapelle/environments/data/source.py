@@ -209,7 +209,7 @@ class Splits:
     left_out: int
     """Train rows that also stood in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
-    """Rows that could not be used; `train` counts those of a file that is both splits."""
+    """Unusable rows; `train` counts those of a file that is both splits."""
 
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""

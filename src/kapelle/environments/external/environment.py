@@ -203,7 +203,7 @@ class External(Settings, Alive, Holding, PlayedFromOutside):
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Most programs of `command` that run at once."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
-    """Where programs call; 0 takes a free port."""
+    """Port that programs call; 0 takes a free one."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
     """Address at which the server listens. Any but this machine's own needs TLS and a token in KAPELLE_TOKEN."""
     address: Annotated[str | None, FREE] = None
@@ -213,12 +213,12 @@ class External(Settings, Alive, Holding, PlayedFromOutside):
     tls_key: Annotated[str | None, FREE] = None
     """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
-    """How many tasks the program has to train on; null for tasks without end."""
+    """How many tasks the program has to train on; null for an endless supply."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest reward of an agent; one outside is refused when it is posted."""
 
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds for which a program that asked for its episode may have no connection open before it counts as dead."""
+    """Seconds for which a program that asked for its episode may be disconnected before it counts as dead."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -47,17 +47,17 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     list_moves: bool = True
     """Whether the legal moves are shown to whoever is to move."""
     invalid: Literal["random", "forfeit"] = "random"
-    """What happens on an invalid move: a random legal one is made, or the game is lost. Who forfeits gets the
-    game's least utility; in a constant-sum game the others share the rest, in a common one all get the least,
-    and in any other one the others keep what they had."""
+    """What happens on an invalid move: a random legal one is made, or the game is lost. A player who forfeits gets the
+    game's least utility; in a constant-sum game the others share the rest, in a common-payoff game all get the least,
+    and in any other game the others keep what they had."""
     penalty: FiniteFloat | None = Field(default=None, le=0.0)
-    """What each invalid move costs. Null charges the difference of greatest and least utility for a random
-    move, so that whatever it wins is no more than the least utility, and nothing for a forfeit."""
+    """Cost of each invalid move. Null charges the difference of greatest and least utility for a random
+    move, so that even a winning one ends at or below the least utility, and 0 for a forfeit."""
     step_rewards: bool | None = None
     """True pays what a move changes at once; false pays all at the end; null pays at once in the games that
     OpenSpiel says have rewards during play, such as Hanabi, and at the end in all others."""
     rotate: bool = False
-    """True moves everybody by some seats, drawn from the episode's seed."""
+    """True shifts all agents by a number of seats drawn from the episode's seed."""
     chance: Literal["episode", "task"] = "episode"
     """Whose seed draws chance: with `task` all episodes of a group are dealt the same cards as long as they go
     the same way."""

@@ -28,7 +28,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
 """Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter may be set on top."""
 
 MOST_NODES = 500_000
-"""Most nodes of a game tree that is walked as a whole."""
+"""Most nodes of a game tree that is enumerated."""
 
 
 def spiel() -> Any:

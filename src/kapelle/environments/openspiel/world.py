@@ -70,7 +70,7 @@ class TreeSearchOpponent(Settings):
 
     name: Literal["mcts"] = "mcts"
     simulations: int = Field(default=100, ge=1)
-    """Games that it plays out in its head for one move."""
+    """Simulated games for one move."""
 
     def check(self, game: Any) -> None:
         """Raise ConfigError for hidden information and simultaneous moves: the search would look at them."""

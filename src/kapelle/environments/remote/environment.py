@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
-"""That the server has to answer beyond the time of the call itself."""
+"""Seconds that the server has to answer beyond the time of the call itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     certificate: Annotated[str | None, FREE] = None
     """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the servers' token; a recipe and a run directory never do."""
+    """Environment variable that holds the servers' token, which is kept out of recipes and run directories."""
     retry_seconds: Annotated[float, FREE] = Field(default=60.0, ge=0, allow_inf_nan=False)
-    """For how long no server may answer before the run stops."""
+    """Seconds for which all servers may be unavailable before the run stops."""
 
     _connected: bool = PrivateAttr(default=False)
 

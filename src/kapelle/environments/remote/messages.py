@@ -12,7 +12,7 @@ DEEPEST = 30
 """Levels of lists and mappings; protobuf reads 100 levels of messages, of which a mapping takes three."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 DIGITS = 4300
-"""Most digits of a whole number; Python reads no more."""
+"""Most digits of a whole number, which is Python's own limit."""
 
 
 def to_value(value: object, place: str, depth: int = 0) -> pb.Value:

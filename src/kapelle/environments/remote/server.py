@@ -113,9 +113,9 @@ def raised(code: str, message: str) -> BaseException:
 
 
 MESSAGE_BYTES = 64 << 20
-"""The most that is accepted of one message."""
+"""Greatest size of one message."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a server that did not answer is asked again."""
+"""Seconds before an unavailable server is asked again."""
 PING_SECONDS = 20
 """After which a silent connection is asked whether its other side is there."""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 200
 MAX_DEPTH = 32
-"""Steps of one path; nobody can remove a tree of thousands without trouble."""
+"""Steps of one path; a tree thousands of steps deep is hard to remove."""
 MAX_READ = 20_000
 """Characters that one call returns."""
 MAX_WRITTEN = 1 << 20
@@ -64,7 +64,7 @@ class Files(Settings, Reads):
 
     tool: Literal["files"] = "files"
     root: str
-    """The folder; nothing outside it can be named."""
+    """The folder; paths outside it are refused."""
     write: bool = False
     """True: each agent gets a copy of the folder for the episode, and may write there."""
     files: int = Field(default=200, ge=1)

@@ -25,7 +25,7 @@ class Functions(Settings):
 
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
-    """Each as `module:function`. They are trusted code: an agent chooses the arguments only."""
+    """Each as `module:function`. They are trusted code: an agent chooses only the arguments."""
 
     def check(self) -> None:
         """Import them; ConfigError for a missing function or an argument without a known type."""

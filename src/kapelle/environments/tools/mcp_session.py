@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 1 << 20
 """Bytes of one message."""
 ENDED = "The server has ended."
-"""What is said of a server where nothing more is known."""
+"""The default explanation for a lost server."""
 
 
 class McpProgram:
@@ -298,7 +298,7 @@ MAX_PAGES = 16
 MAX_ASIDE = 10_000
 """Messages of a server after each that it is asked: its answer, what it tells, and what it asks itself."""
 CLOSE_S = 10.0
-"""Most seconds in which a conversation may come to its end."""
+"""Most seconds that a conversation may take to end."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -313,7 +313,7 @@ class Wire(Protocol):
     """What carries messages to a server and back."""
 
     fault: str | None
-    """Why nothing is carried any more; None while it is."""
+    """Why the transport has stopped; None while it works."""
 
     def streams(self) -> Transport:
         """Return the package's two streams of messages, for one block."""
@@ -568,7 +568,7 @@ def _started_loop(_process: int) -> asyncio.AbstractEventLoop:
 
 
 _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPPORTED_PROTOCOL_VERSION])
-"""Codes with which a server may refuse a greeting that it does not know."""
+"""Codes with which a server may refuse an unknown opening request."""
 
 
 async def _greeted(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:

@@ -33,7 +33,7 @@ class ContentPart(Body):
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
-    """A hint for caches of some providers; it changes nothing."""
+    """A hint for caches of some providers; it is ignored."""
 
 
 class Function(Body):

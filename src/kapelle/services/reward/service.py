@@ -271,7 +271,7 @@ class RewardLimits:
     """What a reward server takes on."""
 
     answers: int = 8192
-    """Answers held at once, waiting and under way; callers with more are told to come again (429)."""
+    """Answers held at once, waiting and in progress; callers with more are told to retry (429)."""
     batch: int = 64
     """Answers that are scored together."""
     seconds: float = 600.0
