@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Mapping
 import pytest
 
 from kapelle.environment import Outcome
-from kapelle.environments.external.environment import ExternalWorld
-from kapelle.environments.external.switchboard import Switchboard, WaitingEpisode
+from kapelle.environments.external import ExternalWorld, Switchboard, WaitingEpisode
 from kapelle.runtime.deadlines import GaveUp, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
@@ -83,7 +82,7 @@ def test_an_episode_that_waits_for_a_free_program_is_not_late() -> None:
 
 
 def test_it_is_said_when_episodes_wait_and_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapelle.environments.external.environment.NOTICE_S", 0.05)
+    monkeypatch.setattr("kapelle.environments.external.NOTICE_S", 0.05)
     said: list[str] = []
 
     async def wait() -> None:

@@ -17,10 +17,9 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.adapters.pettingzoo import PettingZoo
 from kapelle.environments.base import INVITATION, spoken
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.openspiel.environment import OpenSpiel
-from kapelle.environments.openspiel.games import full_rules, short_rules, spiel, unknown_rules
+from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel
+from kapelle.environments.openspiel.games import rules_of, spiel, unknown_rules
 from kapelle.environments.openspiel.text import read_listed
-from kapelle.environments.openspiel.world import GameWorld
 from kapelle.errors import ConfigError
 from kapelle.evaluation.exploitability import language_table
 from kapelle.rollout.play import Play as Stage
@@ -44,11 +43,11 @@ class TestRules:
         bare = start(game(name, rules="none"), *agents).observe("p0")
         told = start(environment, *agents).observe("p0")
         rules = told.removesuffix(f"\n{bare}")
-        assert rules == full_rules(environment.loaded)
+        assert rules == rules_of(environment.loaded)[0]
         assert len(rules.split()) >= 20
         assert read_listed(told) == read_listed(bare)
         short = start(game(name, rules="short"), *agents).observe("p0")
-        assert short == f"{short_rules(environment.loaded)}\n{bare}"
+        assert short == f"{rules_of(environment.loaded)[1]}\n{bare}"
 
     def test_well_known_games_have_rules_of_their_own(self) -> None:
         known = [
@@ -69,10 +68,10 @@ class TestRules:
             "matrix_rps",
         ]
         for name in known:
-            assert full_rules(game(name).loaded) != unknown_rules(game(name).loaded), name
+            assert rules_of(game(name).loaded)[0] != unknown_rules(game(name).loaded), name
 
     def test_any_other_game_is_named_with_what_is_known_of_it(self) -> None:
-        assert full_rules(game("breakthrough").loaded) == (
+        assert rules_of(game("breakthrough").loaded)[0] == (
             "Breakthrough is a game for 2 players. What one player wins the others lose. Results go from -1 to 1."
         )
         told = start(game("breakthrough", rules="Move forward; who reaches the last row wins.")).observe("a")
@@ -81,20 +80,20 @@ class TestRules:
         )
 
     def test_rules_follow_the_parameters(self) -> None:
-        assert "one card of 4, numbered 0 to 3" in full_rules(game("kuhn_poker(players=3)").loaded)
-        assert "last object loses" in full_rules(game("nim").loaded)
-        assert "last object wins" in full_rules(game("nim(is_misere=False)").loaded)
-        small = full_rules(game("hanabi_very_small").loaded)
+        assert "one card of 4, numbered 0 to 3" in rules_of(game("kuhn_poker(players=3)").loaded)[0]
+        assert "last object loses" in rules_of(game("nim").loaded)[0]
+        assert "last object wins" in rules_of(game("nim(is_misere=False)").loaded)[0]
+        small = rules_of(game("hanabi_very_small").loaded)[0]
         assert "each of 1 colour," in small
         assert "holds 2 cards" in small
         assert "one of 3 hint tokens" in small
         assert "one of 1 lives" in small
-        assert "holds 4 cards" in full_rules(game("hanabi_full", parameters={"players": 5}).loaded)
-        assert "Cooperate and Defect: 0, 10" in full_rules(game("matrix_pd").loaded)
+        assert "holds 4 cards" in rules_of(game("hanabi_full", parameters={"players": 5}).loaded)[0]
+        assert "Cooperate and Defect: 0, 10" in rules_of(game("matrix_pd").loaded)[0]
 
     def test_the_table_of_tiny_hanabi_is_what_it_pays(self) -> None:
         loaded = game("tiny_hanabi").loaded
-        table = full_rules(loaded).split("columns the second's: ")[1].rstrip(".").split("; ")
+        table = rules_of(loaded)[0].split("columns the second's: ")[1].rstrip(".").split("; ")
         for one in range(2):
             for other in range(2):
                 said = table[one * 2 + other]

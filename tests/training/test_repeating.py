@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiny import SIZE, same_bits, sections, tiny_model
 from tests.training.test_trainer_resume import remains
 
-from kapelle.environments.tools import world as tools_world
+from kapelle.environments import tool_questions
 from kapelle.grading.text.tool_call import ReadCall
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
@@ -88,7 +88,7 @@ def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.M
             ),
         )
 
-    monkeypatch.setattr(tools_world, "parse_calls", calls)
+    monkeypatch.setattr(tool_questions, "parse_calls", calls)
     over: dict[str, Any] = {
         "environment": {
             "name": "tools",

@@ -221,7 +221,7 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
         raise ConfigError(
             "--replace needs the running server whose environment it replaces: --at localhost:50051."
         )
-    from kapelle.environments.remote.server import register
+    from kapelle.environments.remote.servers import register
 
     for name, environment in named(arguments.replace, settings).items():
         assert isinstance(environment, Settings), "recipes and names give settings"

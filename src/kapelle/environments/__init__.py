@@ -30,7 +30,7 @@ BUILTIN: Mapping[str, str] = {
     "plain": "kapelle.environments.adapters.plain:Plain",
     "rewarded": "kapelle.environments.rewarded:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
-    "external": "kapelle.environments.external.environment:External",
+    "external": "kapelle.environments.external:External",
     "remote": "kapelle.environments.remote:Remote",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from kapelle.environments.bfcl import Bfcl as Bfcl
     from kapelle.environments.code import Code as Code
     from kapelle.environments.debate_topics import DebateTopics as DebateTopics
-    from kapelle.environments.external.environment import External as External
+    from kapelle.environments.external import External as External
     from kapelle.environments.gsm8k_steps import GSM8KSteps as GSM8KSteps
     from kapelle.environments.math import Math as Math
     from kapelle.environments.matrix import Matrix as Matrix

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspiel")
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
-from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, show
 from kapelle.environments.openspiel.games import walk
 from kapelle.environments.openspiel.text import read_listed
-from kapelle.environments.openspiel.world import GameWorld, show
 from kapelle.errors import EpisodeError
 from kapelle.types import Message
 

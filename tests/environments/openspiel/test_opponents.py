@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("pyspiel")
 
 from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.games import equilibrium, play_table, regret_policy
 from kapelle.environments.openspiel.text import read_listed
-from kapelle.environments.openspiel.world import equilibrium, play_table, regret_policy
 
 
 async def results(environment: OpenSpiel, games: int, say: Mapping[str, str] | None = None) -> list[float]:

@@ -14,9 +14,8 @@ import pytest
 
 pytest.importorskip("pyspiel")
 
-from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, Players
 from kapelle.environments.openspiel.text import plain_move, read_listed
-from kapelle.environments.openspiel.world import GameWorld, Players
 
 pytestmark = pytest.mark.data
 

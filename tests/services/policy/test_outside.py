@@ -16,7 +16,7 @@ from openai import OpenAI
 from tests.support.serving import Reciting, Watching, staged
 from tests.support.tiny import sections
 
-from kapelle.environments.external.switchboard import Switchboard, WaitingEpisode
+from kapelle.environments.external import Switchboard, WaitingEpisode
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play as RolloutPlay
 from kapelle.runtime.event_loop import LoopThread

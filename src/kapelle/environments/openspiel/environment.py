@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Decision, Enumerable, Opposed, Scripted
+from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Scripted
 from kapelle.environments.base import GameSettings
-from kapelle.environments.openspiel.games import Value, full_rules, load_game, short_rules, spiel, walk
-from kapelle.environments.openspiel.text import View, Wording, read_listed
-from kapelle.environments.openspiel.world import (
-    GameWorld,
+from kapelle.environments.openspiel.games import (
+    Choose,
     Opponent,
-    Players,
-    Rules,
+    Value,
     count_decisions,
-    legal_moves,
-    show,
+    load_game,
+    rules_of,
+    spiel,
+    walk,
+)
+from kapelle.environments.openspiel.text import (
+    View,
+    Wording,
+    listed,
+    match,
+    plain_move,
+    read_listed,
+    words_of,
 )
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.randomness import derive_seed
@@ -76,16 +86,21 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         span = float(game.max_utility() - game.min_utility())
         forfeit = self.invalid == "forfeit"
         penalty = self.penalty if self.penalty is not None else 0.0 if forfeit else -span
-        steps = game.get_type().reward_model == spiel().GameType.RewardModel.REWARDS
+        kind, types = game.get_type(), spiel().GameType
+        steps = kind.reward_model == types.RewardModel.REWARDS
+        # What a player sees now says everything in a game that hides nothing.
+        open_game = kind.information == types.Information.PERFECT_INFORMATION
+        seen_now = open_game and kind.provides_observation_string
         unset = "full" if self.wording == "full" else "none"
         return Rules(
             self.wording,
-            self.view or _best_view(game),
+            self.view
+            or ("information" if kind.provides_information_state_string and not seen_now else "observation"),
             self.list_moves,
             forfeit,
             penalty,
             steps if self.step_rewards is None else self.step_rewards,
-            self.head(full_rules(game), short_rules(game), unset),
+            self.head(*rules_of(game), unset),
             self.move_in,
         )
 
@@ -132,12 +147,10 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
                 f"team has {len(agents)} agents ({', '.join(agents)}). Set `team.agents` to {free or 1} (or to 1 agent "
                 "for all free seats), or change `environment.opponents`."
             )
-        if len(agents) < free:
-            self._check_alone(agents[0], game)
-
-    def _check_alone(self, agent: str, game: Any) -> None:
-        kind, types = game.get_type(), spiel().GameType
-        if kind.dynamics == types.Dynamics.SIMULTANEOUS:
+        if len(agents) == free:
+            return
+        agent = agents[0]
+        if kind.dynamics == spiel().GameType.Dynamics.SIMULTANEOUS:
             raise ConfigError(
                 f"In {self.game} players move at once, and '{agent}' alone can say one move at a time. "
                 "Set `team.agents` to one for each player, with `team.sharing: shared`."
@@ -198,26 +211,20 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
         game = load_game(self.game, self.parameters, chance)
-        return GameWorld(game, self._players(agents, seed), self.conduct, random.Random(chance), seed)
-
-    def _players(self, agents: Sequence[str], seed: int) -> Players:
-        count = self.loaded.num_players()
+        count = game.num_players()
         shift = derive_seed("seats", seed) % count if self.rotate else 0
         free = [seat for seat in range(count) if seat + 1 not in self.opponents]
         owners = list(agents) if len(agents) == len(free) else [agents[0]] * len(free)
         seats: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
         for owner, seat in zip(owners, free, strict=True):
             seats[owner] = tuple(sorted((*seats[owner], (seat + shift) % count)))
-        moved = {(seat - 1 + shift) % count: opponent for seat, opponent in self.opponents.items()}
-        return Players(
-            seats,
-            {
-                seat: each.open(self.loaded, derive_seed("opponent", seat, seed))
-                for seat, each in moved.items()
-            },
-            {seat: each.name for seat, each in moved.items()},
-            self.rotate,
-        )
+        opponents, names = {}, {}
+        for given, opponent in self.opponents.items():
+            seat = (given - 1 + shift) % count
+            opponents[seat] = opponent.open(self.loaded, derive_seed("opponent", seat, seed))
+            names[seat] = opponent.name
+        players = Players(seats, opponents, names, self.rotate)
+        return GameWorld(game, players, self.conduct, random.Random(chance), seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a listed move: half the time any, else the one that a hash of the view prefers.
@@ -238,9 +245,221 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         )
 
 
-def _best_view(game: Any) -> View:
-    kind = game.get_type()
-    open_game = kind.information == spiel().GameType.Information.PERFECT_INFORMATION
-    if kind.provides_information_state_string and not (open_game and kind.provides_observation_string):
-        return "information"
-    return "observation"
+# -------- One episode: chance and opponents move by themselves, agents by their words
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a game is shown, and what invalid moves cost."""
+
+    wording: Wording
+    view: View
+    list_moves: bool
+    forfeit: bool
+    """Whether an invalid move ends the game; a random legal one is made otherwise."""
+    penalty: float
+    step_rewards: bool
+    head: str = ""
+    """What stands before every view: the rules, in words."""
+    move_in: Callable[[str], str | None] = str
+    """A text → the part in which a move is looked for, None where there is none."""
+
+
+def show(state: Any, seat: int, rules: Rules) -> str:
+    """Return what the player in a seat may see of a state, and its legal moves when it is to move."""
+    game = state.get_game()
+    words = words_of(game, rules.wording, rules.view)
+    raw = (
+        state.information_state_string(seat)
+        if rules.view == "information"
+        else state.observation_string(seat)
+    )
+    view = words.view(raw)
+    moves = listed(legal_moves(state, seat, rules)) if rules.list_moves and _to_move(state, seat) else ""
+    if rules.wording == "short":
+        line = " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
+        return "\n".join(part for part in (rules.head, line) if part)
+    title = f"You are player {seat + 1} of {game.num_players()} in {game.get_type().long_name}."
+    return "\n".join(part for part in (rules.head, title, view, moves and f"Legal moves: {moves}") if part)
+
+
+def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
+    """Return the legal moves of a seat in the words of these rules, in OpenSpiel's order of actions."""
+    words = words_of(state.get_game(), rules.wording, rules.view)
+    return [words.move(state.action_to_string(seat, action)) for action in state.legal_actions(seat)]
+
+
+def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
+    """Return the legal action that a text names, in the words of these rules or of OpenSpiel, else None."""
+    said = rules.move_in(text)
+    if said is None:
+        return None
+    legal = state.legal_actions(seat)
+    own = legal_moves(state, seat, rules)
+    names = [(name, state.action_to_string(seat, action)) for name, action in zip(own, legal, strict=True)]
+    place = match(said, names)
+    return None if place is None else int(legal[place])
+
+
+def _to_move(state: Any, seat: int) -> bool:
+    if state.is_terminal() or state.is_chance_node():
+        return False
+    if state.is_simultaneous_node():
+        return bool(state.legal_actions(seat))
+    return bool(state.current_player() == seat)
+
+
+@dataclass(slots=True)
+class Players:
+    """Who sits where: every seat is an agent's or an opponent's."""
+
+    seats: Mapping[str, tuple[int, ...]]
+    """Agent → its seats."""
+    opponents: Mapping[int, Choose]
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Seat → name of its opponent."""
+    drawn: bool = False
+    """Whether seats are drawn anew for each episode."""
+
+
+class GameWorld:
+    """One game from its first move to its end."""
+
+    def __init__(self, game: Any, players: Players, rules: Rules, chance: random.Random, seed: int) -> None:
+        self._game = game
+        self.state = game.new_initial_state()
+        """OpenSpiel's: everything, hidden things included."""
+        self._players = players
+        self._rules = rules
+        self._chance = chance
+        self._fallback = random.Random(f"{seed}/invalid")
+        self._invalid: Counter[str] = Counter()
+        self._made: list[str] = []
+        self._forfeited: set[int] = set()
+        self._acted: set[str] = set()
+        self._paid = [0.0] * game.num_players()
+        self._owed = dict.fromkeys(players.seats, 0.0)
+        self._go_on()
+
+    def observe(self, agent: str) -> str:
+        """Return what the agent may see from the seat that it moves in now, else from its first one."""
+        seats = self._players.seats[agent]
+        seat = next((seat for seat in seats if _to_move(self.state, seat)), seats[0])
+        return show(self.state, seat, self._rules)
+
+    def movers(self) -> tuple[str, ...]:
+        """Return the agents to move; empty when the game is over."""
+        if self._forfeited:
+            return ()
+        return tuple(
+            agent
+            for agent, seats in self._players.seats.items()
+            if any(_to_move(self.state, seat) for seat in seats)
+        )
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Make the moves that the texts name; EpisodeError unless exactly the movers moved.
+
+        An agent that names no legal move is charged the penalty at once.
+        """
+        if set(actions) != set(self.movers()) or not actions:
+            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        charged: Counter[str] = Counter()
+        moving = [seat for seat in range(self._game.num_players()) if _to_move(self.state, seat)]
+        joint: dict[int, int] = {}
+        for seat in moving:
+            agent = next((name for name, seats in self._players.seats.items() if seat in seats), None)
+            if agent is None:
+                joint[seat] = self._players.opponents[seat](self.state, seat)
+                continue
+            self._acted.add(agent)
+            action = understand(self.state, seat, actions[agent], self._rules)
+            if action is None:
+                charged[agent] += 1
+                action = self._fallback.choice(self.state.legal_actions(seat))
+                if self._rules.forfeit:
+                    self._forfeited.add(seat)
+            joint[seat] = int(action)
+        self._invalid.update(charged)
+        if not self._forfeited:
+            self._move(joint)
+            self._go_on()
+        paid = {agent: self._rules.penalty * times for agent, times in charged.items()}
+        if self._rules.step_rewards:
+            self._book()
+            for agent in sorted(self._acted):
+                paid[agent] = paid.get(agent, 0.0) + self._owed[agent]
+                self._owed[agent] = 0.0
+        return paid
+
+    def _move(self, joint: Mapping[int, int]) -> None:
+        for seat, action in joint.items():
+            self._made.append(f"{seat + 1}: {plain_move(self.state.action_to_string(seat, action))}")
+        if self.state.is_simultaneous_node():
+            idle = 0  # what OpenSpiel takes for a player without a choice
+            self.state.apply_actions([joint.get(seat, idle) for seat in range(self._game.num_players())])
+        else:
+            self.state.apply_action(next(iter(joint.values())))
+
+    def _go_on(self) -> None:
+        """Draw chance and let opponents move until an agent is to move or the game is over."""
+        while not self.state.is_terminal():
+            if self.state.is_chance_node():
+                actions, chances = zip(*self.state.chance_outcomes(), strict=True)
+                self.state.apply_action(self._chance.choices(actions, chances)[0])
+            elif self.movers():
+                return
+            else:
+                moving = [seat for seat in self._players.opponents if _to_move(self.state, seat)]
+                self._move({seat: self._players.opponents[seat](self.state, seat) for seat in moving})
+
+    def _returns(self) -> list[float]:
+        """Return what every seat has earned; see `OpenSpiel.invalid` for a forfeited game."""
+        returns = [float(value) for value in self.state.returns()]
+        lost, count = len(self._forfeited), self._game.num_players()
+        if not lost:
+            return returns
+        least, total = float(self._game.min_utility()), self._game.utility_sum()
+        if lost == count or self._game.get_type().utility.name == "IDENTICAL":
+            return [least] * count
+        if total is not None:
+            returns = [(total - lost * least) / (count - lost)] * count
+        return [least if seat in self._forfeited else returns[seat] for seat in range(count)]
+
+    def _book(self) -> None:
+        """Credit agents with what their seats earned since last time; agents that have yet to move are paid later."""
+        returns = self._returns()
+        for agent, seats in self._players.seats.items():
+            self._owed[agent] += sum(returns[seat] - self._paid[seat] for seat in seats) / len(seats)
+        self._paid = returns
+
+    def outcome(self) -> Outcome:
+        """Return what agents earned; `success` is the share of the greatest score where all play together."""
+        returns = self._returns()
+        self._book()
+        together = self._game.get_type().utility.name == "IDENTICAL"
+        greatest = self._game.max_utility()
+        return Outcome(
+            rewards=dict(self._owed),
+            success=min(1.0, max(0.0, returns[0] / greatest)) if together and greatest > 0 else None,
+            info={
+                "moves": list(self._made),
+                "returns": returns,
+                "seats": {
+                    agent: [seat + 1 for seat in seats] for agent, seats in self._players.seats.items()
+                },
+                "opponents": {str(seat + 1): name for seat, name in sorted(self._players.names.items())},
+                "invalid": {agent: self._invalid[agent] for agent in self._players.seats},
+                "forfeited": [seat + 1 for seat in sorted(self._forfeited)],
+            },
+            truncated=not self._forfeited and not self.state.is_terminal(),
+            roles={
+                agent: "+".join(f"seat_{seat + 1}" for seat in seats)
+                for agent, seats in self._players.seats.items()
+            }
+            if self._players.drawn
+            else {},
+        )
+
+    async def close(self) -> None:
+        """Hold nothing."""

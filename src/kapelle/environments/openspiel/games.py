@@ -1,15 +1,20 @@
-"""OpenSpiel's games by name: loaded once, with the presets of the literature, and walked where they are small.
+"""OpenSpiel's games by name, with the presets of the literature: their rules in words, and opponents that are no agents.
 
 OpenSpiel (1908.09453) is an optional package; it is imported when the first game is loaded.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
+
+from kapelle.environments.openspiel.text import match, plain_move
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Settings
 
 Value = bool | int | float | str
 """A parameter of a game."""
@@ -70,20 +75,11 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
             )
     if kind.chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         given["rng_seed"] = (int(given.get("rng_seed", 0)) + seed) % 2**31
-    return _checked(short, given)
-
-
-@cache
-def _kinds() -> Mapping[str, Any]:
-    return {kind.short_name: kind for kind in spiel().registered_games()}
-
-
-def _checked(short: str, parameters: Mapping[str, Any]) -> Any:
     try:
-        game = spiel().load_game(short, dict(parameters))
+        game = spiel().load_game(short, given)
     except spiel().SpielError as error:
         raise ConfigError(
-            f"OpenSpiel makes no game '{short}' with environment.parameters {dict(parameters)}: {error}."
+            f"OpenSpiel makes no game '{short}' with environment.parameters {given}: {error}."
         ) from error
     kind = game.get_type()
     if kind.dynamics == spiel().GameType.Dynamics.MEAN_FIELD:
@@ -91,6 +87,11 @@ def _checked(short: str, parameters: Mapping[str, Any]) -> Any:
     if not (kind.provides_information_state_string or kind.provides_observation_string):
         raise ConfigError(f"OpenSpiel has no words for what players of '{short}' see. Take another game.")
     return game
+
+
+@cache
+def _kinds() -> Mapping[str, Any]:
+    return {kind.short_name: kind for kind in spiel().registered_games()}
 
 
 def walk(game: Any) -> Iterator[Any]:
@@ -123,26 +124,197 @@ def walk(game: Any) -> Iterator[Any]:
 
 
 # -------- The rules of OpenSpiel's games in a few plain sentences, for the head of what a player reads
-#
-# Each text is true of the parameters that the game was loaded with. `full` is for language models, `short` for models
-# that read few tokens. A game without a text of its own is named, and what OpenSpiel knows of its results is said.
 
-Say = Callable[[Any], str]
-"""A game → its rules."""
+RULES: Mapping[str, tuple[str, str]] = {
+    "kuhn_poker": (
+        (
+            "Kuhn poker: each of the {players} players puts 1 chip into the pot and gets one card of {cards}, numbered 0 "
+            "to {players}. In turn players pass or bet 1 chip. After a bet each other player acts once more at most: Bet "
+            "calls it, Pass folds. The highest card among those who bet, or among all if nobody did, wins the pot."
+        ),
+        "Highest card wins; Pass folds to a Bet.",
+    ),
+    "leduc_poker": (
+        (
+            "Leduc poker: the deck has {deck}. Each player puts 1 chip into the pot and gets one private card. There are two "
+            "rounds of betting, with a raise of 2 chips in the first and 4 in the second and two raises a round at most; "
+            "then one public card is shown between them. Who folds loses what it has put in. At the end a card of the public "
+            "card's rank wins, else the higher rank; equal ranks share the pot."
+        ),
+        "A pair with the public card wins, else the higher rank; Fold gives up.",
+    ),
+    "tic_tac_toe": (
+        (
+            "Tic-tac-toe on a board of three rows and three columns: player 1 sets x, player 2 o, in turn, on an empty cell. "
+            "x(0,2) is the first row's last cell. Three of one's own in a row, a column or a diagonal win; a full board is "
+            "a draw."
+        ),
+        "Three in a line win.",
+    ),
+    "connect_four": (
+        (
+            "Connect four on {rows} rows and {columns} columns: player 1 drops x, player 2 o, in turn, into a "
+            "column (from 0), where it falls to the lowest free cell. {x_in_row} of one's own in a line, straight or "
+            "diagonal, win; a full board is a draw."
+        ),
+        "{x_in_row} in a line win.",
+    ),
+    "hanabi": (
+        (
+            "Hanabi, played together by {players} players: build one firework for each of {colors} "
+            "colour{s}, its cards in order from 1 to {ranks}. A colour has three 1s, one "
+            "{ranks} and two of each rank between. Each player holds {hand_size} cards and sees all hands but its "
+            "own. In turn a player plays a card, discards one, or tells another player all its cards of one colour or rank. "
+            "A hint costs one of {max_information_tokens} hint tokens; a discard or a finished firework gives one back. "
+            "A played card that does not fit costs one of {max_life_tokens} lives. Cards are drawn again while there are "
+            "any; after the last one each player moves once more. Everybody scores 1 for each card that fits, and 0 in all "
+            "when the last life is lost."
+        ),
+        "Play 1 to {ranks} in order; a wrong play costs a life.",
+    ),
+    "tiny_hanabi": (
+        (
+            "Tiny Hanabi, played together: each player holds one of {num_chance} cards (from 0), which only it sees. In turn each "
+            "makes one of {num_actions} moves (from a0), which all see. All are paid the same, by the cards and the moves.{table}"
+        ),
+        "Both are paid by both cards and moves.",
+    ),
+    "goofspiel": (
+        (
+            "Goofspiel: there are point cards from 1 to {num_cards}, shown one at a time in {order} order, and each player holds "
+            "cards from 1 to {num_cards}. All bid one card at once, each card once in the game; the highest bid alone wins the "
+            "point card's value, and equal highest bids win nothing.{hidden} {ends}"
+        ),
+        "Highest bid wins the point card.",
+    ),
+    "liars_dice": (
+        (
+            "Liar's dice: each player rolls {numdice} {die} with {dice_sides} sides in secret. In turn players "
+            "bid how many dice of all show a face: 2-3 says two threes at least. A new bid is {raised}. Face {dice_sides} counts as "
+            "every face. Liar challenges the last bid: if it is true the bidder wins, else the challenger."
+        ),
+        "Bid count-face; face {dice_sides} counts as all.",
+    ),
+    "nim": (
+        (
+            "Nim: there are piles of {piles} objects. In turn players take one or more objects from one pile. Who takes the very "
+            "last object {last}."
+        ),
+        "Who takes the last object {last}.",
+    ),
+    "pig": (
+        (
+            "Pig: in its turn a player rolls a die with {diceoutcomes} sides as often as it likes. A 1 ends the turn and "
+            "loses what the turn has gathered; any other roll is added to the turn's total. Stop adds the total to one's score "
+            "and passes the turn. The first to reach {winscore} wins."
+        ),
+        "A 1 loses the turn's total; {winscore} wins.",
+    ),
+    "negotiation": (
+        (
+            "Negotiation: two players share a pool of {num_items} kinds of items, which each values in its own, secret "
+            "way. In turn a player proposes how many of each kind it takes itself, or agrees to the other's last proposal; the "
+            "rest goes to the other.{talk} Agreement pays both the value of what they get; without one before the steps end "
+            "both get nothing."
+        ),
+        "Propose what you take; the other gets the rest.",
+    ),
+    "bargaining": (
+        (
+            "Bargaining: two players share a pool of books, hats and basketballs, which each values in its own, secret way. In turn "
+            "a player offers a split, stating what it takes itself, or agrees to the other's last offer; the rest goes to the "
+            "other. Agreement pays both the value of what they get. After {max_turns} turns without agreement both get nothing."
+        ),
+        "Offer what you take; the other gets the rest.",
+    ),
+    "trade_comm": (
+        (
+            "Trading and communication, played together: each player gets one of {num_items} items (from 0) in secret. Each says one "
+            "symbol, which the other hears. Then each offers a trade: 2:5 gives item 2 for item 5. If each gives what it has "
+            "for what the other has, both win 1; else 0."
+        ),
+        "Say your item; give it for the other's.",
+    ),
+    "matrix game": (
+        "{title}: both players choose at once, once. What player 1 and player 2 choose, and what they are paid: {pays}.",
+        "Both choose at once.",
+    ),
+}
+"""Game → its rules in full, for language models, and in one short sentence, for models that read few tokens.
+
+In braces stand parameters of the game and what `rules_of` makes of them, so that each text is true of the game as it was loaded.
+"""
 
 
-def full_rules(game: Any) -> str:
-    """Return a game's rules in full, or `unknown_rules` if it has none."""
+def rules_of(game: Any) -> tuple[str, str]:
+    """Return a game's rules in full and in one short sentence; `unknown_rules` for both if it has none."""
+    name, players, has = game.get_type().short_name, game.num_players(), dict(game.get_parameters())
     if "MatrixGame" in type(game).__name__:
-        return _matrix(game)
-    return _FULL.get(game.get_type().short_name, unknown_rules)(game)
-
-
-def short_rules(game: Any) -> str:
-    """Return a game's rules in one short sentence, or `unknown_rules` if it has none."""
-    if "MatrixGame" in type(game).__name__:
-        return "Both choose at once."
-    return _SHORT.get(game.get_type().short_name, unknown_rules)(game)
+        name = "matrix game"
+    if name not in RULES:
+        return unknown_rules(game), unknown_rules(game)
+    has["players"] = players
+    match name:
+        case "kuhn_poker":
+            has["cards"] = players + 1
+        case "leduc_poker":
+            ranks = players + 1
+            has["deck"] = (
+                f"two cards each of the ranks 0 to {ranks - 1}"
+                if has["suit_isomorphism"]
+                else f"{2 * ranks} cards numbered from 0, of which 0 and 1, 2 and 3 and so on have the same rank"
+            )
+        case "hanabi":
+            usual = {"colors": 5, "ranks": 5, "max_information_tokens": 8, "max_life_tokens": 3}
+            has = {**usual, "hand_size": 5 if players < 4 else 4, **has}
+            has["s"] = "s" * (has["colors"] != 1)
+        case "tiny_hanabi":
+            cards, moves = int(has["num_chance"]), int(has["num_actions"])
+            has["table"] = ""
+            if players == 2:
+                pays = str(has["payoff"]).split(";")
+                rows = [" ".join(pays[k : k + moves]) for k in range(0, len(pays), moves)]
+                deals = [
+                    f"cards {one} and {other} pay {' / '.join(rows[(one * cards + other) * moves :][:moves])}"
+                    for one in range(cards)
+                    for other in range(cards)
+                ]
+                has["table"] = f" Rows are the first player's move, columns the second's: {'; '.join(deals)}."
+        case "goofspiel":
+            has["order"] = "a random" if has["points_order"] == "random" else has["points_order"]
+            has["hidden"] = " Bids stay hidden; only who won is told." if has["imp_info"] else ""
+            has["ends"] = {
+                "win_loss": "Most points win.",
+                "point_difference": "The result is one's points less the mean of all.",
+                "total_points": "The result is one's points.",
+            }[has["returns_type"]]
+        case "liars_dice":
+            has["die"] = "die" if has["numdice"] == 1 else "dice"
+            has["raised"] = (
+                "more dice, or as many of a higher face"
+                if has["bidding_rule"] == "reset-face"
+                else "a higher face, or more dice of the same face"
+            )
+        case "nim":
+            has["last"] = "loses" if has["is_misere"] else "wins"
+            has["piles"] = ", ".join(str(has["pile_sizes"]).split(";"))
+        case "negotiation":
+            has["talk"] = (
+                f" With each proposal a player says {has['utterance_dim']} symbols, which have no meaning but what players give "
+                "them."
+                if has["enable_utterances"]
+                else ""
+            )
+        case "matrix game":
+            has["title"] = game.get_type().long_name
+            has["pays"] = "; ".join(
+                f"{game.row_action_name(r)} and {game.col_action_name(c)}: {game.row_utility(r, c):g}, "
+                f"{game.col_utility(r, c):g}"
+                for r in range(game.num_rows())
+                for c in range(game.num_cols())
+            )
+    full, short = RULES[name]
+    return full.format(**has), short.format(**has)
 
 
 def unknown_rules(game: Any) -> str:
@@ -159,222 +331,189 @@ def unknown_rules(game: Any) -> str:
     )
 
 
-def _parameters(game: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = game.get_parameters()
-    return found
+# -------- Opponents that are no agents: random, scripted, tree search, and equilibria of small games
+#
+# An opponent plays a seat of its own by OpenSpiel's state, which holds more than a player may know: those that
+# search are refused where moves or cards are hidden.
+
+Choose = Callable[[Any, int], int]
+"""State and seat → action, one of the legal ones."""
 
 
-def _kuhn(game: Any) -> str:
-    players = game.num_players()
-    return (
-        f"Kuhn poker: each of the {players} players puts 1 chip into the pot and gets one card of {players + 1}, numbered 0 "
-        f"to {players}. In turn players pass or bet 1 chip. After a bet each other player acts once more at most: Bet "
-        "calls it, Pass folds. The highest card among those who bet, or among all if nobody did, wins the pot."
-    )
+Chances = Mapping[str, Mapping[int, float]]
+"""Information state → legal action → its probability."""
 
 
-def _leduc(game: Any) -> str:
-    given = _parameters(game)
-    ranks = game.num_players() + 1
-    deck = (
-        f"two cards each of the ranks 0 to {ranks - 1}"
-        if given["suit_isomorphism"]
-        else f"{2 * ranks} cards numbered from 0, of which 0 and 1, 2 and 3 and so on have the same rank"
-    )
-    return (
-        f"Leduc poker: the deck has {deck}. Each player puts 1 chip into the pot and gets one private card. There are two "
-        "rounds of betting, with a raise of 2 chips in the first and 4 in the second and two raises a round at most; "
-        "then one public card is shown between them. Who folds loses what it has put in. At the end a card of the public "
-        "card's rank wins, else the higher rank; equal ranks share the pot."
-    )
+class _PlaysAll(Settings):
+    """Base of opponents that can play every game."""
+
+    def check(self, game: Any) -> None:
+        """Accept any game."""
 
 
-def _tic_tac_toe(game: Any) -> str:
-    return (
-        "Tic-tac-toe on a board of three rows and three columns: player 1 sets x, player 2 o, in turn, on an empty cell. "
-        "x(0,2) is the first row's last cell. Three of one's own in a row, a column or a diagonal win; a full board is "
-        "a draw."
-    )
+class RandomOpponent(_PlaysAll):
+    """Draws evenly from the legal moves."""
+
+    name: Literal["random"] = "random"
+
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode."""
+        draw = random.Random(seed)
+        return lambda state, seat: int(draw.choice(state.legal_actions(seat)))
 
 
-def _connect_four(game: Any) -> str:
-    given = _parameters(game)
-    return (
-        f"Connect four on {given['rows']} rows and {given['columns']} columns: player 1 drops x, player 2 o, in turn, into a "
-        f"column (from 0), where it falls to the lowest free cell. {given['x_in_row']} of one's own in a line, straight or "
-        "diagonal, win; a full board is a draw."
-    )
+class ScriptedOpponent(_PlaysAll):
+    """Plays the first of its moves that is legal, otherwise the first legal move."""
+
+    name: Literal["scripted"] = "scripted"
+    moves: tuple[str, ...] = ()
+    """In order of preference, as OpenSpiel writes them (brackets and letter case aside). Illegal moves are skipped."""
+
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode."""
+        return self._choose
+
+    def _choose(self, state: Any, seat: int) -> int:
+        legal = state.legal_actions(seat)
+        names = [(plain_move(state.action_to_string(seat, action)),) for action in legal]
+        places = [match(move, names) for move in self.moves]
+        return int(legal[next((place for place in places if place is not None), 0)])
 
 
-def _hanabi_sizes(game: Any) -> dict[str, int]:
-    given, players = _parameters(game), game.num_players()
-    usual = {"colors": 5, "ranks": 5, "max_information_tokens": 8, "max_life_tokens": 3}
-    usual["hand_size"] = 5 if players < 4 else 4
-    return {key: int(given.get(key, value)) for key, value in usual.items()}
+class TreeSearchOpponent(Settings):
+    """Monte Carlo tree search with random rollouts (UCT); for games in which everything is seen."""
 
+    name: Literal["mcts"] = "mcts"
+    simulations: int = Field(default=100, ge=1)
+    """Simulated games for one move."""
 
-def _hanabi(game: Any) -> str:
-    has = _hanabi_sizes(game)
-    return (
-        f"Hanabi, played together by {game.num_players()} players: build one firework for each of {has['colors']} "
-        f"colour{'s' * (has['colors'] != 1)}, its cards in order from 1 to {has['ranks']}. A colour has three 1s, one "
-        f"{has['ranks']} and two of each rank between. Each player holds {has['hand_size']} cards and sees all hands but its "
-        "own. In turn a player plays a card, discards one, or tells another player all its cards of one colour or rank. "
-        f"A hint costs one of {has['max_information_tokens']} hint tokens; a discard or a finished firework gives one back. "
-        f"A played card that does not fit costs one of {has['max_life_tokens']} lives. Cards are drawn again while there are "
-        "any; after the last one each player moves once more. Everybody scores 1 for each card that fits, and 0 in all "
-        "when the last life is lost."
-    )
+    def check(self, game: Any) -> None:
+        """Raise ConfigError for hidden information and simultaneous moves: the search would look at them."""
+        kind, types = game.get_type(), spiel().GameType
+        if (
+            kind.information != types.Information.PERFECT_INFORMATION
+            or kind.dynamics != types.Dynamics.SEQUENTIAL
+        ):
+            raise ConfigError(
+                f"The opponent `mcts` sees the whole state, and {game} hides some of it from players. "
+                "Take `random`, `cfr` or `nash`."
+            )
 
-
-def _tiny_hanabi(game: Any) -> str:
-    given = _parameters(game)
-    cards, moves = int(given["num_chance"]), int(given["num_actions"])
-    table = ""
-    if game.num_players() == 2:
-        pays = str(given["payoff"]).split(";")
-        rows = [pays[k : k + moves] for k in range(0, len(pays), moves)]
-        table = " Rows are the first player's move, columns the second's: " + "; ".join(
-            f"cards {one} and {other} pay {' / '.join(' '.join(row) for row in rows[(one * cards + other) * moves :][:moves])}"
-            for one in range(cards)
-            for other in range(cards)
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode."""
+        evaluator = spiel().RandomRolloutEvaluator(n_rollouts=1, seed=seed % 2**31)
+        exploration, megabytes = 2.0, 64
+        bot = spiel().MCTSBot(
+            game, evaluator, exploration, self.simulations, megabytes, True, seed % 2**31, False
         )
-    return (
-        f"Tiny Hanabi, played together: each player holds one of {cards} cards (from 0), which only it sees. In turn each "
-        f"makes one of {moves} moves (from a0), which all see. All are paid the same, by the cards and the moves.{table}"
-        + "."
-        * bool(table)
+        return lambda state, _seat: int(bot.step(state))
+
+
+class RegretOpponent(Settings):
+    """Plays the average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
+
+    name: Literal["cfr"] = "cfr"
+    iterations: int = Field(default=200, ge=1)
+    """Iterations of the solver, once in a process."""
+
+    def check(self, game: Any) -> None:
+        """Raise ConfigError for a game that cannot be enumerated."""
+        check_solvable(game, self.name)
+
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode; the first one in a process solves the game."""
+        return play_table(regret_policy(str(game), self.iterations), seed)
+
+
+class EquilibriumOpponent(Settings):
+    """Plays a Nash equilibrium of a small zero-sum game of two, up to a stated NashConv."""
+
+    name: Literal["nash"] = "nash"
+    tolerance: float = Field(default=0.01, gt=0)
+    """Greatest NashConv: what both players together could still gain by deviating, in units of utility."""
+
+    def check(self, game: Any) -> None:
+        """Raise ConfigError unless the game is zero-sum, for two, and can be walked as a whole."""
+        check_solvable(game, self.name)
+        if game.num_players() != 2 or game.get_type().utility != spiel().GameType.Utility.ZERO_SUM:
+            raise ConfigError(
+                f"The opponent `nash` is for zero-sum games of two players, and {game} is none. Take `cfr`."
+            )
+
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode; the first one in a process solves the game."""
+        return play_table(equilibrium(str(game), self.tolerance), seed)
+
+
+_Kind = RandomOpponent | ScriptedOpponent | TreeSearchOpponent | RegretOpponent | EquilibriumOpponent
+Opponent = Annotated[
+    _Kind,
+    Field(discriminator="name"),
+    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+]
+"""Settings of an opponent: its name alone, or `{name: mcts, simulations: 200}`."""
+
+
+def check_solvable(game: Any, opponent: str) -> None:
+    """Raise ConfigError unless every decision of the game can be tabulated."""
+    if not game.get_type().provides_information_state_string:
+        raise ConfigError(
+            f"The opponent `{opponent}` needs information states, and OpenSpiel has none for {game}. Take `random`."
+        )
+    count_decisions(str(game))
+
+
+@cache
+def count_decisions(written: str) -> int:
+    """Return the number of histories of a game in which a player moves; ConfigError if there are too many.
+
+    A game is given as OpenSpiel writes it, parameters included: its objects cannot be told apart otherwise.
+    """
+    return sum(1 for _ in walk(spiel().load_game(written)))
+
+
+@cache
+def regret_policy(written: str, iterations: int) -> Chances:
+    """Return the average policy after so many iterations of CFR+; kept for the process."""
+    solver = spiel().CFRPlusSolver(spiel().load_game(written))
+    for _ in range(iterations):
+        solver.evaluate_and_update_policy()
+    return _table(written, solver)
+
+
+@cache
+def equilibrium(written: str, tolerance: float) -> Chances:
+    """Return a policy whose NashConv is at most `tolerance`; kept for the process.
+
+    Raises ConfigError if 20,000 iterations of CFR+ fail to reach it.
+    """
+    game = spiel().load_game(written)
+    solver, done, burst = spiel().CFRPlusSolver(game), 0, 50
+    while done < 20_000:
+        for _ in range(burst):
+            solver.evaluate_and_update_policy()
+        done += burst
+        if spiel().nash_conv(game, solver.average_policy()) <= tolerance:
+            return _table(written, solver)
+        burst = min(done, 2000)
+    raise ConfigError(
+        f"No policy of {written} with a NashConv of {tolerance} was found. Set a greater `tolerance`."
     )
 
 
-def _goofspiel(game: Any) -> str:
-    given = _parameters(game)
-    order = {"random": "a random", "descending": "descending", "ascending": "ascending"}[
-        given["points_order"]
-    ]
-    hidden = " Bids stay hidden; only who won is told." if given["imp_info"] else ""
-    ends = {
-        "win_loss": "Most points win.",
-        "point_difference": "The result is one's points less the mean of all.",
-        "total_points": "The result is one's points.",
-    }[given["returns_type"]]
-    cards = given["num_cards"]
-    return (
-        f"Goofspiel: there are point cards from 1 to {cards}, shown one at a time in {order} order, and each player holds "
-        f"cards from 1 to {cards}. All bid one card at once, each card once in the game; the highest bid alone wins the "
-        f"point card's value, and equal highest bids win nothing.{hidden} {ends}"
-    )
+def _table(written: str, solver: Any) -> Chances:
+    """Return a solver's average policy as plain numbers: OpenSpiel's object dies with its solver."""
+    policy = solver.average_policy()
+    keys = {state.information_state_string() for state in walk(spiel().load_game(written))}
+    return {key: dict(policy.action_probabilities(key)) for key in sorted(keys)}
 
 
-def _liars_dice(game: Any) -> str:
-    given = _parameters(game)
-    dice, sides = given["numdice"], given["dice_sides"]
-    raised = (
-        "more dice, or as many of a higher face"
-        if given["bidding_rule"] == "reset-face"
-        else "a higher face, or more dice of the same face"
-    )
-    return (
-        f"Liar's dice: each player rolls {dice} {'die' if dice == 1 else 'dice'} with {sides} sides in secret. In turn players "
-        f"bid how many dice of all show a face: 2-3 says two threes at least. A new bid is {raised}. Face {sides} counts as "
-        "every face. Liar challenges the last bid: if it is true the bidder wins, else the challenger."
-    )
+def play_table(chances: Chances, seed: int) -> Choose:
+    """Return a player that draws its moves from a table's probabilities."""
+    draw = random.Random(seed)
 
+    def choose(state: Any, seat: int) -> int:
+        own = chances[state.information_state_string(seat)]
+        return int(draw.choices(list(own), list(own.values()))[0])
 
-def _nim(game: Any) -> str:
-    given = _parameters(game)
-    last = "loses" if given["is_misere"] else "wins"
-    piles = ", ".join(str(given["pile_sizes"]).split(";"))
-    return (
-        f"Nim: there are piles of {piles} objects. In turn players take one or more objects from one pile. Who takes the very "
-        f"last object {last}."
-    )
-
-
-def _pig(game: Any) -> str:
-    given = _parameters(game)
-    return (
-        f"Pig: in its turn a player rolls a die with {given['diceoutcomes']} sides as often as it likes. A 1 ends the turn and "
-        "loses what the turn has gathered; any other roll is added to the turn's total. Stop adds the total to one's score "
-        f"and passes the turn. The first to reach {given['winscore']} wins."
-    )
-
-
-def _negotiation(game: Any) -> str:
-    given = _parameters(game)
-    talk = (
-        f" With each proposal a player says {given['utterance_dim']} symbols, which have no meaning but what players give them."
-        if given["enable_utterances"]
-        else ""
-    )
-    return (
-        f"Negotiation: two players share a pool of {given['num_items']} kinds of items, which each values in its own, secret "
-        "way. In turn a player proposes how many of each kind it takes itself, or agrees to the other's last proposal; the "
-        f"rest goes to the other.{talk} Agreement pays both the value of what they get; without one before the steps end "
-        "both get nothing."
-    )
-
-
-def _bargaining(game: Any) -> str:
-    given = _parameters(game)
-    ends = f" After {given['max_turns']} turns without agreement both get nothing."
-    return (
-        "Bargaining: two players share a pool of books, hats and basketballs, which each values in its own, secret way. In turn "
-        "a player offers a split, stating what it takes itself, or agrees to the other's last offer; the rest goes to the "
-        f"other. Agreement pays both the value of what they get.{ends}"
-    )
-
-
-def _trade_comm(game: Any) -> str:
-    items = _parameters(game)["num_items"]
-    return (
-        f"Trading and communication, played together: each player gets one of {items} items (from 0) in secret. Each says one "
-        "symbol, which the other hears. Then each offers a trade: 2:5 gives item 2 for item 5. If each gives what it has "
-        "for what the other has, both win 1; else 0."
-    )
-
-
-def _matrix(game: Any) -> str:
-    rows = [game.row_action_name(k) for k in range(game.num_rows())]
-    columns = [game.col_action_name(k) for k in range(game.num_cols())]
-    pays = "; ".join(
-        f"{one} and {other}: {game.row_utility(r, c):g}, {game.col_utility(r, c):g}"
-        for r, one in enumerate(rows)
-        for c, other in enumerate(columns)
-    )
-    return (
-        f"{game.get_type().long_name}: both players choose at once, once. What player 1 and player 2 choose, and what they are "
-        f"paid: {pays}."
-    )
-
-
-_FULL: Mapping[str, Say] = {
-    "kuhn_poker": _kuhn,
-    "leduc_poker": _leduc,
-    "tic_tac_toe": _tic_tac_toe,
-    "connect_four": _connect_four,
-    "hanabi": _hanabi,
-    "tiny_hanabi": _tiny_hanabi,
-    "goofspiel": _goofspiel,
-    "liars_dice": _liars_dice,
-    "nim": _nim,
-    "pig": _pig,
-    "negotiation": _negotiation,
-    "bargaining": _bargaining,
-    "trade_comm": _trade_comm,
-}
-_SHORT: Mapping[str, Say] = {
-    "kuhn_poker": lambda game: "Highest card wins; Pass folds to a Bet.",
-    "leduc_poker": lambda game: "A pair with the public card wins, else the higher rank; Fold gives up.",
-    "tic_tac_toe": lambda game: "Three in a line win.",
-    "connect_four": lambda game: f"{_parameters(game)['x_in_row']} in a line win.",
-    "hanabi": lambda game: f"Play 1 to {_hanabi_sizes(game)['ranks']} in order; a wrong play costs a life.",
-    "tiny_hanabi": lambda game: "Both are paid by both cards and moves.",
-    "goofspiel": lambda game: "Highest bid wins the point card.",
-    "liars_dice": lambda game: f"Bid count-face; face {_parameters(game)['dice_sides']} counts as all.",
-    "nim": lambda game: f"Who takes the last object {'loses' if _parameters(game)['is_misere'] else 'wins'}.",
-    "pig": lambda game: f"A 1 loses the turn's total; {_parameters(game)['winscore']} wins.",
-    "negotiation": lambda game: "Propose what you take; the other gets the rest.",
-    "bargaining": lambda game: "Offer what you take; the other gets the rest.",
-    "trade_comm": lambda game: "Say your item; give it for the other's.",
-}
+    return choose

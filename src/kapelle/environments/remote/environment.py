@@ -114,7 +114,13 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         from kapelle.environments.remote.servers import servers_at
 
         return servers_at(
-            self.address, self.serves, self.certificate, calling.token, calling.tls, self.retry_seconds
+            os.getpid(),
+            self.address,
+            self.serves,
+            self.certificate,
+            calling.token,
+            calling.tls,
+            self.retry_seconds,
         )
 
     def connect(self) -> None:
@@ -184,10 +190,8 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     def check(self, agents: Sequence[str]) -> None:
         """Let the servers' environment check these agents."""
-        from kapelle.wire import environment_v1_pb2 as pb
-
         self.connect()
-        self._ask("Check", pb.CheckRequest(environment=self.serves, agents=agents))
+        self._ask("Check", agents=agents)
 
     def size(self, split: Split) -> int | None:
         """Return how many tasks a split has; None if the supply is endless."""
@@ -197,46 +201,34 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index, as every server has it."""
         from kapelle.environments.remote.messages import from_task
+
+        return from_task(self._ask("GetTask", split=split, index=index))
+
+    def _ask(self, method: str, **fields: Any) -> Any:
         from kapelle.wire import environment_v1_pb2 as pb
 
-        return from_task(
-            self._ask("GetTask", pb.GetTaskRequest(environment=self.serves, split=split, index=index))
-        )
-
-    def _ask(self, method: str, question: Any) -> Any:
+        question = getattr(pb, f"{method}Request")(environment=self.serves, **fields)
         seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
         return self.servers.call(method, question, seconds)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the servers' environment reads it."""
-        from kapelle.wire import environment_v1_pb2 as pb
-
-        said = self._ask("Extract", pb.ExtractRequest(environment=self.serves, text=text))
+        said = self._ask("Extract", text=text)
         return said.answer if said.HasField("answer") else None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the servers' expert."""
         from kapelle.environments.remote.messages import to_message, to_task
-        from kapelle.wire import environment_v1_pb2 as pb
 
-        asked = pb.ScriptRequest(
-            environment=self.serves,
-            agent=agent,
-            task=to_task(task),
-            messages=[to_message(each) for each in messages],
-            seed=seed,
-        )
-        return str(self._ask("Script", asked).text)
+        said = [to_message(each) for each in messages]
+        return str(self._ask("Script", agent=agent, task=to_task(task), messages=said, seed=seed).text)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return what the servers' environment has recorded."""
         from kapelle.environments.remote.messages import to_task
-        from kapelle.wire import environment_v1_pb2 as pb
 
-        asked = pb.RecordedRequest(
-            environment=self.serves, agent=agent, task=to_task(task), turn=turn, sample=sample
-        )
-        return str(self._ask("Recorded", asked).text)
+        asked = self._ask("Recorded", agent=agent, task=to_task(task), turn=turn, sample=sample)
+        return str(asked.text)
 
     # Worlds.
 
@@ -245,7 +237,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     ) -> RemoteWorld:
         """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
         from kapelle.environments.remote.messages import to_task
-        from kapelle.environments.remote.world import ServerWorld
+        from kapelle.environments.remote.servers import ServerWorld
         from kapelle.wire import environment_v1_pb2 as pb
 
         asked = pb.ResetRequest(
@@ -261,7 +253,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of one episode and wait for it, for environments that have this one as a part."""
-        from kapelle.environments.remote.world import InnerWorld, ScorableInnerWorld, ServerWorld
+        from kapelle.environments.remote.servers import InnerWorld, ScorableInnerWorld, ServerWorld
 
         patience = patience_here.get()
         world = run_async(lambda: self.open_world(task, agents, seed, patience))

@@ -1,1 +1,1 @@
-"""Tools that agents call, and the world in which they do."""
+"""Tools that agents call."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kapelle.environments.expression import MAX_CHARACTERS, decimal, parse_expression, work_out
-from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
-from kapelle.settings.base import Settings
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
 from kapelle.types import Json
 
 _SCHEMA = one_text(
@@ -18,21 +17,14 @@ _SCHEMA = one_text(
 )
 
 
-class Calculator(Settings):
+class Calculator(ToolSettings):
     """One tool, `calculator`."""
 
     tool: Literal["calculator"] = "calculator"
 
-    def check(self) -> None:
-        """Need nothing."""
-
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the calculator's."""
-        return (_SCHEMA,)
-
-    def open(self) -> PlainBox:
+    def open(self) -> Toolbox:
         """Return the calculator."""
-        return PlainBox((Tool(_SCHEMA, calculate),))
+        return Toolbox(Tool(_SCHEMA, calculate))
 
 
 def calculate(arguments: Mapping[str, Json]) -> str:

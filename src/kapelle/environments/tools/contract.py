@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 from kapelle.errors import did_you_mean
 from kapelle.grading.text.tool_call import Form
+from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 
@@ -51,43 +53,29 @@ class Tool:
     """Takes arguments that fit the schema; may block, is called in a thread; ToolFault for the agent."""
 
 
-class Toolbox(Protocol):
-    """The tools of one agent in one episode, with the state that they share."""
+class Toolbox:
+    """The tools of one agent in one episode; a subclass has the state that they share, and frees it."""
 
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """The tools."""
-        ...
+    def __init__(self, *tools: Tool) -> None:
+        self.tools = tools
 
     def close(self) -> None:
-        """Free what they hold; may be called again."""
-        ...
+        """Free what the tools hold, which is nothing here; may be called again."""
 
 
-class ToolSettings(Protocol):
-    """One entry of the setting `tools`."""
+class ToolSettings(Settings):
+    """Base of the entries of the setting `tools`."""
 
     def check(self) -> None:
-        """Raise ConfigError, DataError or SandboxError if the tools are unavailable here."""
-        ...
+        """Raise ConfigError, DataError or SandboxError if the tools are unavailable here; always available by default."""
 
     def schemas(self) -> tuple[ToolSchema, ...]:
         """Return the schemas that agents read; the same in every episode."""
-        ...
+        return tuple(tool.schema for tool in self.open().tools)
 
+    @abstractmethod
     def open(self) -> Toolbox:
         """Return fresh tools for one agent in one episode; what is costly starts with the first call."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlainBox:
-    """Tools without state."""
-
-    tools: tuple[Tool, ...]
-
-    def close(self) -> None:
-        """Hold nothing."""
 
 
 # -------- Arguments of a call, checked against the tool's JSON schema before the tool sees them
@@ -121,7 +109,8 @@ def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
         whole = value == value.to_integral_value() and abs(value) < 2**53
         value = int(value) if whole and "integer" in list(kinds or ()) else float(value)
     if kinds and not any(_is(value, kind) for kind in kinds):
-        raise ToolFault(f"{where} must be {' or '.join(map(str, kinds))}, not {_named(value)}.")
+        found = next((name for name in _TYPES if _is(value, name)), type(value).__name__)
+        raise ToolFault(f"{where} must be {' or '.join(map(str, kinds))}, not {found}.")
     if "enum" in schema and value not in schema["enum"]:
         allowed = ", ".join(map(repr, schema["enum"]))
         raise ToolFault(f"{where} must be one of {allowed}, not {value!r:.80}.")
@@ -151,11 +140,6 @@ def _is(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _named(value: object) -> str:
-    names = [name for name in _TYPES if _is(value, name)]
-    return names[0] if names else type(value).__name__
 
 
 # -------- The prompt about tools: their schemas, and how a call is written in the model's form

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from kapelle.environment import Reads
-from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
 from kapelle.errors import DataError
 from kapelle.runtime.files import folder_content
-from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ _WRITE = ToolSchema(
 )
 
 
-class Files(Settings, Reads):
+class Files(ToolSettings, Reads):
     """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
 
     tool: Literal["files"] = "files"
@@ -81,29 +80,21 @@ class Files(Settings, Reads):
                 f"There is no folder '{self.root}'. Set `root` of the tool `files` to one that exists."
             )
 
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return those of two tools, or of three."""
-        return (_LIST, _READ, _WRITE) if self.write else (_LIST, _READ)
-
     def open(self) -> Folder:
         """Return the folder, or the place of a copy that is made when first used."""
         return Folder(Path(self.root).expanduser(), self.files if self.write else 0)
 
 
-class Folder:
+class Folder(Toolbox):
     """A folder as an agent may use it."""
 
     def __init__(self, root: Path, writes: int) -> None:
         self._root = root
         self._writes = writes
         self._copied: tempfile.TemporaryDirectory[str] | None = None
-        listing, reading, writing = (
-            Tool(_LIST, self.list_files),
-            Tool(_READ, self.read_file),
-            Tool(_WRITE, self.write_file),
-        )
         self._copies = writes > 0
-        self.tools = (listing, reading, writing) if self._copies else (listing, reading)
+        writing = (Tool(_WRITE, self.write_file),) if self._copies else ()
+        super().__init__(Tool(_LIST, self.list_files), Tool(_READ, self.read_file), *writing)
 
     def _place(self) -> Path:
         if not self._copies:
@@ -118,7 +109,13 @@ class Folder:
         """Return the names in a folder, folders with a slash."""
         with self._folder(_parts(arguments.get("folder", "."))) as opened:
             names = sorted(os.listdir(opened))  # noqa: PTH208 (a descriptor, not a path)
-            shown = [f"{name}/" if _is_folder(name, opened) else name for name in names[:MAX_LISTED]]
+            shown = []
+            for name in names[:MAX_LISTED]:
+                try:
+                    folder = stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode)
+                except OSError:  # it has gone meanwhile
+                    folder = False
+                shown.append(f"{name}/" if folder else name)
         more = len(names) - len(shown)
         return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
 
@@ -127,8 +124,12 @@ class Folder:
         parts = _parts(arguments["path"])
         if not parts:
             raise ToolFault("That is a folder. Use `list_files`.")
-        with self._folder(parts[:-1]) as folder, _opened(parts[-1], os.O_RDONLY, folder) as file:
-            data = _contents(file)
+        with (
+            self._folder(parts[:-1]) as folder,
+            _opened(parts[-1], os.O_RDONLY, folder) as file,
+            os.fdopen(os.dup(file), "rb") as stream,
+        ):
+            data = stream.read(4 * MAX_WRITTEN)
         first = max(int(arguments.get("from_line", 1)), 1)
         lines = data.decode("utf-8", errors="replace").splitlines(keepends=True)
         text = "".join(lines[first - 1 :])
@@ -164,7 +165,12 @@ class Folder:
         try:
             for part in parts:
                 if create:
-                    _make_folder(part, opened)
+                    try:
+                        os.mkdir(part, 0o700, dir_fd=opened)
+                    except FileExistsError:
+                        pass
+                    except (OSError, ValueError):
+                        raise ToolFault(f"The folder '{part[:80]}' cannot be made.") from None
                 with _faults(part):
                     inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
                 os.close(opened)
@@ -222,24 +228,3 @@ def _faults(name: str) -> Iterator[None]:
         raise ToolFault(f"'{name}' cannot be opened: {error.strerror}.") from None
     except ValueError:
         raise ToolFault("That name cannot be that of a file.") from None
-
-
-def _make_folder(name: str, parent: int) -> None:
-    try:
-        os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        return
-    except (OSError, ValueError):
-        raise ToolFault(f"The folder '{name[:80]}' cannot be made.") from None
-
-
-def _contents(file: int) -> bytes:
-    with os.fdopen(os.dup(file), "rb") as stream:
-        return stream.read(4 * MAX_WRITTEN)
-
-
-def _is_folder(name: str, parent: int) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except OSError:
-        return False

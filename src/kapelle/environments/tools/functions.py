@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 _NAMES: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-class Functions(Settings):
+class Functions(ToolSettings):
     """Functions of modules that can be imported; they run in this process, with its rights."""
 
     tool: Literal["functions"] = "functions"
@@ -31,13 +30,9 @@ class Functions(Settings):
         """Import them; ConfigError for a missing function or an argument without a known type."""
         self.schemas()
 
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return one schema for each function."""
-        return tuple(tool.schema for tool in self.open().tools)
-
-    def open(self) -> PlainBox:
+    def open(self) -> Toolbox:
         """Return the functions; what they remember they share between episodes."""
-        return PlainBox(tuple(_tool(target) for target in self.functions))
+        return Toolbox(*map(_tool, self.functions))
 
 
 @functools.cache

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kapelle.environment import StartsProgram
-from kapelle.environments.tools.contract import Lost, Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import Lost, Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
 from kapelle.errors import ConfigError
 from kapelle.runtime.credentials import bearer, check_private
-from kapelle.settings.base import FREE, Settings, open_address
+from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _OURS = frozenset(
 """Headers that carry the conversation itself, as all do whose names begin with `mcp-`."""
 
 
-class Mcp(Settings, StartsProgram):
+class Mcp(ToolSettings, StartsProgram):
     """The tools of one server; every agent of every episode has a process, or a session, of its own."""
 
     tool: Literal["mcp"] = "mcp"
@@ -148,14 +148,14 @@ def _connected(settings: Mcp) -> McpConnection:
     return McpConnection(settings)
 
 
-class McpTools:
+class McpTools(Toolbox):
     """One process of a server, or one session, begun when first called, and again after it was lost."""
 
     def __init__(self, settings: Mcp) -> None:
         self._settings = settings
         self._server: McpConnection | None = None
-        self.tools = tuple(
-            Tool(schema, functools.partial(self._call, schema.name)) for schema in settings.schemas()
+        super().__init__(
+            *(Tool(each, functools.partial(self._call, each.name)) for each in settings.schemas())
         )
 
     def _call(self, name: str, arguments: Mapping[str, Json]) -> str:

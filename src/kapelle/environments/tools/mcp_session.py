@@ -19,7 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import httpx2
@@ -35,7 +35,6 @@ from kapelle.runtime.clock import suspend_aware_timeout
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-    from mcp.client import Transport
     from mcp.client._transport import TransportStreams
 
     from kapelle.environments.tools.mcp import Mcp
@@ -146,9 +145,7 @@ MAX_STREAMS = 100
 _UNCOMPRESSED = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
-@functools.cache
-def _trusted() -> ssl.SSLContext:
-    return ssl.create_default_context()
+_trusted = functools.cache(ssl.create_default_context)
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
@@ -164,18 +161,26 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         """Return the answer; httpx2.TransportError when there is none that is allowed."""
         if request.method == "GET":
             return await self._listened(request)
+        in_session = "mcp-session-id" in request.headers
         try:
             if request.method == "DELETE":
                 async with asyncio.timeout(GOODBYE_S):
                     answer = await self._asked(request)
                 await answer.aclose()  # whatever it says, and however slowly
                 return httpx2.Response(answer.status_code)
-            return self._counted(await self._asked(request), "mcp-session-id" in request.headers)
+            answer = await self._asked(request)
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise WebFault("it answered in a compressed form")
         except (WebFault, httpx2.HTTPError) as fault:
             why = (
                 str(fault) if isinstance(fault, WebFault) else f"the request failed ({type(fault).__name__})"
             )
             raise self.failed(why) from None
+        # Outside a session 404 may carry a message: that there is no such method.
+        told = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
+        if answer.status_code in ({401, 403} if told else {401, 403, 404}) or answer.status_code >= 500:
+            self.failed(f"it answered {answer.status_code}")
+        return _streamed(answer, _Counted, self.failed)
 
     async def _listened(self, request: httpx2.Request) -> httpx2.Response:
         """Open the stream on which a server sends its own requests, and decline them.
@@ -188,11 +193,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
                 answer = await self._asked(request)
                 plain = answer.headers.get("Content-Encoding", "identity") == "identity"
                 if answer.status_code == 200 and plain:
-                    assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
-                    stream = _Unasked(answer.stream)
-                    return httpx2.Response(
-                        200, headers=answer.headers, stream=stream, extensions=answer.extensions
-                    )
+                    return _streamed(answer, _Unasked, httpx2.TransportError)
                 await answer.aclose()
         return httpx2.Response(405)
 
@@ -209,9 +210,6 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             raise WebFault(
                 f"the host '{host[:80]}' stands for an address that is not public; `local: true` allows it"
             )
-        return await self._first_reached(request, addresses)
-
-    async def _first_reached(self, request: httpx2.Request, addresses: Sequence[str]) -> httpx2.Response:
         named = {**request.extensions, "sni_hostname": request.url.host}
         for address in addresses:
             url = request.url.copy_with(host=address)
@@ -226,69 +224,54 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
                     raise
         raise AssertionError("there is an address")
 
-    def _counted(self, answer: httpx2.Response, in_session: bool) -> httpx2.Response:
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise WebFault("it answered in a compressed form")
-        # Outside a session 404 may carry a message: that there is no such method.
-        told = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
-        lost = {401, 403} if told else {401, 403, 404}
-        if answer.status_code in lost or answer.status_code >= 500:
-            self.failed(f"it answered {answer.status_code}")
-        assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
-        return httpx2.Response(
-            answer.status_code,
-            headers=answer.headers,
-            stream=_Counted(answer.stream, self),
-            extensions=answer.extensions,
-        )
-
     async def aclose(self) -> None:
         """Close the connections."""
         await self._inner.aclose()
 
 
 class _Counted(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, transport: BoundedTransport) -> None:
-        self._stream, self._transport = stream, transport
+    """A body that ends with `failed` where it is too long."""
+
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, failed: Callable[[str], httpx2.TransportError]
+    ) -> None:
+        self._stream, self._failed = stream, failed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         counted = 0
         async for part in self._stream:
             counted += len(part)
             if counted > MAX_MESSAGE:
-                raise self._transport.failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
+                raise self._failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
             yield part
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-class _Unasked(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
+class _Unasked(_Counted):
+    """A body that merely ends where it breaks or is too long."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_MESSAGE
         with suppress(httpx2.HTTPError):
-            async for part in self._stream:
-                left -= len(part)
-                if left < 0:
-                    return
+            async for part in super().__aiter__():
                 yield part
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+
+def _streamed(
+    answer: httpx2.Response, kind: type[_Counted], failed: Callable[[str], httpx2.TransportError]
+) -> httpx2.Response:
+    assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
+    stream = kind(answer.stream, failed)
+    return httpx2.Response(
+        answer.status_code, headers=answer.headers, stream=stream, extensions=answer.extensions
+    )
 
 
 def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> httpx2.AsyncClient:
     """Return a client whose time limits its user sets; the headers go with every request to its server."""
     sent = {**_UNCOMPRESSED, **(headers or {})}
     return httpx2.AsyncClient(transport=transport, headers=sent, timeout=None, trust_env=False)
-
-
-def transport(*, local: bool) -> BoundedTransport:
-    """Return a transport to public addresses, or to any where a server of one's own is meant."""
-    return BoundedTransport(any_address if local else is_public)
 
 
 # -------- The conversation: the official package's session over the transports above
@@ -309,31 +292,13 @@ for _talkative in ("mcp", "client"):
     logging.getLogger(_talkative).addHandler(logging.NullHandler())
 
 
-class Wire(Protocol):
-    """What carries messages to a server and back."""
-
-    fault: str | None
-    """Why the transport has stopped; None while it works."""
-
-    def streams(self) -> Transport:
-        """Return the package's two streams of messages, for one block."""
-        ...
-
-    def cut(self) -> None:
-        """End the server if it is ours; from any thread."""
-        ...
-
-    def close(self) -> None:
-        """Free what is held when the block of the streams has been left."""
-        ...
-
-
 class Pipes:
     """The wire to a program; what it tells unasked is dropped."""
 
     def __init__(self, program: McpProgram) -> None:
         self.program = program
         self.fault: str | None = None
+        """Why the transport has stopped; None while it works."""
         self._heard = 0
         self.cut, self.close = program.kill, program.close
 
@@ -355,21 +320,22 @@ class Pipes:
     async def _hear(self, told: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         async with told:
             try:
-                await self._pass_on(told)
+                while self._heard <= MAX_ASIDE:
+                    line = await self.program.read_line()
+                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    self._heard += 1
+                    if isinstance(message, types.JSONRPCNotification):
+                        await asyncio.sleep(0)  # lets others have their turn, however much is told
+                    else:
+                        await told.send(SessionMessage(message))
+                why = f"The server sent more than {MAX_ASIDE:,} messages for one question."
+            except ValidationError:
+                why = "The server sent something that is no message."
             except Lost as fault:
-                self.fault = self.fault or str(fault)
+                why = str(fault)
             except anyio.BrokenResourceError:
                 return  # the session has ended
-
-    async def _pass_on(self, told: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        while self._heard <= MAX_ASIDE:
-            message = _message(await self.program.read_line())
-            self._heard += 1
-            if isinstance(message, types.JSONRPCNotification):
-                await asyncio.sleep(0)  # lets others have their turn, however much is told
-            else:
-                await told.send(SessionMessage(message))
-        raise Lost(f"The server sent more than {MAX_ASIDE:,} messages for one question.")
+            self.fault = self.fault or why
 
     async def _say(self, to_say: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with to_say:
@@ -389,7 +355,8 @@ class Requests:
     def __init__(self, settings: Mcp) -> None:
         assert settings.url is not None, "validated"
         self._url, self._headers = settings.url, settings.headers
-        self._carrier = transport(local=settings.local)
+        # To public addresses, or to any where a server of one's own is meant.
+        self._carrier = BoundedTransport(any_address if settings.local else is_public)
         self._ended: str | None = None
 
     @property
@@ -417,20 +384,15 @@ class Requests:
         """Do nothing: the block has closed the connections."""
 
 
-def _message(line: bytes) -> types.JSONRPCMessage:
-    try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValidationError:
-        raise Lost("The server sent something that is no message.") from None
-
-
 class McpConnection:
     """A conversation with a server; its calls block, and any thread may make them."""
 
     def __init__(self, settings: Mcp) -> None:
         """Start or reach the server and open the session; Lost if it does not answer."""
         self._limit_s = settings.call_s
-        self._wire = _wire(settings)
+        self._wire = (
+            Pipes(McpProgram(settings.command, settings.env)) if settings.url is None else Requests(settings)
+        )
         self._loop = _loop_of(os.getpid())
         self._listed = False
         self._opened: Future[ClientSession] = Future()
@@ -465,7 +427,8 @@ class McpConnection:
     async def _within(self, asked: Awaitable[_ANSWER]) -> _ANSWER:
         """Return what the server answers in time; Lost if the connection is gone, ToolFault for what it refuses."""
         answer = asyncio.ensure_future(asked)
-        answer.add_done_callback(_looked_at)
+        # What came of a request whose asker has left is looked at, or Python would print it.
+        answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             async with suspend_aware_timeout(self._limit_s):
                 return await asyncio.shield(answer)
@@ -539,32 +502,17 @@ class McpConnection:
         self._wire.close()
 
 
-def _wire(settings: Mcp) -> Wire:
-    return (
-        Requests(settings) if settings.url is not None else Pipes(McpProgram(settings.command, settings.env))
-    )
-
-
-def _looked_at(answer: asyncio.Future[_ANSWER]) -> None:
-    """Take note of what came of a request whose asker has left, or Python would print it."""
-    if not answer.cancelled():
-        answer.exception()
-
-
 _MAKING = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
     """Return the event loop of this process's conversations; after a fork it is another one."""
     with _MAKING:
-        return _started_loop(process)
-
-
-@functools.lru_cache(maxsize=1)
-def _started_loop(_process: int) -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="kapelle-mcp", daemon=True).start()
-    return loop
+        if process not in _loops:
+            _loops[process] = asyncio.new_event_loop()
+            threading.Thread(target=_loops[process].run_forever, name="kapelle-mcp", daemon=True).start()
+        return _loops[process]
 
 
 _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPPORTED_PROTOCOL_VERSION])
@@ -589,23 +537,21 @@ def text_of(result: types.CallToolResult) -> str:
 
     Structured content is written as JSON if no text represents it.
     """
-    parts = [_part(each) for each in result.content]
+    parts = []
+    for part in result.content:
+        match part:
+            case types.TextContent():
+                parts.append(part.text)
+            case types.ImageContent() | types.AudioContent():
+                parts.append(f"({part.type} that is not text: {part.mime_type[:100]})")
+            case types.ResourceLink():
+                parts.append(f"(resource that was not read: {part.name[:200]}, {part.uri[:1000]})")
+            case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+                parts.append(resource.text)
+            case _:
+                parts.append(f"(resource that is not text: {part.resource.uri[:1000]})")
     if result.structured_content is not None and not any(
         isinstance(each, types.TextContent) and each.text for each in result.content
     ):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(parts) or "(nothing)"
-
-
-def _part(part: types.ContentBlock) -> str:
-    match part:
-        case types.TextContent():
-            return part.text
-        case types.ImageContent() | types.AudioContent():
-            return f"({part.type} that is not text: {part.mime_type[:100]})"
-        case types.ResourceLink():
-            return f"(resource that was not read: {part.name[:200]}, {part.uri[:1000]})"
-        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
-            return resource.text
-        case _:
-            return f"(resource that is not text: {part.resource.uri[:1000]})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import secrets
 from collections.abc import Mapping
@@ -12,11 +11,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from kapelle.environments.tools import python_driver as tool_python_driver
-from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema, one_text
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
 from kapelle.sandbox.contract import Backend, Limits, start
 from kapelle.sandbox.pool import backend, require
 from kapelle.sandbox.session import Session
-from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
+from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json
 
 _SCHEMA = one_text(
@@ -29,7 +28,7 @@ EPISODE_S = 24 * 3600.0
 """Seconds on the clock that an interpreter may wait for an agent to think, all calls together."""
 
 
-class Python(Settings):
+class Python(ToolSettings):
     """One tool, `python`."""
 
     tool: Literal["python"] = "python"
@@ -48,17 +47,13 @@ class Python(Settings):
         """Raise SandboxError if the sandbox is unavailable on this machine."""
         require(backend(self.sandbox))
 
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the interpreter's."""
-        return (_SCHEMA,)
-
     def open(self) -> Interpreter:
         """Return an interpreter that starts with its first program."""
         limits = Limits(wall_s=EPISODE_S, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
         return Interpreter(backend(self.sandbox), limits, self.call_s)
 
 
-class Interpreter:
+class Interpreter(Toolbox):
     """One interpreter in one sandbox; one that is lost is started again, empty."""
 
     def __init__(self, sandbox: Backend, limits: Limits, call_s: float) -> None:
@@ -66,19 +61,29 @@ class Interpreter:
         self._limits = limits
         self._call_s = call_s
         self._session: Session | None = None
-        self.tools = (Tool(_SCHEMA, self.run),)
+        super().__init__(Tool(_SCHEMA, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
         """Run `program` and return what it printed; ToolFault when that ended the interpreter."""
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
-            self._session = start(self._sandbox, {"interpreter.py": _driver()}, command, self._limits)
+            driver = Path(str(tool_python_driver.__file__)).read_bytes()
+            self._session = start(self._sandbox, {"interpreter.py": driver}, command, self._limits)
         # Unknown until now: nothing that an earlier program has written ahead begins with it.
         number = secrets.token_hex(16).encode()
         self._session.send(number + b" " + json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)
         if line is None:
-            raise ToolFault(f"{self._lost()} Its variables are gone; the next program starts afresh.")
+            ended = self._session.ended
+            session, self._session = self._session, None
+            limit = session.finish(kill=True).limit
+            if limit is not None:
+                why = f"The interpreter reached its limit of {limit}."
+            elif ended:
+                why = "The program ended the interpreter."
+            else:
+                why = f"The program took longer than {self._call_s:g} s."
+            raise ToolFault(f"{why} Its variables are gone; the next program starts afresh.")
         answered, _, reply = line.partition(b" ")
         try:
             printed = json.loads(reply) if answered == number else None
@@ -92,26 +97,8 @@ class Interpreter:
         # The driver shares its process with the program: how long its reply is, is the program's choice.
         return printed[: tool_python_driver.MAX_PRINTED].rstrip() or "(nothing was printed)"
 
-    def _lost(self) -> str:
-        assert self._session is not None, "a program has run"
-        ended = self._session.ended
-        session, self._session = self._session, None
-        result = session.finish(kill=True)
-        if result.limit is not None:
-            return f"The interpreter reached its limit of {result.limit}."
-        return (
-            "The program ended the interpreter."
-            if ended
-            else f"The program took longer than {self._call_s:g} s."
-        )
-
     def close(self) -> None:
         """End the interpreter."""
         if self._session is not None:
             self._session.finish(kill=True)
             self._session = None
-
-
-@functools.cache
-def _driver() -> bytes:
-    return Path(str(tool_python_driver.__file__)).read_bytes()

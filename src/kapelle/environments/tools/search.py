@@ -8,22 +8,22 @@ import re
 import sqlite3
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
-from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings, one_text
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.files import content_or_fault, folder_content
 from kapelle.runtime.row_files import SUFFIXES, read_rows
-from kapelle.settings.base import FREE, Settings, open_address
+from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32
@@ -44,15 +44,11 @@ class Passage:
     text: str
 
 
-class Provider(Protocol):
-    """Where results come from."""
-
-    def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return the best results first; ToolFault for the agent."""
-        ...
+Find = Callable[[str, int], Sequence[Passage]]
+"""A query and how many results are wanted → those, the best first; ToolFault for the agent."""
 
 
-class Search(Settings, Reads):
+class Search(ToolSettings, Reads):
     """One tool, `search`."""
 
     tool: Literal["search"] = "search"
@@ -91,30 +87,30 @@ class Search(Settings, Reads):
         if self.key_env is not None and self.key_env not in os.environ:
             raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
         bearer(self.key_env, self.url or "")
-        self._provider()
+        self._find()
 
-    def _provider(self) -> Provider:
+    def _find(self) -> Find:
         if self.url is not None:
-            return Server(self.url, self.local, self.key_env)
+            return functools.partial(ask_server, self.url, self.local, self.key_env)
         assert self.corpus is not None, "validated above"
-        return corpus_index(self.corpus)
+        return corpus_index(self.corpus).search
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the search's."""
+        """Return the search's, without an index."""
         return (_SCHEMA,)
 
-    def open(self) -> PlainBox:
+    def open(self) -> Toolbox:
         """Return the search; its index is shared by the process."""
-        provider = self._provider()
-        return PlainBox((Tool(_SCHEMA, lambda given: _shown(provider.search(given["query"], self.results))),))
+        find = self._find()
 
+        def search(given: Mapping[str, Json]) -> str:
+            found = [
+                f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}"
+                for k, each in enumerate(find(given["query"], self.results), start=1)
+            ]
+            return "\n\n".join(found) or "Nothing was found."
 
-def _shown(found: Sequence[Passage]) -> str:
-    if not found:
-        return "Nothing was found."
-    return "\n\n".join(
-        f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}" for k, each in enumerate(found, start=1)
-    )
+        return Toolbox(Tool(_SCHEMA, search))
 
 
 class CorpusIndex:
@@ -178,37 +174,20 @@ def corpus_index(corpus: str) -> CorpusIndex:
     return CorpusIndex(passages)
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A search server that answers with JSON."""
-
-    url: str
-    local: bool
-    key_env: str | None
-
-    def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return what the server found; ToolFault for an invalid answer."""
-        headers = bearer(self.key_env, self.url)
-        try:
-            value = fetch_json(
-                self.url.replace("{query}", quote(query[:1000], safe="")), headers, local=self.local
-            )
-        except WebFault as fault:
-            raise ToolFault(f"The search failed: {fault}") from None
-        return [_passage(each) for each in _listed(value)[:count]]
-
-
-def _listed(value: Json) -> Sequence[Json]:
+def ask_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
+    """Return what a search server found; ToolFault for an invalid answer."""
+    try:
+        asked = url.replace("{query}", quote(query[:1000], safe=""))
+        value = fetch_json(asked, bearer(key_env, url), local=local)
+    except WebFault as fault:
+        raise ToolFault(f"The search failed: {fault}") from None
     results = value.get("results") if isinstance(value, Mapping) else value
     if not isinstance(results, list):
         raise ToolFault("The search failed: the server did not answer with a list.")
-    return results
-
-
-def _passage(value: Json) -> Passage:
-    if not isinstance(value, Mapping):
-        raise ToolFault("The search failed: a result of the server is no object.")
-    text = next(
-        (value[name] for name in ("text", "snippet", "content") if isinstance(value.get(name), str)), ""
-    )
-    return Passage(str(value.get("title", "")), text)
+    found = []
+    for each in results[:count]:
+        if not isinstance(each, Mapping):
+            raise ToolFault("The search failed: a result of the server is no object.")
+        texts = (each[name] for name in ("text", "snippet", "content") if isinstance(each.get(name), str))
+        found.append(Passage(str(each.get("title", "")), next(texts, "")))
+    return found

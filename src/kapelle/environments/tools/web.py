@@ -103,26 +103,20 @@ def fetch(
     that follow it.
     """
     deadline = time.monotonic() + timeout_s
-    first, sent = _origin(_checked(url)), headers
+    first, sent = None, headers
     for _ in range(MAX_HOPS):
         parts = _checked(url)
-        sent = sent if _origin(parts) == first else {}
+        origin = parts.scheme, (parts.hostname or "").lower(), _port(parts)
+        first = first or origin
+        sent = sent if origin == first else {}
         moved, body = _one_hop(parts, sent, allowed, resolve, deadline, max_bytes)
         if moved is None:
             return Page(url, body)
-        url = _joined(url, moved)
+        try:
+            url = urljoin(url, moved)
+        except ValueError:
+            raise WebFault("the address cannot be read") from None
     raise WebFault(f"it redirects more than {MAX_HOPS} times")
-
-
-def _joined(url: str, moved: str) -> str:
-    try:
-        return urljoin(url, moved)
-    except ValueError:
-        raise WebFault("the address cannot be read") from None
-
-
-def _origin(parts: SplitResult) -> tuple[str, str, int]:
-    return parts.scheme, (parts.hostname or "").lower(), _port(parts)
 
 
 def _port(parts: SplitResult) -> int:
@@ -180,7 +174,12 @@ def _one_hop(
                 raise WebFault(f"the server answered {answer.status}")
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise WebFault("the server answered in a compressed form")
-            return None, _body(answer, max_bytes)
+            data = bytearray()
+            while part := answer.read1(65536):
+                data += part
+                if len(data) > max_bytes:
+                    raise WebFault(f"the answer has more than {max_bytes:,} bytes")
+            return None, bytes(data)
     except (OSError, http.client.HTTPException, UnicodeError) as fault:
         raise WebFault(f"the request failed ({type(fault).__name__})") from None
 
@@ -192,11 +191,21 @@ def _left(deadline: float) -> float:
     return left
 
 
-class _PageReader(io.RawIOBase):
-    """What a connection receives until a deadline, which a trickle of bytes cannot extend."""
+class _Bounded(io.RawIOBase):
+    """A connection that ends at a deadline, as `http.client` uses one; whoever opened the stream closes it.
+
+    A trickle of bytes cannot extend it.
+    """
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
         self._stream, self._deadline = stream, deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._stream.settimeout(_left(self._deadline))
+        self._stream.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
@@ -205,31 +214,5 @@ class _PageReader(io.RawIOBase):
         self._stream.settimeout(_left(self._deadline))
         return self._stream.recv_into(buffer)
 
-
-@dataclass(frozen=True, slots=True)
-class _Bounded:
-    """A connection that ends at a deadline, as `http.client` uses one; whoever opened the stream closes it."""
-
-    stream: socket.socket
-    deadline: float
-
-    def sendall(self, data: bytes) -> None:
-        self.stream.settimeout(_left(self.deadline))
-        self.stream.sendall(data)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_PageReader(self.stream, self.deadline))
-
     def close(self) -> None:
         pass
-
-
-def _body(answer: http.client.HTTPResponse, most: int) -> bytes:
-    data = bytearray()
-    while True:
-        part = answer.read1(65536)
-        if not part:
-            return bytes(data)
-        data += part
-        if len(data) > most:
-            raise WebFault(f"the answer has more than {most:,} bytes")

@@ -19,8 +19,7 @@ from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
-from kapelle.environments.external import External
-from kapelle.environments.external.switchboard import Over, Switchboard, WaitingEpisode, switched_on
+from kapelle.environments.external import External, Over, Switchboard, WaitingEpisode, switched_on
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
