@@ -36,10 +36,14 @@ def capture_random() -> dict[str, object]:
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Set the global generators to what `capture_random` returned; one that it does not hold stays as it is."""
+    """Set the global generators to what `capture_random` returned; one that it does not hold stays as it is.
+
+    Where there are fewer devices than there were, the states of the missing ones are left out.
+    """
     _set_host_states(state)
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, generator in zip(range(devices), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(generator, device)
 
 
 def random_as_lists(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ async def test_what_is_heard_is_the_beginning_of_the_answer(engine: LocalEngine,
         assert each.calls > 1
         assert tuple(each.ids) == answer.ids[: len(each.ids)]
         assert tuple(each.logprobs) == answer.logprobs[: len(each.ids)]
-    assert answers[0] == await engine.generate(request(100, seed=1)), "hearing changes nothing"
+    unheard = await asyncio.gather(*(engine.generate(request(n, seed)) for seed, n in ((1, 100), (2, 70), (3, 3))))
+    assert answers == unheard, "hearing changes nothing"
 
 
 async def test_a_short_answer_does_not_wait_for_the_long_ones(engine: LocalEngine) -> None:

@@ -41,9 +41,9 @@ class Local(Settings, AllowsInterrupts):
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's models."""
         from kapelle.engines.rollout.local.engine import LocalEngine
-        from kapelle.engines.rollout.local.step_graphs import on_cuda
+        from kapelle.engines.rollout.local.step_graphs import nowhere, on_cuda
 
-        recorder_on = on_cuda if self.graphs == "auto" else lambda _device: None
+        recorder_on = on_cuda if self.graphs == "auto" else nowhere
         return LocalEngine(
             models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on, patience=self.patience
         )

@@ -1,0 +1,74 @@
+"""How often sampling and updates ask a GPU for something: nothing grows with rows, tokens or samples unnoticed.
+
+Cohorts, rows that joined at different times, are read one after another: launches and waits grow with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.engines.test_on_a_gpu import model_on_device
+from tests.support.tiny import draw_samples, lora_policies, train_engine, with_behaviour
+from tests.twin.cuda import Counts, counted
+
+from kapelle.algorithms.grpo import GRPO
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
+from kapelle.engines.train.protocol import Objective
+from kapelle.models.fast import fused
+from kapelle.types import Sampling
+
+STEPS = 8
+
+
+def decode_steps(rows: int, recorder_on: Callable[[torch.device], GraphRecorder | None] = nowhere) -> Counts:
+    """Count `STEPS` decode steps of rows that joined together, half of them with another adapter."""
+    decoder = Decoder(model_on_device("bfloat16"), 2, recorder_on=recorder_on)
+    decoder.join([Job("ab"[k % 2], tuple(range(7, 16)), Sampling(max_tokens=70), k) for k in range(rows)])
+    decoder.advance(2)  # the first ones are warmed up and recorded
+    with counted() as counts:
+        decoder.advance(STEPS)
+    return counts
+
+
+@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
+def test_a_decode_step_costs_the_same_for_any_number_of_rows(
+    most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "LARGEST", most)
+    few, many = decode_steps(4), decode_steps(32)
+    assert few == many
+    assert many["waits"] == STEPS  # whether a row ended
+    assert not many.keys() & {"up", "down", "across", "refused"}
+
+
+def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "LARGEST", 0)
+    counts = decode_steps(32, on_cuda)
+    assert counts["replays"] == STEPS
+    assert counts["launches"] <= 40 * STEPS  # draws of tokens and ends
+    assert counts["waits"] == STEPS
+
+
+def update(samples: int, tokens: int) -> Counts:
+    """Count the second update of two adapters; the first one makes the optimisers' moments."""
+    engine = train_engine(
+        lora_policies("a", "b"), models={"base": model_on_device("bfloat16", adapted=False)}
+    )
+    drawn = with_behaviour(engine, draw_samples(["a", "b"], [(9, tokens)] * (samples // 2)))
+    objective = Objective(GRPO().build().policy_loss, parity=False)
+    engine.update(drawn, objective)
+    with counted() as counts:
+        engine.update(drawn, objective)
+    return counts
+
+
+def test_an_update_of_one_pass_costs_the_same_for_any_number_of_samples_and_tokens() -> None:
+    few, many, long = update(4, 8), update(16, 8), update(16, 32)
+    assert few == many == long
+    assert many["waits"] <= 36
+    assert many["up"] <= 13
+    assert not many.keys() & {"across", "refused"}

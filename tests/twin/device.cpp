@@ -1,0 +1,386 @@
+// A CUDA device for a CPU build of torch: its tensors say `cuda:0`, and their memory is the machine's own.
+//
+// Every operation on them runs by its CPU kernel, on aliases of the same memory. On the way it is reported to a listener as
+// CUDA would see it: a launch, a copy up, down or across, or a wait for the device. What CUDA refuses is refused: tensors
+// of two devices in one operation, and waits and copies while a graph is captured. A captured graph holds operations, and
+// runs them again on the same tensors.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <map>
+#include <set>
+
+using at::Tensor;
+using c10::Device, c10::DeviceIndex, c10::IValue, c10::Storage, c10::StorageImpl, c10::Stream;
+using Keys = c10::DispatchKeySet;
+
+namespace {
+
+constexpr DeviceIndex DEVICES = 2;
+thread_local DeviceIndex current = 0;
+
+enum Event { LAUNCH, FREE, UP, DOWN, ACROSS, WAIT, SCALAR, REFUSED };
+void (*listener)(const char* operation, int event, long bytes) = nullptr;
+void report(const std::string& operation, Event event, long bytes = 0) {
+  if (listener) listener(operation.c_str(), event, bytes);
+}
+[[noreturn]] void refuse(const std::string& operation, const std::string& why) {
+  report(operation, REFUSED);
+  TORCH_CHECK(false, "twin: ", operation, ": ", why);
+}
+
+// -------- The device that torch asks for: one stream, whose work is always done
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  Device getDevice() const override { return Device(c10::kCUDA, current); }
+  void setDevice(Device device) const override { if (device.has_index()) current = device.index(); }
+  void uncheckedSetDevice(Device device) const noexcept override { if (device.has_index()) current = device.index(); }
+  Device exchangeDevice(Device device) const override { Device old = getDevice(); setDevice(device); return old; }
+  Stream getStream(Device device) const noexcept override { return Stream(Stream::DEFAULT, device); }
+  Stream getDefaultStream(Device device) const override { return Stream(Stream::DEFAULT, device); }
+  Stream getNewStream(Device device, int) const override { return Stream(Stream::DEFAULT, device); }
+  Stream exchangeStream(Stream stream) const noexcept override { return stream; }
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream&) const override {}
+  void synchronizeDevice(const DeviceIndex) const override {}
+  void record(void**, const Stream&, const DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  DeviceIndex deviceCount() const noexcept override { return DEVICES; }
+  c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
+};
+const c10::impl::DeviceGuardImplRegistrar guard_registered(c10::DeviceType::CUDA, new Guard());
+
+struct Hooks final : at::CUDAHooksInterface {
+  explicit Hooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  int getNumGPUs() const override { return DEVICES; }
+  DeviceIndex deviceCount() const override { return DEVICES; }
+  DeviceIndex current_device() const override { return current; }
+  DeviceIndex getCurrentDevice() const override { return current; }
+  void setCurrentDevice(DeviceIndex index) const override { current = index; }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override { return std::exchange(current, index < 0 ? current : index); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return exchangeDevice(index); }
+  void deviceSynchronize(DeviceIndex) const override {}
+  // Draws are those of a CPU, so that runs on both can be compared.
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+};
+
+// -------- Memory: a storage of the device holds the CPU storage whose memory it is
+
+std::atomic<long> bytes_held{0}, most_bytes_held{0};
+
+struct Held {
+  Storage cpu;
+  long bytes;
+  explicit Held(const Storage& storage) : cpu(storage), bytes(static_cast<long>(storage.nbytes())) {
+    long now = bytes_held += bytes, most = most_bytes_held;
+    while (now > most && !most_bytes_held.compare_exchange_weak(most, now)) {}
+  }
+  ~Held() { bytes_held -= bytes; }
+  static Held& of(const StorageImpl& cuda) { return *static_cast<Held*>(cuda.data_ptr().get_context()); }
+};
+c10::DataPtr on_device(const Storage& cpu, DeviceIndex index) {
+  return c10::DataPtr(cpu.mutable_data(), new Held(cpu), [](void* held) { delete static_cast<Held*>(held); }, Device(c10::kCUDA, index));
+}
+Storage resizable(size_t bytes, c10::DataPtr data, c10::Allocator* allocator) {
+  return Storage(c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, true));
+}
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* memory = c10::GetCPUAllocator();
+    return on_device(resizable(bytes, memory->allocate(bytes), memory), current);
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+} allocator;
+const bool allocator_set = (c10::SetAllocator(c10::kCUDA, &allocator, 200), true);
+
+Tensor tensor_like(const Tensor& like, Storage storage, Keys keys, bool view) {
+  Tensor made = view ? at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, like.dtype())
+                     : at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  auto* impl = made.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  impl->_set_conj(like.is_conj());
+  impl->_set_neg(like.is_neg());
+  return made;
+}
+Tensor alias_of(const Tensor& cuda) {
+  return tensor_like(cuda, Held::of(*cuda.storage().unsafeGetStorageImpl()).cpu, Keys(c10::DispatchKey::CPU), false);
+}
+long size_of(const Tensor& tensor) { return static_cast<long>(tensor.numel() * tensor.element_size()); }
+
+// Apply `change` to every tensor in a value, lists of tensors included.
+template <class Change> IValue mapped(const IValue& value, Change change) {
+  if (value.isTensor()) return value.toTensor().defined() ? IValue(change(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& each : value.toTensorVector()) list.push_back(change(each));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const auto& each : value.toOptionalTensorVector()) list.push_back(each ? std::optional<Tensor>(change(*each)) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
+// -------- One operation: its arguments as aliases on the CPU, and what came of it back on the device
+
+struct Call {
+  std::vector<std::pair<Tensor, Tensor>> aliases;  // (on the device, on the CPU)
+  std::vector<std::pair<Storage, Storage>> storages;
+  int on_cpu = 0, unwrapped_scalars = 0;
+  DeviceIndex index = -1;
+  bool two_devices = false, names_a_device = false;
+
+  Tensor down(const Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_cuda()) {
+      if (tensor.dim()) ++on_cpu;
+      else if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) ++unwrapped_scalars;
+      return tensor;
+    }
+    two_devices |= index >= 0 && index != tensor.get_device();
+    if (index < 0) index = tensor.get_device();
+    for (auto& [cuda, cpu] : aliases) if (cuda.is_same(tensor)) return cpu;
+    aliases.emplace_back(tensor, alias_of(tensor));
+    return aliases.back().second;
+  }
+  IValue down(const IValue& value) {
+    if (value.isDevice()) {
+      names_a_device = true;
+      if (!value.toDevice().is_cuda()) return value;
+      if (index < 0 && value.toDevice().has_index()) index = value.toDevice().index();
+      return Device(c10::kCPU);
+    }
+    if (value.isStorage() && value.toStorage().device_type() == c10::kCUDA) {
+      storages.emplace_back(Held::of(*value.toStorage().unsafeGetStorageImpl()).cpu, value.toStorage());
+      return storages.back().first;
+    }
+    return mapped(value, [this](const Tensor& tensor) { return down(tensor); });
+  }
+  Storage storage_of(const Storage& cpu) {
+    for (auto& [mine, cuda] : storages) if (mine.is_alias_of(cpu)) return cuda;
+    for (auto& [cuda, mine] : aliases) if (mine.storage().is_alias_of(cpu) && cpu.unsafeGetStorageImpl() == mine.storage().unsafeGetStorageImpl()) return cuda.storage();
+    return resizable(cpu.nbytes(), on_device(cpu, index < 0 ? current : index), &allocator);
+  }
+  Tensor up(const Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != c10::kStrided) return tensor;
+    for (auto& [cuda, cpu] : aliases) if (cpu.is_same(tensor)) return cuda;
+    for (auto& [cuda, cpu] : aliases)
+      if (cpu.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl()) return tensor_like(tensor, cuda.storage(), cuda.key_set(), true);
+    return tensor_like(tensor, storage_of(tensor.storage()), Keys(c10::DispatchKey::CUDA), false);
+  }
+  void take_over() {  // sizes, memory and storages that the operation has changed
+    for (auto& [cuda, cpu] : aliases) {
+      auto* storage = cuda.storage().unsafeGetStorageImpl();
+      if (Held::of(*storage).cpu.unsafeGetStorageImpl() != cpu.storage().unsafeGetStorageImpl()) {
+        cuda.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_of(cpu.storage()));
+      } else if (storage->data_ptr().get() != cpu.storage().data_ptr().get() || storage->nbytes() != cpu.storage().nbytes()) {
+        storage->set_data_ptr_noswap(on_device(cpu.storage(), cuda.get_device()));
+        storage->set_nbytes(cpu.storage().nbytes());
+      }
+      if (cuda.sizes() != cpu.sizes() || cuda.strides() != cpu.strides() || cuda.storage_offset() != cpu.storage_offset())
+        cuda.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+    }
+  }
+};
+
+struct Recorded { c10::OperatorHandle operation; std::vector<IValue> arguments; std::vector<Tensor> results; };
+using Graph = std::vector<Recorded>;
+std::map<long, Graph> graphs;
+thread_local Graph* capturing = nullptr;
+
+const std::set<std::string> WAITS = {"_local_scalar_dense", "nonzero", "nonzero.out", "masked_select", "masked_select.out", "_unique", "_unique2",
+  "unique_consecutive", "unique_dim", "unique_dim_consecutive", "bincount", "histc", "equal", "repeat_interleave.Tensor"};
+const std::set<std::string> WITHOUT_A_KERNEL = {"empty.memory_format", "empty_strided", "resize_", "set_", "set_.source_Storage",
+  "set_.source_Storage_storage_offset", "set_.source_Tensor", "record_stream", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice"};
+
+bool by_truth_values(const IValue& indices) {
+  for (const auto& each : indices.toOptionalTensorVector())
+    if (each && each->defined() && (each->scalar_type() == at::kBool || each->scalar_type() == at::kByte)) return true;
+  return false;
+}
+
+void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
+  const auto& schema = operation.schema();
+  std::string name = schema.name().substr(schema.name().find("::") + 2);
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  std::vector<IValue> given(stack->end() - schema.arguments().size(), stack->end());
+  torch::jit::drop(*stack, given.size());
+  Call call;
+  c10::Stack inside;
+  for (const IValue& value : given) inside.push_back(call.down(value));
+  bool writes = false, views = false;
+  for (const auto& argument : schema.arguments()) writes |= argument.alias_info() && argument.alias_info()->isWrite();
+  for (const auto& result : schema.returns()) views |= result.alias_info() != nullptr;
+
+  // What this is to a CUDA device.
+  Event event = LAUNCH;
+  long bytes = 0;
+  const bool indexes = name.rfind("index.", 0) == 0 || name == "_index_put_impl_";
+  if (name == "copy_") {
+    const Tensor &to = given[0].toTensor(), &from = given[1].toTensor();
+    if (to.is_cuda() && from.is_cuda()) event = to.device() == from.device() ? LAUNCH : ACROSS;
+    else event = to.is_cuda() ? UP : DOWN;
+    bytes = size_of(to);
+  } else if (WITHOUT_A_KERNEL.count(name) || (views && !writes)) {
+    event = FREE;
+  } else {
+    if (!call.aliases.empty() && call.on_cpu && !indexes) refuse(name, "Expected all tensors to be on the same device");
+    if (call.two_devices) refuse(name, "tensors of two CUDA devices");
+    // One value for what a mask chooses needs no count of it.
+    const bool counts = indexes && by_truth_values(given[1]) && !(name[0] == '_' && given[2].toTensor().numel() == 1);
+    if (WAITS.count(name) || counts) event = WAIT;
+    if (indexes && call.on_cpu) report(name, UP);
+    if (call.unwrapped_scalars && !call.aliases.empty()) report(name, SCALAR);
+    for (auto& [cuda, cpu] : call.aliases) bytes += size_of(cpu);
+  }
+  if (capturing && event != LAUNCH && event != FREE) refuse(name, "operation not permitted when stream is capturing");
+
+  // A captured operation runs for its shapes alone: what it writes is put back.
+  const bool records = capturing && event == LAUNCH;
+  std::vector<std::pair<Tensor, Tensor>> before;
+  if (records && writes) for (auto& [cuda, cpu] : call.aliases) before.emplace_back(cpu, cpu.clone());
+  // CUDA's softmax reads half precision and writes float32 in one kernel, and back.
+  std::optional<at::ScalarType> narrow;
+  if ((schema.name() == "aten::_softmax" || schema.name() == "aten::_log_softmax") && given[2].toBool()) {
+    inside[0] = inside[0].toTensor().to(at::kFloat);
+    inside[2] = false;
+  } else if (name.find("softmax_backward_data") != std::string::npos && given[3].toScalarType() != given[0].toTensor().scalar_type()) {
+    narrow = given[3].toScalarType();
+    inside[3] = given[0].toTensor().scalar_type();
+  }
+  operation.redispatchBoxed(Keys(c10::DispatchKey::CPU), &inside);
+  if (narrow) inside[0] = inside[0].toTensor().to(*narrow);
+  for (auto& [now, then] : before) if (now.sizes() == then.sizes()) now.copy_(then);
+  call.take_over();
+  std::vector<Tensor> results;
+  for (const IValue& value : inside) {
+    const bool here = event == DOWN || (call.aliases.empty() && !call.names_a_device && !value.isTensorList());
+    stack->push_back(event == DOWN ? given[0] : here ? value : mapped(value, [&](const Tensor& tensor) { return call.up(tensor); }));
+    mapped(stack->back(), [&](const Tensor& tensor) { if (event == LAUNCH) bytes += size_of(tensor); results.push_back(tensor); return tensor; });
+  }
+  if (records) capturing->push_back({operation, given, results});
+  report(name, event, bytes);
+}
+
+void replay(const Graph& graph) {
+  for (const Recorded& each : graph) {
+    c10::Stack stack(each.arguments.begin(), each.arguments.end());
+    run(each.operation, &stack);
+    size_t k = 0;
+    for (const IValue& value : stack) mapped(value, [&](const Tensor& made) {
+      const Tensor& kept = each.results.at(k++);
+      if (!kept.is_same(made) && kept.data_ptr() != made.data_ptr()) alias_of(kept).copy_(alias_of(made));
+      return made;
+    });
+  }
+}
+
+// -------- Attention: the kernel that CUDA would choose (without cuDNN's), computed by the CPU's flash attention
+
+int64_t chosen(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double, bool causal, std::optional<double>, bool shares_heads) {
+  enum { PRODUCTS, FLASH, EFFICIENT };
+  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, masked = mask && mask->defined();
+  const bool own_heads = q.size(1) == k.size(1), dense = q.dim() == 4 && q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1;
+  if (dense && !masked && half && q.size(-1) <= 256 && (own_heads || shares_heads) && !(causal && q.size(2) != k.size(2))) return FLASH;
+  const bool aligned = q.size(-1) % (half ? 8 : 4) == 0;
+  if (dense && own_heads && aligned && (half || q.scalar_type() == at::kFloat) && !(masked && mask->requires_grad())) return EFFICIENT;
+  return PRODUCTS;
+}
+const bool choice_set = (at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&chosen), true);
+
+Tensor repeated(const Tensor& keys, const Tensor& q) { return keys.size(1) == q.size(1) ? keys : keys.repeat_interleave(q.size(1) / keys.size(1), 1); }
+Tensor given_back(const Tensor& gradient, const Tensor& keys) {
+  return gradient.size(1) == keys.size(1) ? gradient : gradient.unflatten(1, {keys.size(1), -1}).sum(2);
+}
+std::tuple<Tensor, Tensor> attend(const char* name, const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias, bool causal, std::optional<double> scale) {
+  Call call;
+  Tensor a = call.down(q), b = repeated(call.down(k), q), c = repeated(call.down(v), q);
+  std::optional<Tensor> d = bias && bias->defined() ? std::optional<Tensor>(call.down(*bias)) : std::nullopt;
+  auto [out, logs] = at::_scaled_dot_product_flash_attention_for_cpu(a, b, c, 0.0, causal, d, scale);
+  report(name, LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out));
+  return {call.up(out), call.up(logs)};
+}
+std::tuple<Tensor, Tensor, Tensor> attend_back(const char* name, const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& logs, const std::optional<Tensor>& bias, bool causal, std::optional<double> scale) {
+  Call call;
+  Tensor a = call.down(q), b = call.down(k), c = call.down(v);
+  std::optional<Tensor> d = bias && bias->defined() ? std::optional<Tensor>(call.down(*bias)) : std::nullopt;
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(call.down(g), a, repeated(b, q), repeated(c, q), call.down(out), call.down(logs), 0.0, causal, d, scale);
+  report(name, LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out));
+  return {call.up(dq), call.up(given_back(dk, b)), call.up(given_back(dv, c))};
+}
+Tensor nothing(const Tensor& q, at::ScalarType type = at::kLong) { return at::empty({0}, q.options().dtype(type)); }
+
+using Optional = const std::optional<Tensor>&;
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> flash(const Tensor& q, const Tensor& k, const Tensor& v, double, bool causal, bool, std::optional<double> scale) {
+  auto [out, logs] = attend("flash attention", q, k, v, std::nullopt, causal, scale);
+  return {out, logs, nothing(q), nothing(q), q.size(2), k.size(2), nothing(q), nothing(q), nothing(q)};
+}
+std::tuple<Tensor, Tensor, Tensor> flash_back(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& logs, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, double, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
+  return attend_back("flash attention, backward", g, q, k, v, out, logs, std::nullopt, causal, scale);
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor& k, const Tensor& v, Optional bias, bool, double, bool causal, std::optional<double> scale) {
+  auto [out, logs] = attend("efficient attention", q, k, v, bias, causal, scale);
+  return {out, logs, nothing(q), nothing(q)};
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_back(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& out, const Tensor& logs, const Tensor&, const Tensor&, double, std::array<bool, 4>, bool causal, std::optional<double> scale) {
+  auto [dq, dk, dv] = attend_back("efficient attention, backward", g, q, k, v, out, logs, bias, causal, scale);
+  return {dq, dk, dv, Tensor()};
+}
+
+}  // namespace
+
+namespace at { namespace { C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", ::Hooks) } }
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>()); }
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("_scaled_dot_product_flash_attention", &flash);
+  library.impl("_scaled_dot_product_flash_attention_backward", &flash_back);
+  library.impl("_scaled_dot_product_efficient_attention", &efficient);
+  library.impl("_scaled_dot_product_efficient_attention_backward", &efficient_back);
+  // These would fall into several operations, which CUDA runs as one.
+  for (const char* name : {"copy_", "_grouped_mm", "set_", "set_.source_Tensor", "record_stream"}) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
+  for (const auto& each : c10::Dispatcher::singleton().getAllOpNames())
+    if (each.name.rfind("aten::_foreach_", 0) == 0 && each.overload_name.find("out") == std::string::npos)
+      library.impl((each.name.substr(6) + (each.overload_name.empty() ? "" : "." + each.overload_name)).c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
+extern "C" {
+void twin_listen(void (*with)(const char*, int, long)) { listener = with; }
+int twin_device(int index) { return index < 0 ? current : std::exchange(current, index); }
+long twin_bytes(int most) { return most ? most_bytes_held : bytes_held; }
+void twin_reset_most() { most_bytes_held = bytes_held.load(); }
+void twin_capture() { capturing = new Graph(); }
+long twin_captured() {
+  static long made = 0;
+  graphs[++made] = std::move(*capturing);
+  delete std::exchange(capturing, nullptr);
+  return made;
+}
+long twin_size(long graph) { return static_cast<long>(graphs.at(graph).size()); }
+void twin_forget(long graph) { graphs.erase(graph); }
+void twin_replay(long graph) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  auto heard = std::exchange(listener, nullptr);
+  replay(graphs.at(graph));
+  listener = heard;
+}
+}
