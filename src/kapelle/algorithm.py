@@ -356,22 +356,23 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         return callable(value) and not isinstance(value, type)
 
     need(isinstance(row.name, str), "name", row.name, "Give a text.")
-    for part, value in (("data", Data), ("update", Update)):
+    for part, kind in (("data", Data), ("update", Update)):
         found = getattr(row, part)
-        need(isinstance(found, value), part, found, f"Give a kapelle.algorithm.{value.__name__}.")
+        need(isinstance(found, kind), part, found, f"Give a kapelle.algorithm.{kind.__name__}.")
     need(
         isinstance(row.update.order, Order),
         "update.order",
         row.update.order,
         "Give a kapelle.algorithm.Order.",
     )
-    for part, count in (
-        ("data.group_size", row.data.group_size),
-        ("update.epochs", row.update.epochs),
-        ("update.minibatches", row.update.minibatches),
-    ):
-        whole = isinstance(count, int) and not isinstance(count, bool)
-        need(whole and count >= 1, part, count, "Give a whole number from 1 on.")
+    counts: dict[str, object] = {
+        "data.group_size": row.data.group_size,
+        "update.epochs": row.update.epochs,
+        "update.minibatches": row.update.minibatches,
+    }
+    for part, count in counts.items():
+        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        need(whole, part, count, "Give a whole number from 1 on.")
     need(
         row.data.source in ("rollout", "demonstrations"),
         "data.source",
@@ -400,15 +401,12 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         raise ConfigError(
             f"{who} plays and gives no credit. Give `credit`, a function of groups and signals that returns credit by `TurnKey`."
         )
-    for part, value, like in (
-        ("needs", row.needs, "MySignal()"),
-        ("after_update", row.after_update, "MyHook()"),
-        ("checks", row.checks, "my_check"),
-    ):
+    for part, like in (("needs", "MySignal()"), ("after_update", "MyHook()"), ("checks", "my_check")):
+        entries = getattr(row, part)
         need(
-            isinstance(value, tuple | list),
+            isinstance(entries, tuple | list),
             part,
-            value,
+            entries,
             f"Write a tuple, with a comma after a single entry: ({like},).",
         )
     for signal in row.needs:

@@ -81,10 +81,10 @@ _device.twin_listen(_listener)
 
 
 def _index_of(device: Any) -> int:
-    if device is None or isinstance(device, int):
-        return -1 if device is None else device
-    index = torch.device(device).index
-    return -1 if index is None else index
+    if isinstance(device, int):
+        return device
+    found: int | None = None if device is None else torch.device(device).index
+    return -1 if found is None else found
 
 
 class _Stream:
@@ -174,13 +174,19 @@ def install() -> None:
         "stream": lambda _: nullcontext(),
         "CUDAGraph": _Graph,
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-    torch.cuda.random.manual_seed_all = lambda _: None
-    torch.version.cuda = "13.0"
-    torch.Tensor.record_stream = lambda *_: None
-    for kind in (torch.Tensor, torch.nn.Parameter):
-        kind.__deepcopy__ = _deepcopy_of(kind.__deepcopy__)
+    places: list[tuple[Any, dict[str, Any]]] = [
+        (torch.cuda, answers),
+        (torch.cuda.random, {"manual_seed_all": lambda _: None}),
+        (torch.version, {"cuda": "13.0"}),
+        (torch.Tensor, {"record_stream": lambda *_: None}),
+        *(
+            (kind, {"__deepcopy__": _deepcopy_of(kind.__deepcopy__)})
+            for kind in (torch.Tensor, torch.nn.Parameter)
+        ),
+    ]
+    for place, named in places:
+        for name, answer in named.items():
+            setattr(place, name, answer)
 
 
 def _deepcopy_of(plain: Any) -> Any:

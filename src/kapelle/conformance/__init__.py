@@ -270,7 +270,9 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
         speakers += [(task, scripted(environment, task)) for task in tasks]
     for task, say in speakers:
         secrets: list[tuple[str, str]] = []
-        for owner in agents if offers(environment, Private) else ():
+        for owner in agents:
+            if not offers(environment, Private):
+                break
             own: object = asked("private", SECONDS, environment.private, task, owner, agents)
             if isinstance(own, str) or not isinstance(own, Sequence):
                 raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")

@@ -59,8 +59,10 @@ async def test_what_is_heard_is_the_beginning_of_the_answer(engine: LocalEngine,
         assert each.calls > 1
         assert tuple(each.ids) == answer.ids[: len(each.ids)]
         assert tuple(each.logprobs) == answer.logprobs[: len(each.ids)]
-    unheard = await asyncio.gather(*(engine.generate(request(n, seed)) for seed, n in ((1, 100), (2, 70), (3, 3))))
-    assert answers == unheard, "hearing changes nothing"
+    unheard = await asyncio.gather(
+        *(engine.generate(request(n, seed)) for seed, n in ((1, 100), (2, 70), (3, 3)))
+    )
+    assert list(answers) == unheard, "hearing changes nothing"
 
 
 async def test_a_short_answer_does_not_wait_for_the_long_ones(engine: LocalEngine) -> None:
