@@ -26,7 +26,7 @@ from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ConfigError, ModelError
-from kapelle.models import quantisation
+from kapelle.models import devices
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
 from kapelle.rows import Sample
@@ -140,9 +140,9 @@ class TestSettings:
         assert codes.bnb_4bit_compute_dtype == torch.bfloat16
 
     def test_it_is_refused_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(quantisation, "find_spec", lambda _: None)
+        monkeypatch.setattr(devices, "find_spec", lambda _: None)
         with pytest.raises(ConfigError, match=r"`model.quantization: nf4` needs bitsandbytes"):
-            quantisation.check_four_bit("some/model")
+            devices.check_four_bit("some/model")
 
     def test_it_is_refused_for_the_embedded_model(self) -> None:
         with pytest.raises(ConfigError, match=r"reads a pretrained model, but `model.path` is `embedded`"):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
-from kapelle.models.loading_checks import check_architecture
+from kapelle.models.weight_files import check_architecture
 
 
 def folder(place: Path, family: str, **settings: Any) -> str:

@@ -21,13 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
 from kapelle.models.checksums import verify_folder
-from kapelle.models.devices import keep_freed_memory
+from kapelle.models.devices import four_bit, keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only
-from kapelle.models.quantisation import four_bit
 from kapelle.models.renderer import ChatRenderer
 from kapelle.settings.schema import ModelConfig
 
@@ -64,7 +63,29 @@ class LanguageModel:
         dtype: str = "float32",
         name: str = "model",
     ) -> None:
-        _check_model(model, dtype, name)
+        """Take a model in memory; ModelError for weights that kapelle would read wrongly."""
+        # Code that reads the weights below layers of PEFT would miss their adapters.
+        if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+            raise ModelError(
+                f"The model '{name}' already carries adapters of peft. Pass `model.merge_and_unload()`, or its base "
+                "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
+            )
+        # In a half precision in which the model does not compute, every product would mix types.
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        held = kinds - {torch.float32, DTYPES[dtype]}
+        if held:
+            kind = str(held.pop()).removeprefix("torch.")
+            raise ModelError(
+                f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
+                "or load it in float32."
+            )
+        # Log-probs over a large vocabulary read the output head's weights a piece at a time, which codes do not allow.
+        head = model.get_output_embeddings()
+        if head is not None and not head.weight.is_floating_point():
+            raise ModelError(
+                f"The output head of the model '{name}' is quantised. Load it with its head left as it is: "
+                "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or `model.quantization: nf4` in a recipe."
+            )
         # Some models do not say that their decoder is their base.
         body = (
             model.base_model if model.base_model is not model else dict(model.named_children()).get("model")
@@ -87,6 +108,7 @@ class LanguageModel:
         self.sharded = False
         """Whether processes share the weights out at times, by FSDP."""
         self.value_heads: dict[str, nn.Linear] = {}
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
@@ -151,17 +173,15 @@ class LanguageModel:
             whole = self.flat.hidden if self.sharded_pass is None else self.sharded_pass
             return whole(tokens_N, positions_N, self.flat.by_plan(plan), run)
         with recomputed(self.body, self.bank) if recompute else nullcontext():
-            pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
+            pieces: list[Tensor] = []
+            for place_BL in (bucket.query_BL for bucket in plan.buckets):
+                with self.bank.rows_at(place_BL):
+                    output = self.body(
+                        input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
+                    )
+                pieces.append(output.last_hidden_state)
         joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
         return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
-
-    def _padded(self, tokens_N: Tensor, positions_N: Tensor, place_BL: Tensor) -> Tensor:
-        with self.bank.rows_at(place_BL):
-            output = self.body(
-                input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
-            )
-        hidden: Tensor = output.last_hidden_state
-        return hidden
 
     @property
     def head(self) -> OutputHead:
@@ -186,10 +206,6 @@ class LanguageModel:
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.value_heads[critic] = head
-
-    @property
-    def _vocabulary(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def base_parameters(self) -> dict[str, nn.Parameter]:
         """Return the base's own parameters under their `transformers` names, without adapters."""
@@ -226,32 +242,6 @@ class LanguageModel:
                 "Choose another model, and please report this one's name."
             )
         return found
-
-
-def _check_model(model: PreTrainedModel, dtype: str, name: str) -> None:
-    """Raise ModelError for weights that kapelle would read wrongly."""
-    # Code that reads the weights below layers of PEFT would miss their adapters.
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise ModelError(
-            f"The model '{name}' already carries adapters of peft. Pass `model.merge_and_unload()`, or its base "
-            "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
-        )
-    # In a half precision in which the model does not compute, every product would mix types.
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    held = kinds - {torch.float32, DTYPES[dtype]}
-    if held:
-        kind = str(held.pop()).removeprefix("torch.")
-        raise ModelError(
-            f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
-            "or load it in float32."
-        )
-    # Log-probs over a large vocabulary read the output head's weights a piece at a time, which codes do not allow.
-    head = model.get_output_embeddings()
-    if head is not None and not head.weight.is_floating_point():
-        raise ModelError(
-            f"The output head of the model '{name}' is quantised. Load it with its head left as it is: "
-            "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or `model.quantization: nf4` in a recipe."
-        )
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:

@@ -7,7 +7,7 @@ alone; this one counts tokens, and says nothing where a folder needs more than i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,16 +164,9 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
     limits = [settings.get(key) for key in LIMITS]
     if by_class and not any(limits):
         return None
-    limits += [rope.get("original_max_position_embeddings") for rope in _changing(settings)]
+    # Rotary positions, of all layers or by kind of layer, may have angles that change with the length.
+    found, original = settings.get("rope_parameters") or {}, "original_max_position_embeddings"
+    ropes = (found, *(each for each in found.values() if isinstance(each, Mapping)))
+    changing = [rope for rope in ropes if rope.get("rope_type") == "longrope"]
+    limits += [rope.get(original, settings.get(original)) for rope in changing]
     return int(min(limit for limit in (*limits, most) if limit))
-
-
-def _changing(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of rotary positions, of all layers or by kind of layer, whose angles change with the length."""
-    found = settings.get("rope_parameters") or {}
-    for rope in (found, *(each for each in found.values() if isinstance(each, Mapping))):
-        if rope.get("rope_type") == "longrope":
-            yield {
-                "original_max_position_embeddings": settings.get("original_max_position_embeddings"),
-                **rope,
-            }

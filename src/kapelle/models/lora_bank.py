@@ -60,11 +60,6 @@ class LoraBank:
         """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
 
     @property
-    def rows(self) -> int:
-        """Rows of the batch of the current pass."""
-        return self.route[-1][2] if self.route else 0
-
-    @property
     def adapters(self) -> Mapping[str, Lora]:
         """The LoRA settings of every adapter by name."""
         return self._loras
@@ -316,7 +311,8 @@ class BankedLinear(nn.Module):
 
         Raises ModelError if the input is not the whole batch: the adapters of its tokens are unknown.
         """
-        rows = self._bank[0].rows
+        route = self._bank[0].route
+        rows = route[-1][2] if route else 0  # of the batch of the running pass
         if rows and tokens % rows:
             raise ModelError(
                 f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: some part of the model gathers tokens "

@@ -82,27 +82,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
 """Values that disable a field, for every other field of `peft.LoraConfig`."""
 
 
-def lora_of(settings: Mapping[str, Any], folder: Path) -> Lora:
-    """Return the adapter that PEFT's settings describe; ModelError names every field that is not plain LoRA.
-
-    Raises KeyError, TypeError or ValueError if the settings are not those of an adapter.
-    """
-    kind, targets = settings["peft_type"], settings["target_modules"]
-    odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
-    if kind == "LORA" and not isinstance(targets, list):
-        odd.append(f"target_modules: {targets!r}, no list of names")
-    if odd:
-        raise ModelError(
-            f"Adapter '{folder}' is not plain LoRA, which is all that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
-            "into its base with peft (`PeftModel.from_pretrained(base, FOLDER).merge_and_unload()`), save that with "
-            "`save_pretrained` and name it as `model.path`, or train a plain LoRA."
-        )
-    rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
-    if settings.get("use_rslora"):
-        alpha *= math.sqrt(rank)
-    return Lora(rank, alpha, tuple(targets), float(settings.get("lora_dropout", 0.0)))
-
-
 def _is_plain(key: str, value: object) -> bool:
     if key in TAKEN or key in HARMLESS:
         return True
@@ -126,10 +105,26 @@ def _default_in_peft(key: str) -> tuple[bool, object]:
 
 
 def read_lora(folder: Path) -> Lora:
-    """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`."""
+    """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`.
+
+    It names every field that is not plain LoRA.
+    """
     try:
-        settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-        return lora_of(settings, folder)
+        settings: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        kind, targets = settings["peft_type"], settings["target_modules"]
+        odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
+        if kind == "LORA" and not isinstance(targets, list):
+            odd.append(f"target_modules: {targets!r}, no list of names")
+        if odd:
+            raise ModelError(
+                f"Adapter '{folder}' is not plain LoRA, which is all that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
+                "into its base with peft (`PeftModel.from_pretrained(base, FOLDER).merge_and_unload()`), save that with "
+                "`save_pretrained` and name it as `model.path`, or train a plain LoRA."
+            )
+        rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
+        if settings.get("use_rslora"):
+            alpha *= math.sqrt(rank)
+        return Lora(rank, alpha, tuple(targets), float(settings.get("lora_dropout", 0.0)))
     except ModelError:
         raise
     except OSError as error:

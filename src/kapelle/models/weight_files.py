@@ -1,6 +1,8 @@
-"""The weights that a model's folder holds, read from the heads of its safetensors files, and whether its settings describe them.
+"""What loading a model would meet, found out without its weights: names and shapes of its files, and its output head.
 
-No tensor is read.
+Names and shapes stand in the heads of the safetensors files; no tensor is read. For architectures that kapelle does not know
+itself transformers reads the heads on torch's meta device, and a small random model of the same settings shows whether its logits
+are those that kapelle computes.
 
 A file begins with the length of its head in 8 bytes, then comes the head, a JSON object of name, type, shape and place of
 each tensor, then the tensors. A file that was cut off is shorter than its head says.
@@ -8,15 +10,21 @@ each tensor, then the tensors. A file that was cut off is shorter than its head 
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kapelle.errors import ModelError
+from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
+from kapelle.models.paths import check_loaded, loading, local_only
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers reads: one file, or a list of shards."""
@@ -33,6 +41,17 @@ BITS = {
 }
 """Type → bits of one element; a type that is not here is left to the library."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+MOST = 100_000_000
+"""Parameters of the largest model that is made for a trial: 400 MB, about a second."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Settings of transformers that count layers."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+HEADS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Settings that are divided together, so that heads keep their width."""
+WORDS = 512
+"""Tokens of the vocabulary of a reduced model."""
 
 
 class StoredTensor(NamedTuple):
@@ -70,6 +89,7 @@ def stored_weights(folder: Path) -> dict[str, StoredTensor]:
 
 def read_head(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of one file by name; ModelError unless its bytes are exactly those that its head promises."""
+    found: dict[str, StoredTensor] = {}
     try:
         with file.open("rb") as opened:
             size = file.stat().st_size
@@ -85,32 +105,27 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
                 )
             opened.seek(8)
             head: Any = json.loads(opened.read(length))
-        return _tensors(file, head, size - 8 - length)
+        taken, there = 0, size - 8 - length
+        for name, tensor in head.items():
+            if name == "__metadata__":
+                continue
+            first, last = tensor["data_offsets"]
+            dtype, shape = str(tensor["dtype"]), tuple(map(int, tensor["shape"]))
+            bits = BITS.get(dtype)
+            if bits is not None and prod(shape) * bits != 8 * (last - first):
+                raise _broken(file, f"gives '{name}' another size than its shape has. Fetch or save it again")
+            found[name], taken = StoredTensor(dtype, shape), max(taken, last)
+        if taken != there:
+            which = "is cut off" if there < taken else "is longer than its head says"
+            raise _broken(
+                file, f"{which}: it holds {there:,} of {taken:,} bytes of weights. Fetch or save it again"
+            )
     except ModelError:
         raise
     except OSError as error:
         raise _broken(file, f"cannot be read: {error.strerror}. Check the path and the disk") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _broken(file, "has a head that is no list of tensors. Fetch or save it again") from error
-
-
-def _tensors(file: Path, head: Mapping[str, Any], there: int) -> dict[str, StoredTensor]:
-    """Return what a head lists, of a file with so many bytes of tensors."""
-    found, taken = {}, 0
-    for name, tensor in head.items():
-        if name == "__metadata__":
-            continue
-        start, end = tensor["data_offsets"]
-        dtype, shape = str(tensor["dtype"]), tuple(map(int, tensor["shape"]))
-        bits = BITS.get(dtype)
-        if bits is not None and prod(shape) * bits != 8 * (end - start):
-            raise _broken(file, f"gives '{name}' another size than its shape has. Fetch or save it again")
-        found[name], taken = StoredTensor(dtype, shape), max(taken, end)
-    if taken != there:
-        which = "is cut off" if there < taken else "is longer than its head says"
-        raise _broken(
-            file, f"{which}: it holds {there:,} of {taken:,} bytes of weights. Fetch or save it again"
-        )
     return found
 
 
@@ -171,6 +186,96 @@ def check_files(path: str, outline: Outline) -> bool:
         and all(tensor.dtype in FLOATS for tensor in found.values())
     ):
         return True
-    from kapelle.models.loading_checks import check_names
+    if find_spec("accelerate") is None:  # which reads only the heads
+        return False
+    from transformers import AutoModelForCausalLM
 
-    return check_names(path)
+    with loading(path):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=local_only(path),
+        )
+        model, info = loaded
+        check_loaded(path, type(model).__name__, info)
+    return True
+
+
+def check_architecture(path: str) -> bool:
+    """Raise ModelError where kapelle cannot compute a model's logits; False where no small model can be made of its settings."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from kapelle.models.embedded import build_tokenizer
+    from kapelle.models.language_model import CHECKED, LanguageModel
+
+    with loading(path, "read"):
+        local = local_only(path)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+    for small in _smaller(settings):
+        try:
+            with torch.device("meta"):
+                outline = AutoModelForCausalLM.from_config(copy.deepcopy(small), trust_remote_code=False)
+            if sum(parameter.numel() for parameter in outline.parameters()) > MOST:
+                continue
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
+        except Exception:  # noqa: BLE001, S112 - settings that do not go together raise anything
+            continue
+        try:
+            own = tokenizer if small is settings else build_tokenizer(CHECKED)
+            LanguageModel(model, own, name=path)
+        except KapelleError:
+            raise
+        except Exception:  # noqa: BLE001, S112 - smaller settings may fit each other and no longer the model
+            continue
+        return True
+    return False
+
+
+def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Yield the settings as they are, then ever smaller ones of the same kinds of layers."""
+    yield settings
+    few = _with_few_layers(settings)
+    yield few
+    for share in (1, 8, 4, 2):
+        small = copy.deepcopy(few)
+        inner = small.get_text_config()
+        for key in EXPERTS:
+            if isinstance(getattr(inner, key, None), int):
+                setattr(inner, key, max(4, int(getattr(inner, "num_experts_per_tok", None) or 0)))
+        heads = [getattr(inner, key, None) for key in HEADS]
+        if all(isinstance(size, int) and size % share == 0 for size in heads if size is not None):
+            for key, size in zip(HEADS, heads, strict=True):
+                if size is not None:
+                    setattr(inner, key, size // share)
+            yield small
+
+
+def _with_few_layers(settings: PretrainedConfig) -> PretrainedConfig:
+    """Return the settings with a short vocabulary and only as many layers as show every kind of them."""
+    small = copy.deepcopy(settings)
+    inner = small.get_text_config()
+    count = next(key for key in (*LAYERS, "") if not key or isinstance(getattr(inner, key, None), int))
+    layers = getattr(inner, count) if count else 0
+    kinds = {
+        key: value
+        for key, value in inner.to_dict().items()
+        if isinstance(value, list) and len(value) == layers and all(isinstance(kind, str) for kind in value)
+    }
+    enough = max([2, *(max(map(kind.index, kind)) + 1 for kind in kinds.values() if kind)])
+    if enough < layers:
+        for key, kind in kinds.items():
+            setattr(inner, key, kind[:enough])
+        setattr(inner, count, enough)
+    if inner.vocab_size > WORDS:
+        inner.vocab_size = WORDS
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(inner, name, None)
+    return small

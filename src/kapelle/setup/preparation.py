@@ -31,7 +31,7 @@ from kapelle.metrics.definitions import misspelt
 from kapelle.models.checksums import verify_folder
 from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
 from kapelle.models.renderer import ReadRenderer, load_renderer
-from kapelle.models.weight_files import check_files, folder_of
+from kapelle.models.weight_files import check_architecture, check_files, folder_of
 from kapelle.rows import ReadsTokens
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
@@ -71,11 +71,8 @@ def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]
 def _tried(path: str, outline: Outline) -> str:
     """Return a phrase that says what was tried with a model's files."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
-    if outline_of_settings(read_settings(path)) is None:
-        from kapelle.models.loading_checks import check_architecture
-
-        if not check_architecture(path):
-            later.append("the output head (no small model can be made of these settings)")
+    if outline_of_settings(read_settings(path)) is None and not check_architecture(path):
+        later.append("the output head (no small model can be made of these settings)")
     return (
         f"files whole; {' and '.join(later)} checked when it is loaded"
         if later

@@ -30,8 +30,8 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import ConfigError
+from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
-from kapelle.models.quantisation import check_bitsandbytes, check_four_bit
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked

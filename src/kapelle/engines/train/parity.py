@@ -246,7 +246,7 @@ class _Pass:
     def logprobs(self, tokens: Sequence[int], targets: Sequence[int], temperature: float) -> Tensor:
         flat, device = self._flat, self._model.device
         tokens_L = torch.tensor(tokens, device=device)
-        x_LD = self._off(flat.embed(tokens_L).double())
+        x_LD = self._off(flat.body.embed_tokens(tokens_L).double())
         turn_L1e = flat.turns(x_LD, torch.arange(len(tokens), device=device)).to(torch.complex128)
         for layer in flat.layers:
             h_LD = self._norm(x_LD, layer.input_layernorm)
@@ -258,7 +258,7 @@ class _Pass:
             inner = self._off(torch.nn.functional.silu(gate) * up)
             x_LD = self._off(x_LD + self._times(layer.mlp.down_proj, inner))
         before_T = torch.tensor([target - 1 for target in targets], device=device)
-        h_TD = self._norm(x_LD[before_T], flat.last_norm)
+        h_TD = self._norm(x_LD[before_T], flat.body.norm)
         logits_TV = self._times(flat.head, h_TD) / temperature
         logp_TV = self._off(logits_TV).log_softmax(-1)
         target_T = tokens_L[torch.tensor(list(targets), device=device)]

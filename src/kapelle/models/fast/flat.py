@@ -50,9 +50,10 @@ class FlatModel:
 
     def __init__(self, model: Any) -> None:
         config = model.config
-        self._body = model.base_model
-        self._head_of = model.get_output_embeddings
-        self.layers: Sequence[Any] = list(self._body.layers)
+        self.body = model.base_model
+        """The `transformers` module with the embeddings, the layers and the last norm."""
+        self.head: nn.Module = model.get_output_embeddings()
+        self.layers: Sequence[Any] = list(self.body.layers)
         """The `transformers` modules of the layers."""
         attention = self.layers[0].self_attn
         self.head_size = int(attention.head_dim)
@@ -62,34 +63,11 @@ class FlatModel:
         self.scale = float(attention.scaling)
         self.normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        device: torch.device = self._body.embed_tokens.weight.device
-        return device
-
-    def embed(self, tokens_N: Tensor) -> Tensor:
-        """Return the tokens' embeddings `_ND`."""
-        embedded: Tensor = self._body.embed_tokens(tokens_N)
-        return embedded
-
     def turns(self, x_ND: Tensor, positions_N: Tensor) -> Tensor:
         """Return the complex numbers `_N1e` by which positions turn the E / 2 pairs of a head."""
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
-
-    @property
-    def last_norm(self) -> nn.Module:
-        """The norm before the output head."""
-        norm: nn.Module = self._body.norm
-        return norm
-
-    @property
-    def head(self) -> nn.Module:
-        """The output head."""
-        head: nn.Module = self._head_of()
-        return head
 
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, run: Callable[..., Any] | None = None
@@ -98,12 +76,12 @@ class FlatModel:
 
         `run` is called with each block and its arguments; None calls the block itself.
         """
-        x_ND = as_float(self._body.embed_tokens(tokens_N))
+        x_ND = as_float(self.body.embed_tokens(tokens_N))
         turn = self._rotary(x_ND, positions_N)
         for number in range(len(self.layers)):
             args = (number, x_ND, *turn, attend)
             x_ND = self._block(*args) if run is None else run(self._block, *args)
-        norm = self._body.norm
+        norm = self.body.norm
         return rms_norm(x_ND, (x_ND.shape[-1],), norm.weight.to(x_ND.dtype), self.eps)
 
     def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
@@ -135,7 +113,7 @@ class FlatModel:
         return attend
 
     def _rotary(self, x_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        cos_1NE, sin_1NE = self._body.rotary_emb(x_ND, positions_N[None])
+        cos_1NE, sin_1NE = self.body.rotary_emb(x_ND, positions_N[None])
         return cos_1NE[0][:, None], sin_1NE[0][:, None]
 
 

@@ -90,7 +90,7 @@ class FusedPass:
         self._head: _Matrix | None = None
         width = flat.layers[0].input_layernorm.weight.shape[0]
         self._least = {
-            size: torch.tensor((size * flat.eps) ** 0.5, device=flat.device)
+            size: torch.tensor((size * flat.eps) ** 0.5, device=flat.body.embed_tokens.weight.device)
             for size in (width, flat.head_size)
         }
 
@@ -114,7 +114,7 @@ class FusedPass:
         `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
         """
         flat = self._flat
-        x_ND = flat.embed(tokens_N).float()
+        x_ND = flat.body.embed_tokens(tokens_N).float()
         turn_N1e = flat.turns(x_ND, positions_N)
         turned = flat.heads + flat.key_heads
         for number in range(len(flat.layers)):
@@ -135,7 +135,7 @@ class FusedPass:
                 [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
             )
         if self._head is None:  # no adapter changes it
-            self._head = self._joined([_linear(flat.head, None)], _scale(flat.last_norm))
+            self._head = self._joined([_linear(flat.head, None)], _scale(flat.body.norm))
         return self._head.times(self._normed(x_ND)).float()
 
     def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:

@@ -55,6 +55,7 @@ class KVCache:
         self._recorded = recorded
         self._prompts = prompts
         self._prompt_R = prompt_R
+        self.rows, self.device = len(prompt_R), prompt_R.device
         self._seats = _CacheSeats(prompts, prompt_R)
         self._blocks = [_Block(kv) for kv in generated]
         self.length = length
@@ -69,31 +70,21 @@ class KVCache:
     @classmethod
     def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
         """Return a cache without generated tokens yet; prompts are copied where few rows share them."""
-        if len(prompt_R) >= SHARED * prompts.count:
+        if len(prompt_R) >= SHARED * len(prompts.length_Q):
             return cls(prompts, prompt_R, recorded=recorded)
         every_R = torch.arange(len(prompt_R), device=prompt_R.device)
         return cls(prompts.chosen(prompt_R), every_R, recorded=recorded)
 
     @property
-    def rows(self) -> int:
-        """R."""
-        return len(self._prompt_R)
-
-    @property
     def places(self) -> int:
         """Token places that take memory."""
         generated = sum(block.places for block in self._blocks)
-        return self._prompts.count * self._prompts.longest + self.rows * generated
+        return len(self._prompts.length_Q) * self._prompts.longest + self.rows * generated
 
     @property
     def places_of_a_row(self) -> int:
         """Most token places of a row that shares its prompt with no other."""
         return self._prompts.longest + sum(block.places for block in self._blocks)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the cache."""
-        return self._prompt_R.device
 
     @property
     def left(self) -> int:
@@ -192,11 +183,6 @@ class PromptBlock:
             block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)
         return block
 
-    @property
-    def count(self) -> int:
-        """Q."""
-        return len(self.length_Q)
-
     def put(self, prompt: int, kv: Tensor) -> int:
         """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again.
 
@@ -256,7 +242,7 @@ class PromptBlock:
 
     def chosen(self, prompt_R: Tensor) -> PromptBlock:
         """Return the block of these prompts, in this order, without places that none of them needs."""
-        if len(prompt_R) == self.count and bool((prompt_R.diff() == 1).all()):
+        if len(prompt_R) == len(self.length_Q) and bool((prompt_R.diff() == 1).all()):
             return self
         length_R = self.length_Q[prompt_R]
         return PromptBlock(self.kv[:, :, prompt_R, :, self.longest - int(length_R.max()) :], length_R)
@@ -286,7 +272,7 @@ class _CacheSeats:
 
     def __init__(self, prompts: PromptBlock, prompt_R: Tensor) -> None:
         """Seat the rows of each prompt side by side: Q × G seats, some of them empty."""
-        count_Q = prompt_R.bincount(minlength=prompts.count)
+        count_Q = prompt_R.bincount(minlength=len(prompts.length_Q))
         self._most = int(count_Q.max())
         first_Q = count_Q.cumsum(0) - count_Q
         number_R = torch.arange(len(prompt_R), device=count_Q.device) - first_Q[prompt_R]

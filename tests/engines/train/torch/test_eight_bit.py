@@ -25,7 +25,7 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.learner import OF_BITSANDBYTES
 from kapelle.errors import CheckpointError, ConfigError
-from kapelle.models import quantisation
+from kapelle.models import devices
 from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
 
@@ -68,7 +68,7 @@ def step(engine: Any) -> None:
 class TestRefused:
     @pytest.mark.parametrize("name", sorted(OF_BITSANDBYTES))
     def test_without_the_library(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(quantisation, "find_spec", lambda _: None)
+        monkeypatch.setattr(devices, "find_spec", lambda _: None)
         monkeypatch.setattr(
             "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
         )
