@@ -12,10 +12,10 @@ from tests.support.families import FAMILIES, family_model
 
 from kapelle.engines.rollout.local.decode_strategies import decode_strategy
 from kapelle.errors import ModelError
+from kapelle.models.adapters import linear_layers, named
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.targets import linear_layers, named
 from kapelle.team import Lora
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

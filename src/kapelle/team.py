@@ -57,7 +57,7 @@ class Lora:
     """Scale of the update."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear layers that it adapts, like PEFT's `target_modules`; or `all-linear`, by a rule for each
-    architecture (`models/targets.py`)."""
+    architecture (`models/adapters.py`)."""
     dropout: float = 0.0
     """Share of the adapter's inputs that are dropped while it learns."""
 

@@ -25,9 +25,9 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
+from kapelle.models.adapters import named
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter
 from kapelle.rows import Sample
 from kapelle.team import Critic, Lora

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import named
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
-from kapelle.models.targets import named
 from kapelle.team import Lora
 
 # The reference implementation asks transformers something that it calls old.

@@ -19,9 +19,9 @@ from tests.support.tiny import tiny_model
 from torch import Tensor
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import HARMLESS, PLAIN, TAKEN, read_lora
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_saved, outline_of
-from kapelle.models.peft_folders import HARMLESS, PLAIN, TAKEN, read_lora
 from kapelle.models.weights import read_adapter
 from kapelle.team import Lora
 

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
 from kapelle.models.embedded import SPECIAL, build_tokenizer, light_tokenizer
-from kapelle.models.light_tokenizer import LightTokenizer, read_folder
-from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
+from kapelle.models.renderer import ChatRenderer, LightTokenizer, light_renderer, load_renderer, read_folder
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
 

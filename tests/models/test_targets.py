@@ -9,8 +9,8 @@ from tests.support.tiny import stir, tiny_model
 from torch import nn
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import adapted_layers, named
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.targets import adapted_layers, named
 from kapelle.settings.schema import LoraConfig
 from kapelle.team import Lora
 

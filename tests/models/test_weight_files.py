@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from kapelle.errors import ModelError
-from kapelle.models.peft_folders import shapes_of
+from kapelle.models.adapters import shapes_of
 from kapelle.models.weight_files import StoredTensor, read_head, stored_weights
 
 TENSORS = {

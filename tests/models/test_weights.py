@@ -13,9 +13,9 @@ from tests.support.tiny import stir, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import named
 from kapelle.models.language_model import load_language_model
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.targets import named
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora

@@ -50,12 +50,18 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
     for name, expected in listed.items():
         if settings_only and name.endswith(WEIGHTS):
             continue
-        wrong = _wrong(folder / name, expected)
-        if wrong is not None:
-            raise ModelError(
-                f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
-                f"yourself, remove {CHECKSUMS} in it, which lists the files as they were."
-            )
+        wrong, path = "has changed", folder / name
+        try:
+            if path.stat().st_size == expected["bytes"] and sha256(path) == expected["sha256"]:
+                continue
+        except FileNotFoundError:
+            wrong = "is missing: it was removed"
+        except OSError as error:
+            wrong = f"cannot be read any more ({error.strerror}), or has changed"
+        raise ModelError(
+            f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
+            f"yourself, remove {CHECKSUMS} in it, which lists the files as they were."
+        )
     return True
 
 
@@ -99,14 +105,3 @@ def _broken(file: Path, why: str) -> ModelError:
     return ModelError(
         f"'{file}' is damaged: {why}. Take the folder from a copy; without that file the weights cannot be checked."
     )
-
-
-def _wrong(path: Path, expected: Mapping[str, Any]) -> str | None:
-    try:
-        if path.stat().st_size == expected["bytes"] and sha256(path) == expected["sha256"]:
-            return None
-    except FileNotFoundError:
-        return "is missing: it was removed"
-    except OSError as error:
-        return f"cannot be read any more ({error.strerror}), or has changed"
-    return "has changed"

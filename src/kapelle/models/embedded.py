@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kapelle.models.light_tokenizer import LightTokenizer
+from kapelle.models.renderer import LightTokenizer
 from kapelle.settings.schema import EmbeddedConfig
 
 if TYPE_CHECKING:

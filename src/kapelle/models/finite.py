@@ -27,16 +27,23 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
     for name, tensor in real.items():
         by_device.setdefault((tensor.device, tensor.dtype), []).append(name)
     for (_, dtype), names in by_device.items():
+        wide = torch.promote_types(dtype, torch.float32)  # squares are summed in it
         chosen = [real[name] for name in names]
         # One kernel for all; the norm takes a tenth of the time of the maximum on a CPU.
-        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=_wide(dtype)))  # noqa: SLF001
+        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=wide))  # noqa: SLF001
         seconds = [real[name] for name in names if name.endswith(_SECOND_MOMENT)]
         least = torch.stack([tensor.min() for tensor in seconds]) if seconds else norms.new_zeros(1)
         if bool(norms.isfinite().all() & (least >= 0).all()):
             continue
         for name in names:
-            if (problem := _wrong(name, real[name])) is not None:
-                return problem
+            tensor = real[name]
+            bad = int((~tensor.isfinite()).sum())
+            if bad:
+                return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
+            if not bool(tensor.norm(dtype=wide).isfinite()):
+                return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
+            if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
+                return f"the second moment {name} falls to {float(tensor.min()):.3g}, though it is a mean of squares"
     return None
 
 
@@ -55,21 +62,3 @@ def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
         for name, leaf in leaves(tree, part)
         if isinstance(leaf, torch.Tensor)
     }
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which squares are summed: float32, or a wider one."""
-    import torch
-
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _wrong(name: str, tensor: torch.Tensor) -> str | None:
-    bad = int((~tensor.isfinite()).sum())
-    if bad:
-        return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
-    if not bool(tensor.norm(dtype=_wide(tensor.dtype)).isfinite()):
-        return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
-    if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
-        return f"the second moment {name} falls to {float(tensor.min()):.3g}, though it is a mean of squares"
-    return None

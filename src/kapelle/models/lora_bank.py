@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import Layers, adapted_layers
 from kapelle.models.fast.routed_linear import (
     Gradients,
     Leg,
@@ -34,7 +35,6 @@ from kapelle.models.fast.routed_linear import (
     salt_of,
     saved_tensors,
 )
-from kapelle.models.targets import Layers, adapted_layers
 from kapelle.team import Lora
 
 if TYPE_CHECKING:
@@ -53,16 +53,12 @@ class LoraBank:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: dict[str, BankedLinear] = {}
-        self._loras: dict[str, Lora] = {}
+        self.adapters: dict[str, Lora] = {}
+        """The LoRA settings of every adapter by name; `add` makes them."""
         self.route: tuple[tuple[str, int, int], ...] = ()
         """The route of the current pass, by slot."""
         self.keys_N: Tensor | None = None
         """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
-
-    @property
-    def adapters(self) -> Mapping[str, Lora]:
-        """The LoRA settings of every adapter by name."""
-        return self._loras
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
         """Add an adapter that changes nothing yet: A random (uniform, from `seed`), B zero.
@@ -71,7 +67,7 @@ class LoraBank:
         """
         assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
-        assert name not in self._loras, f"{name!r} is in the bank already"
+        assert name not in self.adapters, f"{name!r} is in the bank already"
         places = adapted_layers(layers_of(self._model), lora.targets)
         generator = torch.Generator().manual_seed(seed)
         for path in places:
@@ -90,7 +86,7 @@ class LoraBank:
                 factors.a_rI.copy_(torch.rand(factors.a_rI.shape, generator=generator) * 2 * bound - bound)
             factors.eval()
             layer.adapters[slot_of(name)] = factors
-        self._loras[name] = lora
+        self.adapters[name] = lora
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return an adapter's parameters under PEFT's names."""
@@ -110,8 +106,8 @@ class LoraBank:
 
     def copy(self, source: str, target: str) -> None:
         """Give `target` the weights of `source`, adding it as a frozen adapter when it is new."""
-        if target not in self._loras:
-            self.add(target, self._loras[source], seed=0)
+        if target not in self.adapters:
+            self.add(target, self.adapters[source], seed=0)
             for parameter in self.parameters(target).values():
                 parameter.requires_grad_(False)
         self.fill(target, {key: value.detach() for key, value in self.parameters(source).items()})
@@ -136,7 +132,7 @@ class LoraBank:
     def routed(self, route: Route, keys_N: Tensor | None = None) -> Iterator[None]:
         """Send rows to adapters for the forward passes inside; `keys_N` are those of their dropout."""
         for name, _, _ in route:
-            assert name is None or name in self._loras, f"no adapter {name!r} in the bank"
+            assert name is None or name in self.adapters, f"no adapter {name!r} in the bank"
         with self.on(tuple((slot_of(name or ""), first, last) for name, first, last in route), keys_N):
             yield
 

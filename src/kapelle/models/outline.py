@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import (
+    ADAPTER,
+    Layers,
+    adapted_layers,
+    linear_layers,
+    named,
+    read_lora,
+    shapes_of,
+)
 from kapelle.models.embedded import settings_of
 from kapelle.models.paths import check_model_path, loading, local_only
-from kapelle.models.peft_folders import ADAPTER, read_lora, shapes_of
-from kapelle.models.targets import Layers, adapted_layers, linear_layers, named
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 Shape: TypeAlias = tuple[int, ...]
 
 OUTPUT_HEAD = "lm_head"
+BANK = ".base."
+"""What the adapter bank inserts into the names of parameters."""
 
 SIZES = (
     "vocab_size",
@@ -186,19 +195,14 @@ def outline_of(model: PreTrainedModel) -> Outline:
     assert isinstance(embedding, torch.Tensor)
     return Outline(
         {
-            _bare(name): tuple(tensor.shape)
+            name.replace(BANK, "."): tuple(tensor.shape)
             for name, tensor in model.named_parameters()
             if ".adapters." not in name
         },
-        frozenset(_bare(name) for name in model.state_dict()),
+        frozenset(name.replace(BANK, ".") for name in model.state_dict()),
         layers_of(model),
         int(embedding.shape[1]),
     )
-
-
-def _bare(name: str) -> str:
-    """Return a parameter's name without the part that the adapter bank inserts."""
-    return name.replace(".base.", ".")
 
 
 def adapter_parameters(model: Outline, lora: Lora) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kapelle.errors import DataError, ModelError
 from kapelle.functional.masking import as_float
+from kapelle.models.adapters import ADAPTER, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.peft_folders import ADAPTER, read_lora
 from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
@@ -68,7 +68,7 @@ def save_adapter(
     """
     from safetensors.torch import save_file
 
-    assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `targets.named`"
+    assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `adapters.named`"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},

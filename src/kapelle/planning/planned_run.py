@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 from kapelle.algorithm import CriticSpec
+from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, read_settings
 from kapelle.models.renderer import ChatRenderer, light_renderer
-from kapelle.models.targets import adapted_layers, linear_layers
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun

@@ -24,12 +24,12 @@ import torch
 
 from kapelle.engines.train.protocol import HEAD, KeepsParts, TrainEngine
 from kapelle.errors import CheckpointError, DataError, ModelError, NumericsError
+from kapelle.models.adapters import named
 from kapelle.models.checksums import base_of, verify_folder, write_checksums
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.outline import check_same
-from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint import Contents, held

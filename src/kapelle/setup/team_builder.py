@@ -137,7 +137,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         else:  # the saved critic is not trained here, and stands on a base that nothing trains
             moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
             base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
-        from kapelle.models.peft_folders import read_lora
+        from kapelle.models.adapters import read_lora
 
         critics[VERIFIER] = Critic(VERIFIER, base, read_lora(Path(verifier.folder)), trained=False)
     agents = []
@@ -190,7 +190,7 @@ def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Base
     if isinstance(weights, NamedAdapter):
         return Policy(weights.adapter, BASE, lora)
     if isinstance(weights, PastAdapter):
-        from kapelle.models.peft_folders import read_lora
+        from kapelle.models.adapters import read_lora
 
         return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kapelle.errors import ConfigError, ContextError, did_you_mean
-from kapelle.models.peft_folders import read_lora
+from kapelle.models.adapters import read_lora
 from kapelle.rows import Beside, Learners, ReadsTokens, Sampled, TurnKey
 from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.reference import samples_for

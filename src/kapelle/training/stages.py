@@ -24,8 +24,8 @@ import yaml
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+from kapelle.models.adapters import named
 from kapelle.models.outline import read_outline
-from kapelle.models.targets import named
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.named_checkpoint import check_start, check_verifier, policy_folder, weights_of

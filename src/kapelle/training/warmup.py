@@ -22,9 +22,9 @@ from typing import Any
 
 from kapelle.environment import task_of
 from kapelle.errors import CheckpointError, ModelError, TrainingHalted
+from kapelle.models.adapters import shapes_of
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
-from kapelle.models.peft_folders import shapes_of
 from kapelle.models.weights import copy_weights, save_model
 from kapelle.rollout.play import Play, make_play, rollout
 from kapelle.runtime.event_loop import run_async

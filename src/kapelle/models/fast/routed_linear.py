@@ -268,7 +268,11 @@ def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) ->
     stack = _Stack(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
-        x_NI, mask_NI = _dropped(groups, x_NI)
+        x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
+        for group in groups:  # drawn in their order
+            if group.dropout:
+                rows = slice(group.first, group.last)
+                x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
     low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
     out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
     return low_Nr, mask_NI
@@ -354,16 +358,6 @@ def _aligned(x_NI: Tensor) -> Tensor:
     step = ALIGNMENT // x_NI.element_size()
     fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
     return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
-
-
-def _dropped(groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows after each group's dropout, and where it let them through; drawn in the groups' order."""
-    out_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
-    for group in groups:
-        if group.dropout:
-            rows = slice(group.first, group.last)
-            out_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
-    return out_NI, mask_NI
 
 
 def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:

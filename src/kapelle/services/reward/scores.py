@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ContextError
-from kapelle.models.reward_model import load_reward_model
+from kapelle.models.language_model import load_reward_model
 from kapelle.rows import Sample
 from kapelle.runtime.files import folder_content
 from kapelle.signals.samples import conversation_sample

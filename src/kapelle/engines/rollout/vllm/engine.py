@@ -26,10 +26,10 @@ from kapelle.engines.rollout.protocol import Completion, HasNotes, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.errors import EngineError, ModelError, did_you_mean
+from kapelle.models.adapters import named
 from kapelle.models.language_model import DTYPES, LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
