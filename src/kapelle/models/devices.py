@@ -11,12 +11,8 @@ import ctypes
 import functools
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 KEPT = 1 << 30
 """Most free bytes at the heap's end before they are returned to the system."""
@@ -82,16 +78,3 @@ def check_four_bit(path: str, *, here: bool = True) -> None:
         )
     if here:
         check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
-
-
-def four_bit(dtype: torch.dtype, device: str | None) -> dict[str, Any]:
-    """Return what `from_pretrained` needs to load linear layers as nf4 codes (2305.14314), with scales of one byte."""
-    from transformers import BitsAndBytesConfig
-
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": settings, "device_map": {"": device or "cuda"}}

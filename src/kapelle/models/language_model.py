@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
 from kapelle.models.checksums import verify_folder
-from kapelle.models.devices import four_bit, keep_freed_memory
+from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.lora_bank import LoraBank, Route
@@ -266,9 +266,18 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             config.path, trust_remote_code=False, local_files_only=local
         )
-        codes = {}
+        codes: dict[str, Any] = {}
         if config.quantization is not None and not trained:
-            codes = four_bit(DTYPES[config.dtype], config.device)
+            from transformers import BitsAndBytesConfig
+
+            # Linear layers as nf4 codes (2305.14314), with scales of one byte.
+            settings = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=DTYPES[config.dtype],
+            )
+            codes = {"quantization_config": settings, "device_map": {"": config.device or "cuda"}}
         # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
         # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
