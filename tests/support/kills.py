@@ -70,12 +70,13 @@ def kill(victim: str) -> None:
 
 
 def _armed(moment: str, victim: str, done: Path) -> None:
+    from kapelle.cluster.actors import Actor
     from kapelle.cluster.ray_workers import RayWorkers
     from kapelle.training.loop import Loop
     from kapelle.training.progress import Progress
 
     places: dict[str, tuple[type, str]] = {
-        "rollout": (RayWorkers, "_ask"),
+        "rollout": (Actor, "ask"),
         "update": (Loop, "_learn"),
         "publish": (RayWorkers, "load"),
         "save": (Progress, "save"),
@@ -91,7 +92,8 @@ def _armed(moment: str, victim: str, done: Path) -> None:
 
     def outer(*given: Any, **named: Any) -> Any:
         answer = inner(*given, **named) if moment == "rollout" else None  # then its question is on its way
-        if steps and steps[-1] >= STEP and not done.exists() and os.environ.get("RANK") == "0":
+        here = moment != "rollout" or given[1] == "play"
+        if here and steps and steps[-1] >= STEP and not done.exists() and os.environ.get("RANK") == "0":
             done.touch()
             kill(victim)
         return answer if moment == "rollout" else inner(*given, **named)

@@ -118,7 +118,16 @@ class ActorConnection:
         """Join a cluster, and the placement `group` of another process of this run."""
         import ray
 
-        _reach(address)
+        # Does anything listen there? Ray itself would try for a minute.
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdigit():
+            try:
+                socket.create_connection((host.rpartition("/")[2], int(port)), REACHING).close()
+            except OSError as error:
+                raise ConfigError(
+                    f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`), or "
+                    "leave `ray.address` out for one of its own."
+                ) from error
         try:
             ray.init(address=address, namespace=namespace, **QUIET)
             return cls(None if group is None else ray.util.get_placement_group(group))
@@ -240,20 +249,6 @@ def _resources(which: str, kinds: Mapping[str, float]) -> dict[str, float]:
 
 def _amounts(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}s" for kind, amount in amounts.items())
-
-
-def _reach(address: str) -> None:
-    """Raise ConfigError if nothing listens at `host:port`: Ray itself would try for a minute."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.rpartition("/")[2], int(port)), REACHING).close()
-    except OSError as error:
-        raise ConfigError(
-            f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`), or "
-            "leave `ray.address` out for one of its own."
-        ) from error
 
 
 def _how(error: BaseException) -> str:

@@ -175,7 +175,24 @@ def _run(order: dict[str, Any]) -> int:
         connection.place(name, bundles, spread=config.spread, seconds=config.timeout, grows=grows)
         hosts = [connection.actor(RankHost, bundle, config.trainer) for bundle in range(count)]
         ranks = [_Rank(number, host, host.ask("about")) for number, host in enumerate(hosts)]
-        where = [_answer_within(rank, config.timeout) for rank in ranks]
+        where: list[dict[str, Any]] = []
+        for rank in ranks:
+            until = time.monotonic() + config.timeout
+            while first_answered([rank.about], LOOK) is None:
+                if _signals:
+                    raise _Stopped(_signals[0])
+                if time.monotonic() > until:
+                    raise EngineError(
+                        f"The actor of rank {rank.number} has not started within {config.timeout:g} s. Check that its machine is up, "
+                        "or wait longer (`ray.timeout`)."
+                    )
+            try:
+                where.append(json.loads(rank.about.answer()))
+            except ActorLost as lost:
+                raise ConfigError(
+                    f"The actor of rank {rank.number} cannot start: {lost}. Install the same kapelle, with its extra `ray`, on every "
+                    "machine."
+                ) from None
         _check_versions(where)
         first = {
             "MASTER_ADDR": where[0]["host"],
@@ -192,26 +209,6 @@ def _run(order: dict[str, Any]) -> int:
         raise EngineError(f"An actor was lost while the run was started: {lost}") from None
     finally:
         connection.leave()
-
-
-def _answer_within(rank: _Rank, seconds: float) -> dict[str, Any]:
-    """Return what a rank's actor says of itself; ConfigError if it cannot start, EngineError if it takes too long."""
-    until = time.monotonic() + seconds
-    while first_answered([rank.about], LOOK) is None:
-        if _signals:
-            raise _Stopped(_signals[0])
-        if time.monotonic() > until:
-            raise EngineError(
-                f"The actor of rank {rank.number} has not started within {seconds:g} s. Check that its machine is up, or wait "
-                "longer (`ray.timeout`)."
-            )
-    try:
-        answer: dict[str, Any] = json.loads(rank.about.answer())
-    except ActorLost as lost:
-        raise ConfigError(
-            f"The actor of rank {rank.number} cannot start: {lost}. Install the same kapelle, with its extra `ray`, on every machine."
-        ) from None
-    return answer
 
 
 def _check_versions(where: list[dict[str, Any]]) -> None:
@@ -238,10 +235,26 @@ def _follow(ranks: list[_Rank]) -> int:
                 rank.host.ask("signal", number)
         first = first_answered([rank.news for rank in running if rank.news is not None], LOOK)
         for rank in running:
-            if first is not None and rank.news is first:
-                _take(rank)
-                if rank.code and failed is None:
-                    failed, until = rank, time.monotonic() + LAST_WORDS
+            if first is None or rank.news is not first:
+                continue
+            printed: list[tuple[str, bytes]] = []
+            try:
+                printed, rank.code = first.answer()
+                ended = f"Rank {rank.number} was killed by signal {-(rank.code or 0)}."
+            except ActorLost as lost:
+                rank.code = -int(signal.SIGKILL)
+                ended = f"The actor of rank {rank.number} died: {lost}."
+            for name, data in printed:
+                stream = sys.stdout.buffer if name == "out" else sys.stderr.buffer
+                stream.write(data)
+                stream.flush()
+            if rank.code is None:
+                rank.news = rank.host.ask("news")
+                continue
+            if rank.code < 0:
+                rank.told.append(ended)
+            if rank.code and failed is None:
+                failed, until = rank, time.monotonic() + LAST_WORDS
         if time.monotonic() > until:
             for rank in running:
                 rank.host.end()
@@ -254,25 +267,6 @@ def _follow(ranks: list[_Rank]) -> int:
         _complain(f"{killed.told[0]} Resume the run: only the steps since its last checkpoint are lost.")
     code = failed.code or 0
     return EXIT_WRONG if code < 0 and killed is not None and killed.told else 128 - code if code < 0 else code
-
-
-def _take(rank: _Rank) -> None:
-    """Print what a rank has printed, and note how it ended if it has."""
-    assert rank.news is not None
-    try:
-        printed, rank.code = rank.news.answer()
-    except ActorLost as lost:
-        rank.code = -int(signal.SIGKILL)
-        rank.told.append(f"The actor of rank {rank.number} died: {lost}.")
-        return
-    for name, data in printed:
-        stream = sys.stdout.buffer if name == "out" else sys.stderr.buffer
-        stream.write(data)
-        stream.flush()
-    if rank.code is None:
-        rank.news = rank.host.ask("news")
-    elif rank.code < 0:
-        rank.told.append(f"Rank {rank.number} was killed by signal {-rank.code}.")
 
 
 # -------- The actor that holds one rank: a process of its own, as `torchrun` would start it

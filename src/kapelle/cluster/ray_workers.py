@@ -216,11 +216,19 @@ class RayWorkers(PlaysGroups):
         return [found[place] for place in own]
 
     def _gather(self, shares: Sequence[_Share], question: Mapping[str, Any]) -> None:
-        """Ask every share until it is answered, each once."""
+        """Ask every share until it is answered, each once; where its worker has died, another one is asked."""
         while waiting := [share for share in shares if share.answer is None]:
             for share in waiting:
-                if share.asked is None:
-                    share.asked = self._ask(share, question)
+                worker = share.worker
+                if share.asked is not None:
+                    continue
+                if worker.actor is None:
+                    self._start(worker)
+                assert worker.actor is not None
+                new = {name: held for name, held in self._weights.items() if worker.has.get(name) != held[0]}
+                text = json.dumps(encode({**question, "own": list(share.own)}, "tasks")).encode()
+                share.asked = worker.actor.ask("play", text, *(stored for _, stored in new.values()))
+                worker.has |= {name: number for name, (number, _) in new.items()}
             stop_if_asked()
             for worker in (share.worker for share in waiting if share.worker.up is not None):
                 # An actor that the cluster finds no room for never answers: its machine may be gone.
@@ -234,44 +242,29 @@ class RayWorkers(PlaysGroups):
                     )
             first = first_answered([share.asked for share in waiting if share.asked is not None], LOOK)
             for share in waiting:
-                if first is not None and share.asked is first:
-                    self._take(share)
-
-    def _ask(self, share: _Share, question: Mapping[str, Any]) -> ActorCall:
-        worker = share.worker
-        if worker.actor is None:
-            self._start(worker)
-        assert worker.actor is not None
-        new = {name: held for name, held in self._weights.items() if worker.has.get(name) != held[0]}
-        text = json.dumps(encode({**question, "own": list(share.own)}, "tasks")).encode()
-        asked = worker.actor.ask("play", text, *(stored for _, stored in new.values()))
-        worker.has |= {name: number for name, (number, _) in new.items()}
-        return asked
-
-    def _take(self, share: _Share) -> None:
-        """Keep the answer of a share; where its worker has died, let another one be asked."""
-        worker = share.worker
-        assert share.asked is not None
-        try:
-            if worker.beginning is not None:
-                for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
-                    if found != self._hashes[base]:
-                        raise ConfigError(
-                            f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
-                            f"({self._hashes[base]}). Put the same files under this path on all machines."
-                        )
-                worker.beginning = None
-            share.answer = _read(share.asked)
-            self._deaths = 0
-        except ActorLost as lost:
-            share.asked = None
-            worker.actor = worker.beginning = None
-            self._deaths += 1
-            if self._deaths >= DEATHS:
-                raise EngineError(
-                    f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. Read "
-                    "what they printed above, and check the memory of their machines (`ray.rollout`)."
-                ) from None
+                if first is None or share.asked is not first:
+                    continue
+                worker = share.worker
+                try:
+                    if worker.beginning is not None:
+                        for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
+                            if found != self._hashes[base]:
+                                raise ConfigError(
+                                    f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
+                                    f"({self._hashes[base]}). Put the same files under this path on all machines."
+                                )
+                        worker.beginning = None
+                    share.answer = _read(first)
+                    self._deaths = 0
+                except ActorLost as lost:
+                    share.asked = None
+                    worker.actor = worker.beginning = None
+                    self._deaths += 1
+                    if self._deaths >= DEATHS:
+                        raise EngineError(
+                            f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. "
+                            "Read what they printed above, and check the memory of their machines (`ray.rollout`)."
+                        ) from None
 
     def _start(self, worker: _RayWorker) -> None:
         worker.actor = self._connection.actor(RayPlayer, worker.place.bundle, self._config.ray.rollout)
