@@ -326,13 +326,6 @@ def on_stop(notify: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
-    """Let a block run to its end even if this process is asked to stop: a save, or what could not be undone."""
-    with listed(object(), _unbroken):  # a list and no counter: two threads can append at once
-        yield
-
-
-@contextmanager
 def listed(entry: T, entries: list[T]) -> Iterator[None]:
     """Keep an entry in one of the lists that a forked child forgets, while the block runs."""
     entries.append(entry)
@@ -341,6 +334,18 @@ def listed(entry: T, entries: list[T]) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # this is the child
             entries.remove(entry)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Let a block run to its end even if this process is asked to stop: a save, or what could not be undone."""
+    this = object()
+    _unbroken.append(this)  # a list and no counter: two threads can append at once
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a forked child has forgotten it
+            _unbroken.remove(this)
 
 
 @contextmanager
@@ -357,8 +362,10 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
         return
     stops = len(_stops)
     with handled_by(interrupts.receive):
+        _catching.append(interrupts)
         try:
-            with listed(interrupts, _catching):
-                yield interrupts
+            yield interrupts
         finally:
+            with suppress(ValueError):  # a forked child has forgotten it
+                _catching.remove(interrupts)
             end_stops(stops)
