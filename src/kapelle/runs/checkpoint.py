@@ -249,7 +249,6 @@ __all__ = [
     "read",
     "save",
     "verify",
-    "whole",
 ]
 
 Destination = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
@@ -344,15 +343,12 @@ def _beside(final: Path) -> Path:
     return final.with_name(f".{final.name}{PARTIAL}")
 
 
-def whole(_name: str, _saved: torch.Tensor) -> None:
-    """Have a tensor read whole: the `room` of who holds everything."""
-
-
-def read(folder: Path, room: Destination = whole) -> dict[str, Any]:
+def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
     What several ranks have written is read into the tensor that `room` returns for a part's name and place and the whole tensor
-    without its content; None for a whole one on the CPU. Raises CheckpointError when the disk refuses to read it.
+    without its content; without a room, or where it returns None, into a whole one on the CPU. Raises CheckpointError when the
+    disk refuses to read it.
     """
     import torch
 
@@ -366,7 +362,7 @@ def read(folder: Path, room: Destination = whole) -> dict[str, Any]:
                 found = load_tensors(folder / file)
             elif any(name.startswith(f"{part}/") for name in listed):
                 for name, saved in described(folder / part).items():
-                    own = room(name, saved)
+                    own = None if room is None else room(name, saved)
                     found[name] = torch.empty_like(saved, device="cpu") if own is None else own
                 read_shares(folder / part, found)
             tensors |= {f"{part}/{name}": tensor for name, tensor in found.items()}
@@ -393,7 +389,7 @@ def poison_in(folder: Path) -> str | None:
     return None
 
 
-def load(folder: Path, room: Destination = whole) -> dict[str, Any]:
+def load(folder: Path, room: Destination | None = None) -> dict[str, Any]:
     """Verify a checkpoint and return its state as `read` does; CheckpointError when it is missing or damaged."""
     verify(folder)
     return read(folder, room)

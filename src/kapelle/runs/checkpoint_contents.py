@@ -169,7 +169,7 @@ def read_checkpoint(
     The returned mapping also has the `folder` that it was read from. Raises CheckpointError when it belongs to other base
     weights or to other adapters than this team's.
     """
-    state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else checkpoint.whole)
+    state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else None)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
