@@ -221,6 +221,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the tasks that are left, give them `GRACE` seconds, and leave behind those that do not end."""
     left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+    abandoned: list[asyncio.Task[Any]] = []
     if left:
         for task in left:
             task.cancel()
@@ -231,7 +232,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
         late.cancel()
         for task in left:
             if not task.done():
-                _leave_behind(task)
+                abandoned.append(task)
             elif not task.cancelled():
                 task.exception()  # so that asyncio does not report it: its result is not wanted any more
     closing = loop.create_task(loop.shutdown_asyncgens())
@@ -240,12 +241,10 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     late.cancel()
     if not closing.done():
-        _leave_behind(closing)
-
-
-def _leave_behind(task: asyncio.Task[Any]) -> None:
-    leave_behind(task)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way to say so
+        abandoned.append(closing)
+    for task in abandoned:
+        leave_behind(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way to say so
 
 
 class _Contained(Coroutine[Any, Any, Any]):
@@ -315,20 +314,16 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
-        self._begun = threading.Event()
+        self.begun = threading.Event()
+        """Set once it runs coroutines."""
         self._thread = threading.Thread(
             target=lambda: run_async(self._wait), name="kapelle-loop", daemon=True
         )
 
     async def _wait(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self._begun.set()
+        self.begun.set()
         await self._over.wait()
-
-    @property
-    def begun(self) -> bool:
-        """Whether it runs coroutines."""
-        return self._begun.is_set()
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine there and return its result; cancelling this cancels it there."""
@@ -341,7 +336,7 @@ class LoopThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._begun.wait()
+        self.begun.wait()
         return self
 
     def __exit__(self, *_: object) -> None:

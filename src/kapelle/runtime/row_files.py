@@ -59,7 +59,19 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
     A hash of what was in the file goes into `contents`, by its name.
     """
     if file.name.endswith(".parquet"):
-        return _parquet(file, contents)
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise DataError(
+                f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'."
+            ) from error
+        try:
+            # Parquet is read from its end, so it is hashed by a second reading, which is quick beside parsing.
+            with hashed(file, contents):
+                read = parquet.read_table(file).to_pylist()
+        except (ArrowException, OSError) as error:
+            raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
+        return tuple(DataRow(f"{file}, row {number}", row) for number, row in enumerate(read, start=1))
     compressed = file.name.endswith(".gz")
     lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
@@ -106,17 +118,3 @@ def _row(place: str, value: Json) -> DataRow:
     if not isinstance(value, dict):
         raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
     return DataRow(place, value)
-
-
-def _parquet(file: Path, contents: MutableMapping[str, str] | None) -> tuple[DataRow, ...]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise DataError(f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'.") from error
-    try:
-        # Parquet is read from its end, so it is hashed by a second reading, which is quick beside parsing.
-        with hashed(file, contents):
-            rows = parquet.read_table(file).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
-    return tuple(DataRow(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))

@@ -155,18 +155,6 @@ def arguments(
     ]
 
 
-def lower_limits() -> list[str]:
-    """Return the prefix that sets the limits of the kernel's for which a shell has no letter, or not small enough units."""
-    # One byte: at 0 a crash still starts the host's handler, where cores go to one (core(5)).
-    wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
-    lowered = [
-        f"--{name}={most}:{most}"
-        for name, (kind, most) in wanted.items()
-        if not 0 <= resource.getrlimit(kind)[1] < most
-    ]
-    return [require("prlimit", "util-linux"), *lowered, "--"] if lowered else []
-
-
 def drop_privileges() -> list[str]:
     """Return the prefix that makes a root parent's run an unprivileged user's, another one for each run.
 
@@ -557,6 +545,14 @@ def _prepare(limits: Limits) -> PreparedShell:
     interpreter, folder = reachable_interpreter(), strong_or_why_not()
     strong = folder if isinstance(folder, Path) else None
     program = filter_program(children_counted=strong is not None or task_clock_works())
+    # The kernel's limits for which a shell has no letter, or not small enough units. Cores have one byte: at 0 a crash still
+    # starts the host's handler, where cores go to one (core(5)).
+    wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
+    lowered = [
+        f"--{name}={most}:{most}"
+        for name, (kind, most) in wanted.items()
+        if not 0 <= resource.getrlimit(kind)[1] < most
+    ]
     filter_fd: int | None = None
     info_read, info_write = os.pipe()
     inherited = [info_write]
@@ -569,7 +565,7 @@ def _prepare(limits: Limits) -> PreparedShell:
         with without_huge_pages():
             process = subprocess.Popen(
                 [
-                    *lower_limits(),
+                    *((require("prlimit", "util-linux"), *lowered, "--") if lowered else ()),
                     *drop_privileges(),
                     require("bwrap", "bubblewrap"),
                     *arguments(limits, interpreter, info_write, filter_fd),

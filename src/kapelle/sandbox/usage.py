@@ -27,6 +27,7 @@ from kapelle.sandbox.seccomp import SHARED_ANONYMOUS_BYTES
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PIPE_BYTES = 65536
 """What a pipe holds; the filter refuses to make it larger."""
+_LIBC = ctypes.CDLL(None)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
 """Of /proc/<pid>/maps: some ten thousand mappings, a hundred times what a Python with libraries has."""
@@ -190,14 +191,7 @@ def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
 def _is_one_memory(place: Path, other: Path) -> bool:
     """Return what kcmp(2) says; False where it may not be asked."""
     number = _KCMP.get(platform.machine())
-    return (
-        number is not None and _libc().syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
-    )
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    return number is not None and _LIBC.syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
 
 
 def _divided(held: list[tuple[Path, int]], room: int) -> int:

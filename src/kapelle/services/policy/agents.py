@@ -362,7 +362,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
             "`top_logprobs` are known when an answer is complete. Leave out `stream`.", "top_logprobs"
         )
     if request.top_logprobs and not (
-        agents.thread.begun and isinstance(agents.play.engine, KnowsAlternatives)
+        agents.thread.begun.is_set() and isinstance(agents.play.engine, KnowsAlternatives)
     ):
         raise wrong("What the agents might have said instead is not known here.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()
