@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.errors import ConfigError, KapelleError
@@ -347,97 +348,82 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         raise ConfigError(f"{who}: `build` raises {reason(error)}.") from error
     if not isinstance(row, Algorithm):
         raise ConfigError(f"{who}: `build` returns {row!r:.60}. Return a kapelle.Algorithm.")
-
-    def need(right: bool, part: str, value: object, mend: str) -> None:
-        if not right:
-            raise ConfigError(f"{who}: `{part}` is {value!r:.60}. {mend}")
-
-    def function(value: object) -> bool:
-        return callable(value) and not isinstance(value, type)
-
-    need(isinstance(row.name, str), "name", row.name, "Give a text.")
-    for part, kind in (("data", Data), ("update", Update)):
-        found = getattr(row, part)
-        need(isinstance(found, kind), part, found, f"Give a kapelle.algorithm.{kind.__name__}.")
-    need(
-        isinstance(row.update.order, Order),
-        "update.order",
-        row.update.order,
-        "Give a kapelle.algorithm.Order.",
-    )
-    counts: dict[str, object] = {
-        "data.group_size": row.data.group_size,
-        "update.epochs": row.update.epochs,
-        "update.minibatches": row.update.minibatches,
-    }
-    for part, count in counts.items():
-        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        need(whole, part, count, "Give a whole number from 1 on.")
-    need(
-        row.data.source in ("rollout", "demonstrations"),
-        "data.source",
-        row.data.source,
-        "Write 'rollout' or 'demonstrations'.",
-    )
-    need(
-        function(row.policy_loss),
-        "policy_loss",
-        row.policy_loss,
-        "Give a function of `Outputs` and `Targets` that returns a `Loss`.",
-    )
-    for part, value, takes in (
-        ("credit", row.credit, "groups and signals that returns credit by `TurnKey`"),
-        ("memory", row.memory, "a team and a seed that returns a `CreditMemory`"),
-        ("returns", row.returns, "an episode that returns each agent's return"),
-    ):
-        need(value is None or callable(value), part, value, f"Give a function of {takes}, or None.")
-    need(
-        not isinstance(row.credit, type),
-        "credit",
-        row.credit,
-        "Give a function, such as the method `self.credit`.",
-    )
-    if row.data.source == "rollout" and row.credit is None and row.memory is None:
+    for path, right, mend in _PARTS:
+        value = attrgetter(path)(row)
+        if not right(value):
+            raise ConfigError(f"{who}: `{path}` is {value!r:.60}. {mend}")
+    if row.plays and row.credit is None and row.memory is None:
         raise ConfigError(
             f"{who} plays and gives no credit. Give `credit`, a function of groups and signals that returns credit by `TurnKey`."
         )
-    for part, like in (("needs", "MySignal()"), ("after_update", "MyHook()"), ("checks", "my_check")):
-        entries = getattr(row, part)
-        need(
-            isinstance(entries, tuple | list),
-            part,
-            entries,
-            f"Write a tuple, with a comma after a single entry: ({like},).",
-        )
-    for signal in row.needs:
+    signals: Sequence[object] = row.needs
+    for signal in signals:
         if isinstance(signal, type) or not callable(getattr(signal, "gather", None)):
             made = f"{signal.__name__}()" if isinstance(signal, type) else "MySignal()"
             raise ConfigError(
                 f"{who}: `needs` holds {signal!r:.60}, which is not a signal. Put an instance such as {made} there; a signal has "
                 "a method `gather`."
             )
-    if row.critic is not None:
-        need(
-            isinstance(row.critic, CriticSpec),
-            "critic",
-            row.critic,
-            "A signal's `critic` is a kapelle.algorithm.CriticSpec.",
-        )
-        need(
-            function(row.critic.loss),
-            "critic.loss",
-            row.critic.loss,
-            "Give a function that returns a `Loss`.",
-        )
     for hook in row.after_update:
-        if not function(hook) or not hasattr(hook, "moves_weights"):
+        if not _is_function(hook) or not hasattr(hook, "moves_weights"):
             raise ConfigError(
                 f"{who}: `after_update` holds {hook!r:.60}, which is not a hook. Put an instance there whose class has "
                 "`__call__(step, team, engine)` and `moves_weights`."
             )
     for check in row.checks:
-        if not function(check):
+        if not _is_function(check):
             raise ConfigError(
                 f"{who}: `checks` holds {check!r:.60}. Put functions of a team there, which raise ConfigError."
             )
+    critic: object = row.critic
+    if critic is not None and not (isinstance(critic, CriticSpec) and _is_function(critic.loss)):
+        raise ConfigError(
+            f"{who}: the `critic` of a signal is {critic!r:.60}. Give a kapelle.algorithm.CriticSpec whose `loss` is a function."
+        )
     return row
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _one_or_more(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_tuple(value: object) -> bool:
+    return isinstance(value, tuple | list)
+
+
+_COUNT = "Give a whole number from 1 on."
+_COMMA = "Write a tuple, with a comma after a single entry: "
+_PARTS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("name", lambda value: isinstance(value, str), "Give a text."),
+    ("data", lambda value: isinstance(value, Data), "Give a kapelle.algorithm.Data."),
+    ("data.source", lambda value: value in ("rollout", "demonstrations"), "Write 'rollout' or 'demonstrations'."),
+    ("data.group_size", _one_or_more, _COUNT),
+    ("update", lambda value: isinstance(value, Update), "Give a kapelle.algorithm.Update."),
+    ("update.order", lambda value: isinstance(value, Order), "Give a kapelle.algorithm.Order."),
+    ("update.epochs", _one_or_more, _COUNT),
+    ("update.minibatches", _one_or_more, _COUNT),
+    ("policy_loss", _is_function, "Give a function of `Outputs` and `Targets` that returns a `Loss`."),
+    (
+        "credit",
+        lambda value: value is None or _is_function(value),
+        "Give a function of groups and signals that returns credit by `TurnKey`, such as the method `self.credit`, or None.",
+    ),
+    (
+        "memory",
+        lambda value: value is None or callable(value),
+        "Give a function of a team and a seed that returns a `CreditMemory`, or None.",
+    ),
+    (
+        "returns",
+        lambda value: value is None or callable(value),
+        "Give a function of an episode that returns each agent's return, or None.",
+    ),
+    ("needs", _is_tuple, f"{_COMMA}(MySignal(),)."),
+    ("after_update", _is_tuple, f"{_COMMA}(MyHook(),)."),
+    ("checks", _is_tuple, f"{_COMMA}(my_check,)."),
+)  # fmt: skip
+"""Parts of a row in the order in which they are looked at, whether one is right, and what to write where it is not."""

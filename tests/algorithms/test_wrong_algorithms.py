@@ -60,6 +60,10 @@ WRONG = {
     "update": (WITH.format("update=2"), "`update` is 2. Give a kapelle.algorithm.Update."),
     "a hook's class": (WITH.format("after_update=(Deaf,)"), "`after_update` holds <class", "which is not a hook."),
     "a check's text": (WITH.format("checks=('two agents',)"), "`checks` holds 'two agents'. Put functions of a team"),
+    "a critic": (
+        f"from kapelle.signals.critic_values import CriticValues; {BUILD[:-1]}, needs=(CriticValues('ppo'),))",
+        "the `critic` of a signal is 'ppo'. Give a kapelle.algorithm.CriticSpec whose `loss` is a function.",
+    ),
     "a name": (WITH.format("name=None"), "`name` is None. Give a text."),
 }  # fmt: skip
 """What `build` does, and what is said of it."""

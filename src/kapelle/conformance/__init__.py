@@ -270,15 +270,16 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
         speakers += [(task, scripted(environment, task)) for task in tasks]
     for task, say in speakers:
         secrets: list[tuple[str, str]] = []
-        for owner in agents:
-            if not offers(environment, Private):
-                break
-            own: object = asked("private", SECONDS, environment.private, task, owner, agents)
-            if isinstance(own, str) or not isinstance(own, Sequence):
-                raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
-            if wrong := [each for each in own if not isinstance(each, str) or not each]:
-                raise Unfit(f"`private` names the secret {wrong[0]!r:.60}; name texts that are not empty.")
-            secrets += [(owner, each) for each in own]
+        if offers(environment, Private):
+            for owner in agents:
+                own: object = asked("private", SECONDS, environment.private, task, owner, agents)
+                if isinstance(own, str) or not isinstance(own, Sequence):
+                    raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
+                if wrong := [each for each in own if not isinstance(each, str) or not each]:
+                    raise Unfit(
+                        f"`private` names the secret {wrong[0]!r:.60}; name texts that are not empty."
+                    )
+                secrets += [(owner, each) for each in own]
         moves = dict.fromkeys(agents, 0)
         world = await DrivenWorld.open(environment, task, agents, 0)
         try:
