@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -300,6 +301,27 @@ async def test_a_secret_is_looked_for_after_every_step() -> None:
 async def test_what_an_agent_has_said_is_no_secret_any_more() -> None:
     findings = {f.name: f for f in await conform(Hints(told=True), ["hinter", "guesser"])}
     assert findings["private views"] == Finding("private views", "ok", "looking changes nothing")
+
+
+class Greeting(Hints):
+    """A game whose tasks all have one text as their question."""
+
+    name: Literal["tests.environments.test_conformance:Greeting"] = (  # type: ignore[assignment]
+        "tests.environments.test_conformance:Greeting"
+    )
+
+    def task(self, split: Split, index: int) -> Task:
+        return replace(super().task(split, index), question="Guess the word.")
+
+
+async def test_one_text_for_all_tasks_is_no_question() -> None:
+    findings = {f.name: f for f in await conform(Greeting(), ["hinter", "guesser"])}
+    assert findings["splits"] == Finding(
+        "splits",
+        "failed",
+        "train and test share the question 'Guess the word.'; in a game leave `Task.question` empty, and let the world's "
+        "`observe` give the text",
+    )
 
 
 async def test_missing_data_are_no_finding_but_an_error() -> None:

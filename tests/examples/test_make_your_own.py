@@ -10,6 +10,7 @@ from tests.workflows.stage import lines, play
 
 from kapelle.cli.new import skeleton
 from kapelle.conformance import conform
+from kapelle.environment import environment_class
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 
@@ -40,6 +41,25 @@ async def test_the_environment_conforms_and_the_tutorial_shows_it(folder: Path) 
     findings = await conform(config.environment)
     shown = [f"{f.status:2}  {f.name:13} {f.detail}" for f in findings]
     assert [line for line in shown if line not in TUTORIAL] == []
+
+
+async def test_the_game_of_the_tutorial_conforms_and_a_leak_in_it_is_found(folder: Path) -> None:
+    game = environment_class("hints.py:Hints")()
+    findings = await conform(game)
+    shown = [
+        f"{'-  ' if f.status == 'not checked' else f'{f.status:3}'} {f.name:13} {f.detail}" for f in findings
+    ]
+    assert [line for line in shown if line not in TUTORIAL] == []
+    # The most likely mistake: who guesses is shown the task.
+    leaky = (
+        (folder / "hints.py").read_text(encoding="utf-8").replace("is: {self.hint}", "is: {self.task.data}")
+    )
+    (folder / "leaky.py").write_text(leaky, encoding="utf-8")
+    [finding] = [f for f in await conform(environment_class("leaky.py:Hints")()) if f.status == "failed"]
+    assert finding.name == "private views"
+    assert finding.detail.startswith(
+        "'agent_1' sees a secret of 'agent_0' in task train-0 at the start: 'river' in "
+    )
 
 
 def test_an_environment_of_questions_is_25_lines(folder: Path) -> None:

@@ -58,7 +58,11 @@ def test_siirls_train_cycle_lets_agents_take_turns(run: Callable[[str, int], lis
 
 def test_every_workflow_is_shown_and_ends_with_the_right_answer(capsys: pytest.CaptureFixture[str]) -> None:
     found = runpy.run_path(str(EXAMPLES / "every_workflow.py"))
-    assert {*found["SHOWN"], "external"} == set(BUILTIN)  # an outside program's has examples of its own
+    shown = {*found["SHOWN"], "external"}  # an outside program's has examples of its own
+    assert shown == set(BUILTIN), (
+        f"new: {sorted(set(BUILTIN) - shown)}, gone: {sorted(shown - set(BUILTIN))}. Add a line to SHOWN of examples/every_workflow.py "
+        "for each new workflow: the workflow, and what each agent says in its turns."
+    )
     found["main"]()
     said = capsys.readouterr().out
     assert said.count("success 1.0") == len(found["SHOWN"]) - 2  # one of two in `parallel`, none in a game

@@ -16,6 +16,7 @@ import pytest
 
 from kapelle.cli.parser import parse, split_words
 from kapelle.errors import KapelleError
+from kapelle.runtime.plugins import catalogue
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 
 ROOT = Path(__file__).parents[2]
@@ -131,3 +132,13 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stdout.splitlines() == ["README.md:2: gone.md", "README.md:2: #nothing"]
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "environments", "workflows"])
+def test_the_index_of_a_catalogue_names_every_piece(kind: str) -> None:
+    index = (ROOT / "docs" / kind / "README.md").read_text(encoding="utf-8")
+    named = {word.strip("`") for words in re.findall(r"\[([^\]]*)\]\(|`([^`]*)`", index) for word in words}
+    missing = sorted(catalogue(f"kapelle.{kind}").keys() - named)
+    assert not missing, (
+        f"docs/{kind}/README.md names no {missing}: add a line, or `the name` to the line of its page"
+    )

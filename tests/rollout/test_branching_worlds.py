@@ -180,7 +180,11 @@ WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 class TestEveryWorkflow:
     def test_none_is_left_out(self) -> None:
         # Of games: `parallel` and `play` above. `tool_use`: below. What an `external` program does is not replayed.
-        assert {*WORKFLOWS, "play", "tool_use", "external"} == set(BUILTIN)
+        held = {*WORKFLOWS, "play", "tool_use", "external"}
+        assert held == set(BUILTIN), (
+            f"new: {sorted(set(BUILTIN) - held)}, gone: {sorted(held - set(BUILTIN))}. Add a line to WORKFLOWS for each new workflow: "
+            "its agents' names, and settings with which it can be played on a sum."
+        )
 
     @pytest.mark.parametrize("name", WORKFLOWS)
     async def test_it_is_led_to_every_moment_again(self, name: str) -> None:

@@ -48,7 +48,9 @@ class Comparison:
 
     among: Estimator
     resized: bool = False
-    """Whether sets of n are weighed by n/(n − 1) · (N − 1)/N: for estimators that subtract the set's own mean."""
+    """Whether advantages in a set of n are multiplied by n/(n − 1) · (N − 1)/N, for estimators that subtract the set's own
+    mean: a small set gives smaller ones on average. N is what a full set has, the most members of a set or episodes of a task in
+    the step; its factor is 1. A member that is alone is compared with earlier returns, and multiplied by (N − 1)/N."""
     scaled: bool = False
     """Whether differences are divided by a spread."""
     start: float | None = None
