@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from kapelle.errors import ConfigError
+from kapelle.runtime import plugins
 from kapelle.setup.recipe import (
     Recipe,
     builtin_recipes,
@@ -328,3 +330,31 @@ class TestWrongKeys:
         (tmp_path / "evil.yaml").write_text("name: !!python/object/apply:os.system ['true']")
         with pytest.raises(ConfigError, match="is not YAML"):
             load_recipe(str(tmp_path / "evil.yaml"))
+
+
+@pytest.mark.parametrize("called", ["mine.py:Mine", "mine:Mine", "installed"])
+def test_a_piece_of_ones_own_has_the_name_that_the_recipe_gives_it(
+    called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its class declares: a file, a module and an entry point are named alike."""
+    (tmp_path / "mine.py").write_text(
+        "from typing import Literal\nfrom kapelle.workflows import Parallel\n\n"
+        "class Mine(Parallel):\n    name: Literal['something_else'] = 'something_else'\n"
+    )
+    point = EntryPoint("installed", "mine:Mine", "kapelle.workflows")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = load_recipe("demo", (), (f"workflow.name={called}",)).config
+    assert config.workflow.name == called
+    assert type(config.workflow).__name__ == "Mine"
+    assert load_recipe("demo", (), (f"workflow={{name: '{called}'}}",)).config == config
+
+
+def test_an_installed_piece_that_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("installed", "no_such_module:Mine", "kapelle.workflows")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    with pytest.raises(
+        ConfigError, match="The workflow 'installed' cannot be imported: No module named 'no_such_module'"
+    ):
+        load_recipe("demo", (), ("workflow.name=installed",))

@@ -100,7 +100,7 @@ from kapelle.workflow import Scene, need_answers
 class CLASS_(kapelle.Settings):
     """The first agent drafts, the second criticises, the first answers."""
 
-    name: Literal["NAME_"] = "NAME_"
+    name: Literal["NAME_.py:CLASS_"] = "NAME_.py:CLASS_"
 
     def check(
         self, agents: Sequence[kapelle.Agent], environment: kapelle.Environment
@@ -188,7 +188,7 @@ from kapelle.rows import Signals, TurnKey
 class CLASS_(MonteCarlo):
     """Settings: those of every algorithm without a critic, and your own."""
 
-    name: Literal["NAME_"] = "NAME_"
+    name: Literal["NAME_.py:CLASS_"] = "NAME_.py:CLASS_"
 
     def build(self) -> Algorithm:
         return self.row(self.name, judge=self.credit)

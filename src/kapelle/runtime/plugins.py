@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pydantic
 
@@ -41,21 +41,25 @@ def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words has an underscore there: `kapelle.train_engines`. Raises ConfigError for an unknown name, with
-    the closest known one, and for a module that fails. A file is the user's own code and is run as such.
+    A kind of two words has an underscore there: `kapelle.train_engines`. Settings are called by the name they were found by,
+    whatever their field `name` declares. Raises ConfigError for an unknown name, with the closest known one, and for a module
+    that fails. A file is the user's own code and is run as such.
     """
-    target = builtin.get(name)
-    if target is None and re.fullmatch(r".+:\w+", name):
-        target = name
-    if target is None:
+    if name in builtin:
+        return _checked(kind, name, find_object(builtin[name], kind, name))
+    target = name
+    if not re.fullmatch(r".+:\w+", name):
         group = f"kapelle.{kind.replace(' ', '_')}s"
         installed = {point.name: point for point in entry_points(group=group)}
-        if name in installed:
-            return _checked(kind, name, installed[name].load())
-        raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")
+        if name not in installed:
+            raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")
+        target = f"{installed[name].module}:{installed[name].attr}"
     found = _checked(kind, name, find_object(target, kind, name))
-    from_file = target.rpartition(":")[0].endswith(".py")
-    return _named(found, name) if from_file and issubclass(found, pydantic.BaseModel) else found
+    if not issubclass(found, pydantic.BaseModel):
+        return found
+    declared = found.model_fields["name"].annotation if "name" in found.model_fields else None
+    fits = declared is str or name in get_args(declared)
+    return found if fits and not target.rpartition(":")[0].endswith(".py") else _named(found, name)
 
 
 def find_object(target: str, kind: str, called: str | None = None) -> Any:
@@ -129,7 +133,7 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
-    """Return settings of a file's class that are called by the path they were found at, whatever `name` they declare."""
+    """Return settings of a class that are called by the name they were found by, whatever `name` they declare."""
     if isinstance(vars(found).get("name"), property):
         raise ConfigError(
             f"The class of '{name}' has a property `name`; recipes set it. Write it as a field: `name: str = …`."
