@@ -79,7 +79,7 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
             and ROUTERS.isdisjoint(path.split("."))
             and path.rpartition(".")[2] not in parts_of_experts
             and features_out > 1
-            and (not _in_mixer(layers, path) or path.endswith(".in_proj"))
+            and (path.rpartition(".")[0] not in layers.mixers or path.endswith(".in_proj"))
         )
         if not chosen:
             raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
@@ -117,13 +117,9 @@ def _refusal(layers: Layers, path: str) -> str | None:
     """Return why a linear layer can have no adapter; None where it can."""
     if "experts" in path.split("."):
         return "its expert reads only the tokens that a router chose"
-    if path.endswith(".dt_proj") and _in_mixer(layers, path):
+    if path.endswith(".dt_proj") and path.rpartition(".")[0] in layers.mixers:
         return "the state-space scan reads its weight without calling the layer"
     return None
-
-
-def _in_mixer(layers: Layers, path: str) -> bool:
-    return path.rpartition(".")[0] in layers.mixers
 
 
 def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int]]) -> str:

@@ -39,7 +39,6 @@ from kapelle.settings.schema import ModelConfig
 from kapelle.types import Json, Message, conversation
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from tokenizers import Tokenizer
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -258,82 +257,73 @@ def check_template(name: str, found: str | dict[str, str] | None) -> None:
 _POWER = ("operator", "**")
 
 
+class _TooLong(Exception):
+    """Raised by the watching thread in a thread that renders."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """When each thread began to render, and a thread that ends renderings that take too long."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    clocks: dict[int, SuspendAwareClock] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Threads to which the exception was sent."""
+    thread: threading.Thread | None = None
+
+    def end_long_ones(self) -> None:
+        """Raise `_TooLong` in threads that render for too long, for ever."""
+        while True:
+            time.sleep(LIMIT_S / _LOOKS)
+            with self.lock:
+                for thread, clock in self.clocks.items():
+                    if clock.now() > LIMIT_S and thread not in self.ended:
+                        self.ended.add(thread)
+                        raised = ctypes.py_object(_TooLong)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+_WATCH = _Watch()
+
+
 @contextmanager
 def rendering(name: str) -> Iterator[None]:
     """Turn what a template raises inside, or that it takes longer than `LIMIT_S`, into a ModelError."""
     fault: Exception | None = None
+    me = threading.get_ident()
     try:
-        _WATCH.begin()
+        with _WATCH.lock:
+            _WATCH.ended.discard(me)
+            _WATCH.clocks[me] = SuspendAwareClock(LIMIT_S / _LOOKS)
+            if _WATCH.thread is None or not _WATCH.thread.is_alive():
+                _WATCH.thread = threading.Thread(
+                    target=_WATCH.end_long_ones, name="kapelle-templates", daemon=True
+                )
+                with suppress(RuntimeError):  # no thread is available: then nothing is watched
+                    _WATCH.thread.start()
         try:
             yield
         except _TooLong:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to other people's programs and libraries
             fault = error
-        _WATCH.end()
+        with _WATCH.lock:
+            _WATCH.clocks.pop(me, None)
+            ended = me in _WATCH.ended
+        while ended:  # an exception that was sent already is raised here at the latest
+            time.sleep(0.001)
     except _TooLong:
         raise ModelError(
             f"The chat template of '{name}' did not finish within {LIMIT_S:g} s. {_FIX}"
         ) from None
     finally:
-        _WATCH.forget()
+        with _WATCH.lock:
+            _WATCH.clocks.pop(me, None)
     if isinstance(fault, KapelleError):
         raise fault
     if fault is not None:
         why = refusal(fault) or f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}."
         raise ModelError(f"The chat template of '{name}' failed: {why} {_FIX}") from fault
-
-
-class _TooLong(Exception):
-    """Raised by the watching thread in a thread that renders."""
-
-
-class _Watch:
-    """When each thread began to render, and a thread that ends renderings that take too long."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clocks: dict[int, SuspendAwareClock] = {}
-        self._ended: set[int] = set()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Record that this thread begins to render."""
-        me = threading.get_ident()
-        with self._lock:
-            self._ended.discard(me)
-            self._clocks[me] = SuspendAwareClock(LIMIT_S / _LOOKS)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._look, name="kapelle-templates", daemon=True)
-                with suppress(RuntimeError):  # no thread is available: then nothing is watched
-                    self._thread.start()
-
-    def end(self) -> None:
-        """Record that this thread is done; an exception already sent to it is raised here at the latest."""
-        me = threading.get_ident()
-        with self._lock:
-            self._clocks.pop(me, None)
-            ended = me in self._ended
-        while ended:
-            time.sleep(0.001)
-
-    def forget(self) -> None:
-        """Stop watching this thread."""
-        with self._lock:
-            self._clocks.pop(threading.get_ident(), None)
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(LIMIT_S / _LOOKS)
-            with self._lock:
-                for thread, clock in self._clocks.items():
-                    if clock.now() > LIMIT_S and thread not in self._ended:
-                        self._ended.add(thread)
-                        raised = ctypes.py_object(_TooLong)
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
-
-
-_WATCH = _Watch()
 
 
 Render = Callable[[list[dict[str, Json]], bool], str]
@@ -480,6 +470,9 @@ class LightTokenizer:
 
         Raises what jinja2 raises for a template that it cannot read.
         """
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         self.name_or_path = name
         self.backend_tokenizer = raw
         self.chat_template = chat_template
@@ -488,7 +481,21 @@ class LightTokenizer:
         end = named.get("eos_token")
         self.eos_token_id: int | None = None if end is None else raw.token_to_id(end)
         """The token that ends a turn."""
-        self._template = _compiled(chat_template)
+        # With what transformers offers to templates.
+        around = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        def plain(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+            return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+        around.filters["tojson"] = plain
+        around.globals["raise_exception"] = refuse
+        around.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
+        self._template = around.from_string(chat_template)
 
     def get_vocab(self) -> dict[str, int]:
         """Return all tokens with their ids."""
@@ -558,26 +565,6 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
         return LightTokenizer(str(folder), raw, template, added, named), context, inner.get("vocab_size")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it
-
-
-def _compiled(template: str) -> Template:
-    """Return a template with what transformers offers to templates."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def plain(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
-
-    around = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    around.filters["tojson"] = plain
-    around.globals["raise_exception"] = refuse
-    around.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
-    return around.from_string(template)
 
 
 def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -166,7 +166,8 @@ class Project(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `q_NHE`, `k_NJE` and `v_NJE` in the compute type."""
         size = cos_N1E.shape[-1]
-        h_ND, inverse_N1 = _normed(x_ND, tensors[0], task.eps, task.dtype)
+        inverse_N1 = _inverse(x_ND, task.eps)
+        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
         outs, kept = zip(*(forward_linear(linear, tensors, h_ND) for linear in task.linears), strict=True)
         raw: list[Tensor | None] = []
         read: list[Tensor] = []
@@ -227,7 +228,8 @@ class Mlp(torch.autograd.Function):
     def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
         """Return the stream `_ND` after the layer."""
         gate, up, down = task.linears
-        h_ND, inverse_N1 = _normed(x_ND, tensors[0], task.eps, task.dtype)
+        inverse_N1 = _inverse(x_ND, task.eps)
+        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
         up_NF, of_up = forward_linear(up, tensors, h_ND)
         inner_NF = silu(gate_NF).mul_(up_NF)
@@ -280,11 +282,6 @@ def _inverse(x: Tensor, eps: float) -> Tensor:
     """Return 1 / root mean square over the last axis, which is kept."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-
-
-def _normed(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    inverse_N1 = _inverse(x_ND, eps)
-    return _scaled(x_ND, inverse_N1, weight_D, dtype), inverse_N1
 
 
 def _scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:

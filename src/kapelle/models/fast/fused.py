@@ -122,7 +122,12 @@ class FusedPass:
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
             all_NHE = all_NO.view(len(h_ND), -1, flat.head_size)
-            qk_NHE = self._turned(layers[0][0].scale_HE, all_NHE[:, :turned], turn_N1e)
+            # Normalise queries and keys where the model does, and turn each pair by its position's angle.
+            qk_NHE, scale_HE = all_NHE[:, :turned].float(), layers[0][0].scale_HE
+            if scale_HE is not None:
+                qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
+            torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2))).mul_(turn_N1e)
+            qk_NHE = qk_NHE.to(self._dtype)
             q_NHE, k_NJE = qk_NHE[:, : flat.heads], qk_NHE[:, flat.heads :]
             if last_Q is not None and number == len(flat.layers) - 1:
                 x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
@@ -152,14 +157,6 @@ class FusedPass:
         """Return √(|x|² + eps · D): RMSNorm is x over this, times √D."""
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return length.hypot_(self._least[x.shape[-1]])
-
-    def _turned(self, scale_HE: Tensor | None, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
-        """Normalise queries and keys where the model does, and turn each pair by its position's angle; may overwrite them."""
-        qk_NHE = qk_NHE.float()
-        if scale_HE is not None:
-            qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
-        torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2))).mul_(turn_N1e)
-        return qk_NHE.to(self._dtype)
 
     def _layer(self, layer: Any, adapter: str | None) -> _Layer:
         a, mlp = layer.self_attn, layer.mlp
