@@ -161,10 +161,10 @@ class WordWorld(QuestionWorld):
         self.fault, self.looked = fault, 0
 
     def _judge(self, text: str) -> Grade:
-        word = str(self._task.data["word"])
+        word = str(self.task.data["word"])
         if not text.strip():
             return right("empty") if self.fault == "empty" else no_answer("nothing")
-        if self.fault == "question" and text == self._task.question:
+        if self.fault == "question" and text == self.task.question:
             return right(text)
         if self.fault == "anything" and not text.startswith("9"):
             return right(text)
@@ -172,12 +172,12 @@ class WordWorld(QuestionWorld):
 
     def observe(self, agent: str) -> str:
         self.looked += 1
-        secrets = self._agents if self.fault == "leak" else (agent,)
+        secrets = self.agents if self.fault == "leak" else (agent,)
         counted = f" look {self.looked}" if self.fault == "look" else ""
         return f"{super().observe(agent)} {' '.join(f'secret of {a}' for a in secrets)}{counted}"
 
     def movers(self) -> tuple[str, ...]:
-        return self._agents if self.fault == "endless" else super().movers()
+        return self.agents if self.fault == "endless" else super().movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         if self.fault == "endless":
@@ -195,7 +195,7 @@ class WordWorld(QuestionWorld):
         if self.fault == "success":
             return Outcome(made.rewards, 7.0)
         if self.fault == "seat":
-            return Outcome({**made.rewards, self._agents[0]: 0.0}, made.success)
+            return Outcome({**made.rewards, self.agents[0]: 0.0}, made.success)
         return made
 
 

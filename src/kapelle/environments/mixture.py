@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from functools import partial
+from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -35,19 +36,14 @@ from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Json, Message, Split, Task
 
 
-def _built(value: Any) -> Any:
-    """Return the settings of the class that `name` finds."""
-    if isinstance(value, Settings) or not isinstance(value, Mapping):
-        return value
-    if "name" not in value:
-        raise ValueError("a part has no `environment.name`")
-    return named_settings(value)
-
-
 class Part(Settings):
     """One environment and how often its tasks come."""
 
-    environment: Annotated[EnvironmentSettings, Plugged(), BeforeValidator(_built)]
+    environment: Annotated[
+        EnvironmentSettings,
+        Plugged(),
+        BeforeValidator(partial(named_settings, missing="a part has no `environment.name`")),
+    ]
     """Settings of the part's environment: `{name: math, …}`."""
     weight: float = Field(default=1.0, gt=0.0)
     """Share of the tasks, against the other parts' weights."""
@@ -73,13 +69,10 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
     seed: int = 0
     """Another seed draws another order."""
 
-    def _part(self, name: str) -> Environment:
-        return self.parts[name].environment
-
     @property
     def members(self) -> Mapping[str, Environment]:
         """Every part's environment."""
-        return {name: self._part(name) for name in self.parts}
+        return {name: part.environment for name, part in self.parts.items()}
 
     @property
     def constant_sum(self) -> bool:
@@ -89,24 +82,23 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
     @property
     def reward_range(self) -> tuple[float, float]:
         """The widest of the parts'."""
-        ranges = [self._part(name).reward_range for name in self.parts]
+        ranges = [part.reward_range for part in self.members.values()]
         return (min(low for low, _ in ranges), max(high for _, high in ranges))
 
     @property
     def sources(self) -> Mapping[Split, str]:
         """The sources of every part."""
         return {
-            split: "; ".join(f"{name}: {self._part(name).sources[split]}" for name in self.parts)
+            split: "; ".join(f"{name}: {part.sources[split]}" for name, part in self.members.items())
             for split in ("train", "test")
         }
 
     @property
     def alive(self) -> Sequence[str]:
         """What its parts name."""
-        parts = {name: self._part(name) for name in self.parts}
         return [
             f"{what} (part '{name}')"
-            for name, part in parts.items()
+            for name, part in self.members.items()
             if offers(part, Alive)
             for what in part.alive
         ]
@@ -114,18 +106,16 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
     def skipped(self) -> Mapping[Split, str]:
         """Return what the parts leave out."""
         found: dict[Split, str] = {}
-        for name in self.parts:
-            part = self._part(name)
+        for name, part in self.members.items():
             for split, said in (part.skipped() if offers(part, Skipping) else {}).items():
                 found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
         return found
 
     def doubts(self) -> Sequence[str]:
         """Return what the parts doubt."""
-        parts = {name: self._part(name) for name in self.parts}
         return [
             f"{name}: {doubt}"
-            for name, part in parts.items()
+            for name, part in self.members.items()
             if offers(part, Doubting)
             for doubt in part.doubts()
         ]
@@ -144,8 +134,8 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
             question = next(name for name, asks in kinds.items() if asks)
             game = next(name for name, asks in kinds.items() if not asks)
             raise ConfigError(
-                f"Part '{question}' of the mixture (`{self._part(question).name}`) asks questions, and part '{game}' "
-                f"(`{self._part(game).name}`) is a game of moves: no workflow plays both. Put them into runs of their own."
+                f"Part '{question}' of the mixture (`{self.members[question].name}`) asks questions, and part '{game}' "
+                f"(`{self.members[game].name}`) is a game of moves: no workflow plays both. Put them into runs of their own."
             )
         for name, part in self.members.items():
             try:
@@ -153,51 +143,49 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
             except ConfigError as error:
                 raise ConfigError(f"Part '{name}' of the mixture does not fit: {error}") from error
 
-    def _sizes(self, split: Split) -> dict[str, int | None]:
-        return {name: self._part(name).size(split) for name in self.parts}
-
     def size(self, split: Split) -> int | None:
         """Return the number of all test tasks if every part has finitely many; the supply of train tasks is endless."""
-        sizes = list(self._sizes(split).values())
+        sizes = [part.size(split) for part in self.members.values()]
         known = [size for size in sizes if size is not None]
         return sum(known) if split == "test" and len(known) == len(sizes) else None
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index: a part by weight and one of its tasks, or the test tasks in a row."""
-        name, inner = self._place(split, index)
-        task = self._part(name).task(split, inner)
+        if self.size(split) is None:
+            draw = random.Random(f"mixture/{self.seed}/{split}/{index}")
+            [name] = draw.choices(list(self.parts), [part.weight for part in self.parts.values()])
+            size = self.members[name].size(split)
+            place = index if size is None else draw.randrange(size)
+        else:
+            place = index
+            for each, part in self.members.items():
+                size = part.size(split) or 0
+                if place < size:
+                    name = each
+                    break
+                place -= size
+            else:
+                raise IndexError(index)
+        task = self.members[name].task(split, place)
         data = {"part": name, "id": task.id, "data": task.data}
-        part = f"{name}/{task.part}" if task.part else name
-        return Task(f"{name}/{task.id}", task.question, data, part)
-
-    def _place(self, split: Split, index: int) -> tuple[str, int]:
-        sizes = self._sizes(split)
-        if self.size(split) is not None:
-            for name, size in sizes.items():
-                if index < (size or 0):
-                    return name, index
-                index -= size or 0
-            raise IndexError(index)
-        draw = random.Random(f"mixture/{self.seed}/{split}/{index}")
-        [name] = draw.choices(list(self.parts), [part.weight for part in self.parts.values()])
-        size = sizes[name]
-        return name, index if size is None else draw.randrange(size)
+        part_of = f"{name}/{task.part}" if task.part else name
+        return Task(f"{name}/{task.id}", task.question, data, part_of)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
         """Open the world of the part that the task is of."""
         name = str(task.data["part"])
-        return MixtureWorld(task.part, self._part(name).start(_inner(task), agents, seed))
+        return MixtureWorld(task.part, self.members[name].start(_inner(task), agents, seed))
 
     def extract(self, text: str) -> str | None:
         """Return the answer as every part reads it, so that equal answers are equal texts."""
-        read = [cast("Answerable", self._part(name)).extract(text) for name in self.parts]
+        read = [cast("Answerable", part).extract(text) for part in self.members.values()]
         if all(answer is None for answer in read):
             return None
         return " | ".join("" if answer is None else answer for answer in read)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the part's script; EpisodeError for a part without one."""
-        part = self._part(str(task.data["part"]))
+        part = self.members[str(task.data["part"])]
         if not offers(part, Scripted):
             raise EpisodeError(
                 f"`{part.name}` has no script. Take it out of the mixture, or remove `warmup`."

@@ -21,13 +21,13 @@ import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator
 
 from kapelle.environment import (
     Answerable,
-    Environment,
     Outcome,
     Retriable,
     Scorable,
@@ -35,6 +35,7 @@ from kapelle.environment import (
     environment_class,
     offers,
 )
+from kapelle.environments.base import BaseWorld
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
@@ -61,7 +62,7 @@ def need_seats(actions: Collection[str], seats: Collection[str], did: str = "act
 _GRADING = "Grading an answer"
 
 
-class QuestionWorld(Scorable, Retriable):
+class QuestionWorld(BaseWorld, Scorable, Retriable):
     """One attempt at a question. The first step answers it and ends the episode.
 
     If more answers are allowed, it stays open after a wrong `final` text: all agents read that it
@@ -78,8 +79,7 @@ class QuestionWorld(Scorable, Retriable):
         grade: Callable[[str], Grade | Awaitable[Grade]],
         info: Mapping[str, Json],
     ) -> None:
-        self._task = task
-        self._agents = tuple(agents)
+        super().__init__(task, agents)
         self._grade = grade
         """Returns a grade at once where it can; a grader that would block returns an awaitable."""
         self._info = info
@@ -87,7 +87,6 @@ class QuestionWorld(Scorable, Retriable):
         self._outcome: Outcome | None = None
         self._most = 1
         self._given = 0
-        self._over = False
 
     def allow_answers(self, most: int) -> None:
         """Take so many answers, one after another, until one is right."""
@@ -96,20 +95,16 @@ class QuestionWorld(Scorable, Retriable):
     def observe(self, agent: str) -> str:
         """Return the question; after an answer, where more are allowed, whether it was right."""
         if self._most == 1 or self._outcome is None:
-            return self._task.question
+            return self.task.question
         return RIGHT if self._outcome.success == 1.0 else WRONG
-
-    def movers(self) -> tuple[str, ...]:
-        """Return every agent until the question is answered, then an empty sequence."""
-        return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Grade the answers; EpisodeError for one answer too many, a stranger, or a grader that gave up."""
-        if self._over:
+        if self.over:
             raise EpisodeError(
                 "The question has been answered already. A world takes one step, or as many as `allow_answers` allows."
             )
-        need_seats(actions, self._agents, "answered")
+        need_seats(actions, self.agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
         rewards = {name: grade.score for name, grade in grades.items()}
         info: dict[str, Json] = {
@@ -124,7 +119,7 @@ class QuestionWorld(Scorable, Retriable):
         self._given += 1
         if self._most > 1:
             info["answers_given"] = self._given
-        self._over = final is None or success == 1.0 or self._given >= self._most
+        self.over = final is None or success == 1.0 or self._given >= self._most
         self._outcome = Outcome(rewards, success, info)
         return {}
 
@@ -143,9 +138,6 @@ class QuestionWorld(Scorable, Retriable):
     def outcome(self) -> Outcome:
         """Return the scores; an episode that ended without an answer is truncated and earns nothing."""
         return self._outcome or Outcome({}, 0.0, self._info, truncated=True)
-
-    async def close(self) -> None:
-        """Hold nothing."""
 
 
 # -------- Settings of whatever is graded between nothing and all
@@ -321,37 +313,26 @@ def describe(what: str, difficulty: tuple[int, int]) -> dict[Split, str]:
     }
 
 
-class _Drawn(Protocol):
-    """What `Generated` reads of a subclass, whose settings stand in an order of their own."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def difficulty(self) -> tuple[int, int]: ...
-
-    things: ClassVar[str]
-
-    def problem(self, draw: random.Random, level: int) -> Problem: ...
-
-
 class Generated(Questions):
     """Base of environments that draw their tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
 
     things: ClassVar[str] = "problems"
     """What is generated, in words."""
+    if TYPE_CHECKING:  # settings of each subclass, which stand in an order of their own
+        name: str
+        difficulty: tuple[int, int]
+        seed: int
 
     @abstractmethod
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a problem of a level, drawn from `draw` alone."""
 
     @property
-    def sources(self: _Drawn) -> Mapping[Split, str]:
+    def sources(self) -> Mapping[Split, str]:
         """Generated; a hash of each problem decides its split."""
         return describe(self.things, self.difficulty)
 
-    def task(self: _Drawn, split: Split, index: int) -> Task:
+    def task(self, split: Split, index: int) -> Task:
         """Return the task at an index: the same in every process."""
         return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
 
@@ -388,8 +369,15 @@ def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
 # -------- Environments that hand on the questions of another one, whose settings stand inside theirs
 
 
-def named_settings(value: Mapping[str, object]) -> Settings:
-    """Return the settings of the environment named `name`; for a validator, so an unknown name is a ValueError."""
+def named_settings(value: object, missing: str) -> object:
+    """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
+
+    An unknown name is a ValueError, and so is none, with the text `missing`.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if "name" not in value:
+        raise ValueError(missing)
     try:
         found = environment_class(str(value["name"]))
     except ConfigError as error:
@@ -399,47 +387,39 @@ def named_settings(value: Mapping[str, object]) -> Settings:
     return found.model_validate(dict(value))
 
 
-def inner_questions(value: object) -> object:
-    """Return the settings of the class named `name`, and values other than mappings unchanged; for a validator."""
-    if not isinstance(value, Mapping):
-        return value
-    if "name" not in value:
-        raise ValueError("`questions` names no environment. Write `questions: {name: math}`, for example.")
-    return named_settings(value)
-
-
-InnerQuestions = Annotated[EnvironmentSettings, Plugged(), BeforeValidator(inner_questions)]
+_UNNAMED = "`questions` names no environment. Write `questions: {name: math}`, for example."
+InnerQuestions = Annotated[
+    EnvironmentSettings, Plugged(), BeforeValidator(partial(named_settings, missing=_UNNAMED))
+]
 """Settings of the environment that asks: `{name: math, …}`."""
 
 
 class HandsOnQuestions(Settings, Answerable, Scripted):
     """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
 
-    @property
-    @abstractmethod
-    def _asks(self) -> Environment:
-        """The setting `questions`, which stands where it belongs among a subclass's own."""
+    if TYPE_CHECKING:  # it stands where it belongs among a subclass's own
+        questions: InnerQuestions
 
     @property
     def sources(self) -> Mapping[Split, str]:
         """The questions' own."""
-        return self._asks.sources
+        return self.questions.sources
 
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""
-        return self._asks.size(split)
+        return self.questions.size(split)
 
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
-        return self._asks.task(split, index)
+        return self.questions.task(split, index)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text as the questions' environment reads it."""
-        assert offers(self._asks, Answerable), "`check` refuses games"
-        return self._asks.extract(text)
+        assert offers(self.questions, Answerable), "`check` refuses games"
+        return self.questions.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return what the questions' own script writes, without any calls; ConfigError if they have none."""
-        if not offers(self._asks, Scripted):
-            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
-        return self._asks.script(agent, task, messages, seed)
+        if not offers(self.questions, Scripted):
+            raise ConfigError(f"`{self.questions.name}` has no script that could demonstrate anything.")
+        return self.questions.script(agent, task, messages, seed)

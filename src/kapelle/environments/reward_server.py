@@ -23,7 +23,6 @@ from kapelle.environment import (
     Alive,
     AskedServer,
     AsksServers,
-    Environment,
     Outcome,
     Retriable,
     Scorable,
@@ -58,10 +57,6 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
     """Further attempts, with increasing pauses, if the server is busy, late or unreachable."""
 
     @property
-    def _asks(self) -> Environment:
-        return self.questions
-
-    @property
     def reward_range(self) -> tuple[float, float]:
         """Of a score."""
         return (0.0, 1.0)
@@ -69,7 +64,7 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
     @property
     def alive(self) -> Sequence[str]:
         """The server, and what the questions' own environment names."""
-        own = self._asks.alive if offers(self._asks, Alive) else ()
+        own = self.questions.alive if offers(self.questions, Alive) else ()
         return (f"`address` ({self.address})", *own)
 
     def servers(self) -> Sequence[AskedServer]:
@@ -78,17 +73,17 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
-        return self._asks.skipped() if offers(self._asks, Skipping) else {}
+        return self.questions.skipped() if offers(self.questions, Skipping) else {}
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; ConfigError for games, and for a token that others on the network could read."""
-        if not asks_questions(self._asks):
+        if not asks_questions(self.questions):
             raise ConfigError(
-                f"`reward_server` scores answers to questions, and `{self._asks.name}` is a game of moves. Set "
+                f"`reward_server` scores answers to questions, and `{self.questions.name}` is a game of moves. Set "
                 "`environment.questions` to math, arithmetic or another environment of questions."
             )
         bearer(self.token_env, self.address)
-        self._asks.check(agents)
+        self.questions.check(agents)
 
     @cached_property
     def _scores(self) -> ServedScores:
@@ -98,7 +93,7 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
         """Open the world of one question."""
         scores = self._scores
         return ScoredWorld(
-            self._asks.start(task, agents, seed), lambda text: scores.grade(task.question, text)
+            self.questions.start(task, agents, seed), lambda text: scores.grade(task.question, text)
         )
 
 

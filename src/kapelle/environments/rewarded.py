@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat, PrivateAttr
 
 from kapelle.environment import Answerable, InMemory, Outcome, PaysEpisodes
+from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import DataSource, Splits, Words, question_in, usable
 from kapelle.environments.questions import need_seats
@@ -95,9 +97,6 @@ class RewardFunction:
                 found = await found
         except Exception as error:
             raise EpisodeError(f"The reward function `{self.name}` raised {reason(error)}.") from error
-        return self._number(found)
-
-    def _number(self, found: object) -> float | None:
         if found is None:
             return None
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
@@ -141,24 +140,6 @@ def read_function(name: str, function: Any) -> RewardFunction:
         if each.default is each.empty:
             needs.append(each.name)
     return RewardFunction(name, function, tuple(needs), tuple(may_take), takes_all)
-
-
-def source_hash(function: Any) -> str:
-    """Return a hash of a function's source, so that a resumed run can report a change; empty where there is none to read."""
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
-    except (OSError, TypeError):
-        return ""
-
-
-def given_for(episode: Episode, row: Mapping[str, Json], answer: str | None) -> dict[str, Any]:
-    """Return what functions that pay the team may take; `answer` is the text that a workflow named as the team's."""
-    last = {turn.agent: turn.text for turn in episode.turns}
-    completions = {agent: last[agent] for agent in episode.agents if agent in last}
-    spoken_last = episode.turns[-1].text if episode.turns else ""
-    completion = spoken_last if answer is None else answer
-    given = {"completion": completion, "completions": completions, "episode": episode}
-    return {**row, **given, "question": episode.task.question}
 
 
 # -------- Rows and functions that a program passes instead of naming them: they live in its memory
@@ -282,9 +263,20 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
 
     @cached_property
     def _functions(self) -> tuple[RewardFunction, ...]:
-        return tuple(
-            read_function(each.function.rpartition(":")[2], self._found(each)) for each in self.rewards
-        )
+        functions = []
+        for each in self.rewards:
+            module, _, name = each.function.rpartition(":")
+            if module != IN_MEMORY:
+                found = find_object(each.function, "reward function")
+            elif name in self._held.functions:
+                found = self._held.functions[name]
+            else:
+                raise ConfigError(
+                    f"The reward function `{name}` was in the memory of the program that made this run. Go on from there, or put "
+                    'it into a module and name it: `environment.rewards: [{function: "my_rewards:NAME"}]`.'
+                )
+            functions.append(read_function(name, found))
+        return tuple(functions)
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
@@ -295,17 +287,6 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
             numbered = (f"{plain}_{k}" for k in range(2, len(self.rewards) + 2))
             labels.append(next(label for label in (plain, *numbered) if label not in labels))
         return tuple(labels)
-
-    def _found(self, reward: Reward) -> Any:
-        module, _, name = reward.function.rpartition(":")
-        if module != IN_MEMORY:
-            return find_object(reward.function, "reward function")
-        if name not in self._held.functions:
-            raise ConfigError(
-                f"The reward function `{name}` was in the memory of the program that made this run. Go on from there, or put "
-                'it into a module and name it: `environment.rewards: [{function: "my_rewards:NAME"}]`.'
-            )
-        return self._held.functions[name]
 
     @property
     def _own_split(self) -> bool:
@@ -359,9 +340,12 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
     def contents(self) -> Mapping[str, str]:
         """Return what is read, and every function, each with a hash."""
         read = super().contents() if self._own_split else self._read_rows[2]
-        hashes = [source_hash(function.function) for function in self._functions]
-        named = zip((each.function for each in self.rewards), hashes, strict=True)
-        return {**read, **{name: found for name, found in named if found}}
+        hashes: dict[str, str] = {}
+        for each, function in zip(self.rewards, self._functions, strict=True):
+            with suppress(OSError, TypeError):  # where there is no source to read
+                source = inspect.getsource(function.function)
+                hashes[each.function] = hashlib.sha256(source.encode()).hexdigest()
+        return {**read, **hashes}
 
     def _key(self) -> tuple[str, str, Words]:
         return self._question, "question_field", question_in
@@ -397,8 +381,17 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
     async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
         """Call every function and add up what each agent earns; one that raises fails the episode."""
         row = split_of(self.rows, episode.task.id)
-        given = given_for(episode, row.fields, outcome.info.get("answer"))
-        said = given["completions"]
+        last = {turn.agent: turn.text for turn in episode.turns}
+        said = {agent: last[agent] for agent in episode.agents if agent in last}
+        spoken_last = episode.turns[-1].text if episode.turns else ""
+        answer = outcome.info.get("answer")  # the text that a workflow named as the team's
+        given = {
+            **row.fields,
+            "completion": spoken_last if answer is None else answer,
+            "completions": said,
+            "episode": episode,
+            "question": episode.task.question,
+        }
         earned: dict[str, float] = {}
         info: dict[str, Json] = dict(outcome.info)
         for each, function, label in zip(self.rewards, self._functions, self._labels, strict=True):
@@ -416,35 +409,20 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         return replace(outcome, rewards=earned, info=info)
 
 
-class RewardedWorld:
+class RewardedWorld(BaseWorld):
     """One question, which all agents read and answer once; the functions pay for it."""
 
-    def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        self._task, self._agents = task, tuple(agents)
-        self._answer: str | None = None
-        self._over = False
-
-    def observe(self, agent: str) -> str:
-        """Return the question."""
-        return self._task.question
-
-    def movers(self) -> tuple[str, ...]:
-        """Return every agent until somebody has answered."""
-        return () if self._over else self._agents
+    _answer: str | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the answers; EpisodeError for a second time, or a stranger."""
-        if self._over:
+        if self.over:
             raise EpisodeError("The question has been answered already. This world takes one step.")
-        need_seats(actions, self._agents, "answered")
-        self._answer, self._over = final, True
+        need_seats(actions, self.agents, "answered")
+        self._answer, self.over = final, True
         return {}
 
     def outcome(self) -> Outcome:
         """Return the text that counts as the team's answer, where the workflow names one."""
-        return Outcome(
-            info={} if self._answer is None else {"answer": self._answer}, truncated=not self._over
-        )
-
-    async def close(self) -> None:
-        """Hold nothing."""
+        info = {} if self._answer is None else {"answer": self._answer}
+        return Outcome(info=info, truncated=not self.over)

@@ -17,7 +17,6 @@ from pydantic import Field
 from kapelle.environment import (
     Alive,
     Doubting,
-    Environment,
     Holding,
     Outcome,
     Retriable,
@@ -61,19 +60,15 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
     """Most of one result that an agent reads."""
 
     @property
-    def _asks(self) -> Environment:
-        return self.questions
-
-    @property
     def reward_range(self) -> tuple[float, float]:
         """The questions' own, with 0 for no answer."""
-        low, high = self._asks.reward_range
+        low, high = self.questions.reward_range
         return (min(low, 0.0), max(high, 0.0))
 
     @property
     def alive(self) -> Sequence[str]:
         """Tools that are servers of somebody, and what the questions' own environment names."""
-        own = self._asks.alive if offers(self._asks, Alive) else ()
+        own = self.questions.alive if offers(self.questions, Alive) else ()
         servers = [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
@@ -83,11 +78,11 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
-        return self._asks.skipped() if offers(self._asks, Skipping) else {}
+        return self.questions.skipped() if offers(self.questions, Skipping) else {}
 
     def doubts(self) -> Sequence[str]:
         """Return what the environment that asks doubts."""
-        return self._asks.doubts() if offers(self._asks, Doubting) else []
+        return self.questions.doubts() if offers(self.questions, Doubting) else []
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that the tools of one episode hold open."""
@@ -95,12 +90,12 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
-        if not asks_questions(self._asks):
+        if not asks_questions(self.questions):
             raise ConfigError(
-                f"`tools` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
+                f"`tools` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
                 "`environment.questions` to math, arithmetic or another environment of questions."
             )
-        self._asks.check(agents)
+        self.questions.check(agents)
         for tool in self.tools:
             tool.check()
         offered = [(schema.name, tool.tool) for tool in self.tools for schema in tool.schemas()]
@@ -114,7 +109,7 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
         """Open the world of one question, with tools of its own for each agent."""
-        return self.around(self._asks.start(task, agents, seed), agents)
+        return self.around(self.questions.start(task, agents, seed), agents)
 
     def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
         """Return a question's world with tools of its own for each agent."""

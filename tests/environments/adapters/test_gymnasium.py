@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from kapelle.environment import environment_class
-from kapelle.environments.adapters.gymnasium import Gymnasium
-from kapelle.environments.adapters.stepping import observation_text
+from kapelle.environments.adapters.gymnasium import Gymnasium, observation_text
 from kapelle.errors import ConfigError
 
 

@@ -8,14 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environments.adapters.plain import check_alone
-from kapelle.environments.adapters.stepping import (
-    SteppingWorld,
-    actions_text,
-    legal_numbers,
-    observation_text,
-    read_number,
-)
+from kapelle.environments.adapters.plain import SteppingWorld, check_alone
 from kapelle.environments.base import Endless
 from kapelle.errors import ConfigError
 from kapelle.types import Json, Split, Task
@@ -72,25 +65,29 @@ class Gymnasium(Endless):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the environment of one episode."""
-        return SteppingWorld(_GymStepper(self._make(), self.penalty, seed), agents[0], self.max_steps, seed)
+        return _GymWorld(self._make(), self.penalty, agents[0], self.max_steps, seed)
 
 
-class _GymStepper:
+class _GymWorld(SteppingWorld):
     """A Gymnasium environment in text."""
 
-    def __init__(self, made: Any, penalty: float, seed: int) -> None:
-        self._made = made
-        self._penalty = penalty
+    def __init__(self, made: Any, penalty: float, agent: str, max_steps: int, seed: int) -> None:
+        self._made, self._penalty = made, penalty
         self._fallback = random.Random(f"{seed}/invalid")
         self._legal: list[int] | None = None
+        super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
         """Start by the seed."""
         return self._show(*self._made.reset(seed=seed % 2**31))
 
-    def step(self, text: str) -> tuple[str, float, bool, bool]:
+    def act(self, text: str) -> tuple[str, float, bool, bool]:
         """Act by the text; an illegal action is replaced by a random one and costs a penalty."""
-        action, cost = self._read(text)
+        action: Any = text if self._legal is None else read_number(text, self._legal)
+        cost = 0.0
+        if action is None or (self._legal is None and not self._made.action_space.contains(text)):
+            cost = self._penalty
+            action = "" if self._legal is None else self._fallback.choice(self._legal)
         seen, reward, terminated, truncated, info = self._made.step(action)
         return self._show(seen, info), float(reward) + cost, bool(terminated), bool(truncated)
 
@@ -98,12 +95,64 @@ class _GymStepper:
         self._legal = legal_numbers(self._made.action_space, info.get("action_mask"))
         return "\n".join(part for part in (observation_text(seen), actions_text(self._legal)) if part)
 
-    def _read(self, text: str) -> tuple[Any, float]:
-        if self._legal is None:
-            return (text, 0.0) if self._made.action_space.contains(text) else ("", self._penalty)
-        number = read_number(text, self._legal)
-        return (self._fallback.choice(self._legal), self._penalty) if number is None else (number, 0.0)
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the environment."""
         self._made.close()
+
+
+# -------- Observations and actions of Gymnasium's and PettingZoo's spaces as text
+
+
+def observation_text(value: Any) -> str:
+    """Return an observation as a player reads it: text as it is, arrays as nested lists, parts line by line.
+
+    A mask of legal actions is left out; `actions_text` says it in words.
+    """
+    import numpy as np
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        parts = {key: part for key, part in value.items() if key != "action_mask"}
+        if len(parts) == 1:
+            return observation_text(next(iter(parts.values())))
+        return "\n".join(f"{key}: {observation_text(part)}" for key, part in parts.items())
+    if isinstance(value, tuple | list):
+        return " ".join(observation_text(part) for part in value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _rows(value.tolist())
+    return str(value)
+
+
+def _rows(value: Any) -> str:
+    if not isinstance(value, list):
+        return f"{value:g}" if isinstance(value, float) else str(int(value))
+    inner = [_rows(part) for part in value]
+    return ("\n" if any(isinstance(part, list) for part in value) else " ").join(inner)
+
+
+def legal_numbers(space: Any, mask: Any) -> list[int] | None:
+    """Return the legal numbers of a discrete space, by its mask where there is one; None for a space of text.
+
+    Raises TypeError for any other space, because its actions cannot be written as text.
+    """
+    kind = type(space).__name__
+    if kind == "Text":
+        return None
+    if kind != "Discrete":
+        raise TypeError(f"actions of the space {space} cannot be written as a number or a text")
+    numbers = [int(space.start) + k for k in range(int(space.n))]
+    if mask is None:
+        return numbers
+    return [number for number, legal in zip(numbers, mask, strict=True) if legal]
+
+
+def actions_text(legal: Sequence[int] | None) -> str:
+    """Return the legal actions in words, empty where any text will do."""
+    return "" if legal is None else f"Legal actions: <{' | '.join(map(str, legal))}>"
+
+
+def read_number(text: str, legal: Sequence[int]) -> int | None:
+    """Return the legal number that a text is, None for anything else."""
+    said = text.strip()
+    return next((number for number in legal if said == str(number)), None)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Outcome
-from kapelle.environments.adapters.stepping import actions_text, legal_numbers, observation_text, read_number
+from kapelle.environments.adapters.gymnasium import actions_text, legal_numbers, observation_text, read_number
 from kapelle.environments.base import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
@@ -97,13 +97,6 @@ ZOO_RULES: Mapping[str, str] = {
 """Rules by the name that an environment gives itself, as its documentation states them."""
 
 
-def zoo_rules(made: Any) -> str:
-    """Return the rules of an environment that is known, else its name and its players; the rest is the user's to say."""
-    name, players = str((made.metadata or {}).get("name", "a game")), len(made.possible_agents)
-    known = ZOO_RULES.get(name)
-    return known or f"{name}, a game for {players} players. Take one of the legal actions, by its number."
-
-
 class _InTurn:
     """One player moves at a time."""
 
@@ -165,7 +158,13 @@ class ZooWorld:
     ) -> None:
         self._turns = turns
         self._move_in = settings.move_in
-        self._told = settings.head(zoo_rules(turns.made), "")
+        # The rules of an environment that is known, else its name and its players; the rest is the user's to say.
+        name, players = (
+            str((turns.made.metadata or {}).get("name", "a game")),
+            len(turns.made.possible_agents),
+        )
+        unknown = f"{name}, a game for {players} players. Take one of the legal actions, by its number."
+        self._told = settings.head(ZOO_RULES.get(name, unknown), "")
         self._player = dict(zip(agents, turns.made.possible_agents, strict=True))
         self._agent = {player: agent for agent, player in self._player.items()}
         self._penalty = settings.penalty
@@ -198,25 +197,25 @@ class ZooWorld:
         if set(actions) != set(self.movers()) or not actions:
             raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
         self._left -= 1
-        chosen = {self._player[agent]: self._read(agent, text) for agent, text in actions.items()}
+        chosen: dict[str, Any] = {}
+        for agent, text in actions.items():
+            player, said = self._player[agent], self._move_in(text)
+            legal = self._legal(player)
+            if legal is None:
+                chosen[player] = said or ""
+                continue
+            number = None if said is None else read_number(said, legal)
+            if number is None:
+                self._owed[agent] += self._penalty
+                self._invalid[agent] += 1
+                number = self._fallback.choice(legal)
+            chosen[player] = number
         for player, reward in self._turns.move(chosen).items():
             self._owed[self._agent[player]] += reward
         self._acted.update(actions)
         paid = {agent: self._owed[agent] for agent in self._owed if agent in self._acted}
         self._owed.update(dict.fromkeys(paid, 0.0))
         return paid
-
-    def _read(self, agent: str, text: str) -> Any:
-        legal = self._legal(self._player[agent])
-        said = self._move_in(text)
-        if legal is None:
-            return said or ""
-        number = None if said is None else read_number(said, legal)
-        if number is not None:
-            return number
-        self._owed[agent] += self._penalty
-        self._invalid[agent] += 1
-        return self._fallback.choice(legal)
 
     def outcome(self) -> Outcome:
         """Return what is left to pay; `truncated` where a limit of rounds ended it, ours or the environment's own."""

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environments.adapters.stepping import SteppingWorld
+from kapelle.environment import Outcome
 from kapelle.environments.base import Endless
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
@@ -67,15 +68,62 @@ class Plain(Endless):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the object of one episode."""
         made = find_class("plain environment", self.path, {})(**self.arguments)
-        return SteppingWorld(_PlainStepper(made, self.path), agents[0], self.max_steps, seed)
+        return _PlainWorld(made, self.path, agents[0], self.max_steps, seed)
 
 
-class _PlainStepper:
+class SteppingWorld(ABC):
+    """Lets one agent act in a world that somebody else wrote, until it is over or `max_steps` are taken.
+
+    Each reward is paid at once. A subclass says how the world begins, and what an action does.
+    """
+
+    def __init__(self, agent: str, max_steps: int, seed: int) -> None:
+        self._agent = agent
+        self._left = max_steps
+        self._seen = self.reset(seed)
+        self._over = self._cut = False
+        self._total = 0.0
+
+    @abstractmethod
+    def reset(self, seed: int) -> str:
+        """Start and return the first observation."""
+
+    @abstractmethod
+    def act(self, text: str) -> tuple[str, float, bool, bool]:
+        """Act; return the next observation, the reward, whether it is over, and whether a limit of its own cut it short."""
+
+    def observe(self, agent: str) -> str:
+        """Return the newest observation."""
+        return self._seen
+
+    def movers(self) -> tuple[str, ...]:
+        """Return the agent until the world is over or all steps are used."""
+        return () if self._over or self._cut or self._left == 0 else (self._agent,)
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Act and return what it paid; EpisodeError when it is over or somebody else acts."""
+        if set(actions) != set(self.movers()) or not actions:
+            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        self._left -= 1
+        self._seen, reward, self._over, self._cut = self.act(actions[self._agent])
+        self._total += reward
+        return {self._agent: reward}
+
+    def outcome(self) -> Outcome:
+        """Return an outcome without further pay; `truncated` where a limit of steps ended it, ours or its own."""
+        return Outcome({self._agent: 0.0}, None, {"total": self._total}, truncated=not self._over)
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free what the world holds."""
+
+
+class _PlainWorld(SteppingWorld):
     """An object with `reset` and `step`, its answers checked."""
 
-    def __init__(self, made: Any, path: str) -> None:
-        self._made = made
-        self._path = path
+    def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
+        self._made, self._path = made, path
+        super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
         """Start; a `reset` that takes a seed gets it."""
@@ -87,7 +135,7 @@ class _PlainStepper:
             )
         return seen
 
-    def step(self, text: str) -> tuple[str, float, bool, bool]:
+    def act(self, text: str) -> tuple[str, float, bool, bool]:
         """Act; EpisodeError unless the answer is `observation, reward` or `observation, reward, over`."""
         said = self._made.step(text)
         if not isinstance(said, tuple) or len(said) not in {2, 3}:
@@ -104,7 +152,7 @@ class _PlainStepper:
             raise EpisodeError(f"`step` of {self._path} paid {reward}.")
         return seen or "", float(reward), seen is None or (len(said) == 3 and bool(said[2])), False
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Call the object's own `close` where it has one."""
         if callable(inspect.getattr_static(self._made, "close", None)):
             self._made.close()

@@ -83,12 +83,6 @@ EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
 """Functions that execute the text they are given; SymPy's readers are among them."""
 
 
-def _scorer(registered: Any) -> type:
-    """Return the class of a registered kind; the package keeps it with its settings' class."""
-    found: type = registered[0] if isinstance(registered, tuple) else registered
-    return found
-
-
 def evaluated_by(kind: type) -> str | None:
     """Return the function by which a kind's class executes text when it grades; None if it executes none.
 
@@ -142,7 +136,8 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
             "environment.dataset: composite would hide which verifiers grade. Name one kind, or several environments "
             "of `reasoning_gym` under the environment `mixture`."
         )
-    if danger := evaluated_by(_scorer(DATASETS[dataset])):
+    registered = DATASETS[dataset]  # the class, in some versions with that of its settings
+    if danger := evaluated_by(registered[0] if isinstance(registered, tuple) else registered):
         raise ConfigError(
             f"The verifier of reasoning_gym's '{dataset}' runs what it grades as code (`{danger}`), and an agent may "
             "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."

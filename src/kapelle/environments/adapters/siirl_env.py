@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Answerable, Environment, Outcome, Retriable, World, offers
+from kapelle.environment import Answerable, Outcome, Retriable, World, offers
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
@@ -44,19 +44,26 @@ class SiirlEnv(HandsOnQuestions):
     reward_range: tuple[float, float] = Field(default=(0.0, 1.0))
     """Least and greatest total that an agent can earn in an episode, over all turns if the class pays."""
 
-    @property
-    def _asks(self) -> Environment:
-        return self.questions
-
     def check(self, agents: Sequence[str]) -> None:
         """Make one object of the class; ConfigError where that fails, `step` has another form, or games are asked."""
-        if not offers(self._asks, Answerable):
+        if not offers(self.questions, Answerable):
             raise ConfigError(
-                f"`siirl_env` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
+                f"`siirl_env` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
                 "`environment.questions` to math, code or another environment of questions."
             )
-        self._asks.check(agents)
-        check_step(self._class, self.env_path)
+        self.questions.check(agents)
+        step = getattr(self._class, "step", None)
+        if not callable(step):
+            raise ConfigError(
+                f"environment.env_path: {self.env_path} has no method `step(self, actions, ground_truth)`. Add it to the class."
+            )
+        try:
+            inspect.signature(step).bind(None, actions=[], ground_truth=None)
+        except TypeError as error:
+            raise ConfigError(
+                f"environment.env_path: `step` of {self.env_path} cannot be called with `actions` and `ground_truth`: {error}. "
+                "Write `async def step(self, actions, ground_truth)`."
+            ) from None
         try:
             self._class()
         except Exception as error:
@@ -72,56 +79,7 @@ class SiirlEnv(HandsOnQuestions):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlWorld:
         """Open the world of one question, with an object of the class for it alone."""
         gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
-        question = self._asks.start(task, agents, seed)
-        return SiirlWorld(
-            _Stepper(self._class(), self.env_path, gold), question, agents, self.rewards_with_env
-        )
-
-
-def check_step(found: type[Any], path: str) -> None:
-    """Raise ConfigError unless `step` can be called as siiRL calls it."""
-    step = getattr(found, "step", None)
-    if not callable(step):
-        raise ConfigError(
-            f"environment.env_path: {path} has no method `step(self, actions, ground_truth)`. Add it to the class."
-        )
-    try:
-        inspect.signature(step).bind(None, actions=[], ground_truth=None)
-    except TypeError as error:
-        raise ConfigError(
-            f"environment.env_path: `step` of {path} cannot be called with `actions` and `ground_truth`: {error}. "
-            "Write `async def step(self, actions, ground_truth)`."
-        ) from None
-
-
-class _Stepper:
-    """An object of the class, its answers checked."""
-
-    def __init__(self, made: Any, path: str, gold: Json) -> None:
-        self._made, self._path, self._gold = made, path, gold
-
-    async def step(self, texts: Sequence[str]) -> tuple[list[str], float, bool]:
-        """Act; EpisodeError unless the answer is `next_obs, reward, should_stop`."""
-        said = self._made.step(actions=list(texts), ground_truth=self._gold)
-        if inspect.isawaitable(said):
-            said = await said
-        if not isinstance(said, tuple) or len(said) != 3:
-            raise EpisodeError(
-                f"`step` of {self._path} returned {said!r:.80}, not `next_obs, reward, should_stop`."
-            )
-        seen, reward, over = said
-        if (
-            not isinstance(seen, list | tuple)
-            or len(seen) != len(texts)
-            or not all(isinstance(one, str) for one in seen)
-        ):
-            raise EpisodeError(
-                f"`step` of {self._path} was handed {len(texts)} texts and showed {seen!r:.80}: a list of as many texts "
-                "goes there."
-            )
-        if not isinstance(reward, Real) or not math.isfinite(reward):
-            raise EpisodeError(f"`step` of {self._path} paid {reward!r}, which is no finite number.")
-        return list(seen), float(reward), bool(over)
+        return SiirlWorld(self._class(), gold, self.questions.start(task, agents, seed), agents, self)
 
 
 class SiirlWorld(Retriable):
@@ -131,11 +89,13 @@ class SiirlWorld(Retriable):
     answer.
     """
 
-    def __init__(self, stepper: _Stepper, question: World, agents: Sequence[str], pays: bool) -> None:
-        self._stepper = stepper
+    def __init__(
+        self, made: Any, gold: Json, question: World, agents: Sequence[str], settings: SiirlEnv
+    ) -> None:
+        self._made, self._gold, self._path = made, gold, settings.env_path
         self._question = question
         self._agents = tuple(agents)
-        self._pays = pays
+        self._pays = settings.rewards_with_env
         self._shown: dict[str, str] = {}
         self._most = 1
         self._turns = 0
@@ -154,18 +114,39 @@ class SiirlWorld(Retriable):
         return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Hand over the texts in the order in which they stand there; EpisodeError for one turn too many."""
+        """Hand over the texts in the order in which they stand there.
+
+        EpisodeError for one turn too many, and unless the answer is `next_obs, reward, should_stop`.
+        """
         if self._over or not actions:
             raise EpisodeError("Nobody acted, or the episode is over.")
-        last = list(actions)[-1]
-        shown, reward, stop = await self._stepper.step(list(actions.values()))
+        last, texts = list(actions)[-1], list(actions.values())
+        said = self._made.step(actions=texts.copy(), ground_truth=self._gold)
+        if inspect.isawaitable(said):
+            said = await said
+        if not isinstance(said, tuple) or len(said) != 3:
+            raise EpisodeError(
+                f"`step` of {self._path} returned {said!r:.80}, not `next_obs, reward, should_stop`."
+            )
+        shown, reward, stop = said
+        if (
+            not isinstance(shown, list | tuple)
+            or len(shown) != len(texts)
+            or not all(isinstance(one, str) for one in shown)
+        ):
+            raise EpisodeError(
+                f"`step` of {self._path} was handed {len(texts)} texts and showed {shown!r:.80}: a list of as many texts "
+                "goes there."
+            )
+        if not isinstance(reward, Real) or not math.isfinite(reward):
+            raise EpisodeError(f"`step` of {self._path} paid {reward!r}, which is no finite number.")
         self._shown |= dict(zip(actions, shown, strict=True))
         self._turns += 1
-        self._over = stop or self._turns >= self._most
+        self._over = bool(stop) or self._turns >= self._most
         if self._over:
             answer = actions[last] if final is None else final
             await self._question.step({last: answer}, answer)
-        return {last: reward} if self._pays else {}
+        return {last: float(reward)} if self._pays else {}
 
     def outcome(self) -> Outcome:
         """Return how it ended; what the object paid stands on the turns."""
