@@ -50,8 +50,8 @@ test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four proce
 test-types: $(STAMPS)/test ## let mypy and pyright read README, pages and examples, without a plugin (minutes; seconds the second time)
 	@$(BIN)/python -m pytest -m types $(or $(TESTS),tests/repository)
 
-test-models: $(STAMPS)/test ## train a model of every family, and compare with what `kapelle validate` says (minutes)
-	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli)
+test-models: $(STAMPS)/test ## train a model of every family, here and on a GPU's twin, and compare with what `kapelle validate` says (minutes)
+	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli tests/twin)
 
 test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
 	@$(BIN)/python tools/try_oldest.py $(TESTS)

@@ -9,6 +9,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/ConvUtils.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -260,15 +261,20 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
   if (records && writes) for (auto& [cuda, cpu] : call.aliases) before.emplace_back(cpu, cpu.clone());
   // CUDA's softmax reads half precision and writes float32 in one kernel, and back.
   std::optional<at::ScalarType> narrow;
+  Tensor into;
   if ((schema.name() == "aten::_softmax" || schema.name() == "aten::_log_softmax") && given[2].toBool()) {
     inside[0] = inside[0].toTensor().to(at::kFloat);
     inside[2] = false;
   } else if (name.find("softmax_backward_data") != std::string::npos && given[3].toScalarType() != given[0].toTensor().scalar_type()) {
     narrow = given[3].toScalarType();
     inside[3] = given[0].toTensor().scalar_type();
+    if (inside.size() > 4) into = std::exchange(inside[4], IValue(at::empty({0}, inside[0].toTensor().options()))).toTensor();
+  } else if (name == "histc" && !given[0].toTensor().is_floating_point()) {  // a CPU counts floats alone
+    narrow = given[0].toTensor().scalar_type();
+    inside[0] = inside[0].toTensor().to(at::kDouble);
   }
   operation.redispatchBoxed(Keys(c10::DispatchKey::CPU), &inside);
-  if (narrow) inside[0] = inside[0].toTensor().to(*narrow);
+  if (narrow) inside[0] = into.defined() ? into.resize_as_(inside[0].toTensor()).copy_(inside[0].toTensor()) : inside[0].toTensor().to(*narrow);
   for (auto& [now, then] : before) if (now.sizes() == then.sizes()) now.copy_(then);
   call.take_over();
   std::vector<Tensor> results;
@@ -346,6 +352,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_back(const Tensor& g, const
   return {dq, dk, dv, Tensor()};
 }
 
+// Convolutions of one channel each have kernels of their own on CUDA.
+Tensor depthwise(const Tensor& x, const Tensor& w, at::IntArrayRef, Optional b, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation) {
+  Call call;
+  std::optional<Tensor> bias = b && b->defined() ? std::optional<Tensor>(call.down(*b)) : std::nullopt;
+  Tensor out = at::conv2d(call.down(x), call.down(w), bias, stride, padding, dilation, x.size(1));
+  report("_conv_depthwise2d", LAUNCH, size_of(x) + size_of(w) + size_of(out));
+  return call.up(out);
+}
+std::tuple<Tensor, Tensor> depthwise_back(const Tensor& g, const Tensor& x, const Tensor& w, at::IntArrayRef, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, std::array<bool, 2> mask) {
+  Call call;
+  auto [dx, dw, db] = at::convolution_backward(call.down(g), call.down(x), call.down(w), c10::nullopt, stride, padding, dilation, false, {0, 0}, x.size(1), {mask[0], mask[1], false});
+  report("_conv_depthwise2d_backward", LAUNCH, size_of(g) + size_of(x) + size_of(w));
+  return {call.up(dx), call.up(dw)};
+}
+const bool depthwise_back_set = (at::native::conv_depthwise2d_backward_stub.set_cuda_dispatch_ptr(&depthwise_back), true);
+
 }  // namespace
 
 namespace at { namespace { C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", ::Hooks) } }
@@ -356,6 +378,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_scaled_dot_product_flash_attention_backward", &flash_back);
   library.impl("_scaled_dot_product_efficient_attention", &efficient);
   library.impl("_scaled_dot_product_efficient_attention_backward", &efficient_back);
+  library.impl("_conv_depthwise2d", &depthwise);
   // These would fall into several operations, which CUDA runs as one.
   for (const char* name : {"copy_", "_grouped_mm", "set_", "set_.source_Tensor", "record_stream"}) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
   for (const auto& each : c10::Dispatcher::singleton().getAllOpNames())

@@ -21,7 +21,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "asked", ["tests/engines/test_on_a_gpu.py", "tests/twin/runs_on_both.py", "tests/twin/budgets.py"]
+    "asked",
+    [
+        "tests/engines/test_on_a_gpu.py",
+        "tests/twin/budgets.py",
+        "tests/twin/runs_on_both.py",
+        pytest.param("tests/twin/families.py", marks=pytest.mark.models),
+    ],
 )
 def test_the_twin_agrees(asked: str) -> None:
     ended = subprocess.run(
