@@ -173,27 +173,12 @@ def workflow_class(name: str) -> type:
     return find_class("workflow", name, catalogue("kapelle.workflows"))
 
 
-class WorkflowFiles(Protocol):
-    """How files that describe a whole workflow, such as siiRL's, become the sections of a recipe."""
+def workflow_files() -> Any:
+    """Return the module that reads files which describe a whole workflow, such as siiRL's (`kapelle.workflows.dag_file`).
 
-    def is_workflow_file(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a YAML mapping is such a file and not a recipe."""
-        ...
-
-    def read_workflow(self, values: Mapping[str, Any], where: str) -> Any:
-        """Return what a file means, its recipe sections as `sections`; ConfigError, naming `where`, for what cannot be said here."""
-        ...
-
-    def fitted(self, values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a layer of a recipe as it fits over the layers below it, `under`."""
-        ...
-
-
-def workflow_files() -> WorkflowFiles:
-    """Return what reads workflow files; like a class of a workflow it is found by name, so that this module knows none."""
-    found: Any = import_module(import_module("kapelle.workflows").FILES)
-    reader: WorkflowFiles = found
-    return reader
+    Like a class of a workflow it is found by name, so that this module knows none.
+    """
+    return import_module(import_module("kapelle.workflows").FILES)
 
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")

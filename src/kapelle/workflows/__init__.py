@@ -23,7 +23,7 @@ BUILTIN: Mapping[str, str] = {
 """Name in a recipe → `module:Class`, imported when asked for."""
 
 FILES = "kapelle.workflows.dag_file"
-"""Module that reads files which describe a whole workflow (`kapelle.workflow.WorkflowFiles`)."""
+"""Module that reads files which describe a whole workflow (`kapelle.workflow.workflow_files`)."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import Field
@@ -86,7 +85,7 @@ class Processing:
         """Return what the node reads; `observation` is what the world has answered, None before it has."""
         if self.pre is None:
             return [Message("user", prompt)]
-        observed = {"obs": observation} if _takes(self.pre, "obs") else {}
+        observed = {"obs": observation} if "obs" in inspect.signature(self.pre).parameters else {}
         if not _takes_ids(self.pre):
             made = self.pre(prompt, **observed, **kwargs)
             if isinstance(made, list) and made and all(isinstance(one, Mapping) for one in made):
@@ -94,7 +93,20 @@ class Processing:
             return [Message("user", self._text(made, "pre_process"))]
         ids = Characters()
         made = self.pre(ids, ids.encode(prompt), **observed, **kwargs)
-        return self._messages(self._ids(made, "pre_process"))
+        rest = self._ids(made, "pre_process")
+        if not any(one >= _ROLE for one in rest):
+            return [Message("user", ids.decode(rest))]
+        messages: list[Message] = []
+        while rest:
+            if rest[0] != _ROLE or _END not in rest:
+                raise EpisodeError(
+                    f"`pre_process` of {self.path} writes text around the messages of `apply_chat_template`. Write it "
+                    "into a message."
+                )
+            middle, end = rest.index(_CONTENT), rest.index(_END)
+            messages.append(Message(ids.decode(rest[1:middle]), ids.decode(rest[middle + 1 : end])))
+            rest = rest[end + 1 :]
+        return messages
 
     def after(self, prompt: str, response: str, kwargs: Mapping[str, Json]) -> str:
         """Return what the node hands on; there must be a `post_process`."""
@@ -133,36 +145,23 @@ class Processing:
             raise EpisodeError(f"`{function}` of {self.path} returned {type(made).__name__}, not token ids.")
         return made
 
-    def _messages(self, ids: Sequence[int]) -> list[Message]:
-        if not any(one >= _ROLE for one in ids):
-            return [Message("user", Characters().decode(ids))]
-        messages: list[Message] = []
-        rest = list(ids)
-        while rest:
-            if rest[0] != _ROLE or _END not in rest:
-                raise EpisodeError(
-                    f"`pre_process` of {self.path} writes text around the messages of `apply_chat_template`. Write it "
-                    "into a message."
-                )
-            middle, end = rest.index(_CONTENT), rest.index(_END)
-            decode = Characters().decode
-            messages.append(Message(decode(rest[1:middle]), decode(rest[middle + 1 : end])))
-            rest = rest[end + 1 :]
-        return messages
-
 
 def _takes_ids(function: Callable[..., object]) -> bool:
     return next(iter(inspect.signature(function).parameters), "") == "tokenizer"
 
 
-def _takes(function: Callable[..., object], name: str) -> bool:
-    return name in inspect.signature(function).parameters
-
-
 @lru_cache(maxsize=64)
 def load_processing(path: str) -> Processing:
     """Return the functions of `folder/file.py` or `package.module`; ConfigError for one that has neither."""
-    module = load_file(path, "process_path") if path.endswith(".py") else _imported(path)
+    if path.endswith(".py"):
+        module = load_file(path, "process_path")
+    else:
+        try:
+            module = importlib.import_module(path)
+        except ImportError as error:
+            raise ConfigError(
+                f"process_path: '{path}' cannot be imported: {error}. Give a module, or a path that ends in .py."
+            ) from error
     found = {name: vars(module).get(name) for name in ("pre_process", "post_process")}
     if not any(map(callable, found.values())):
         raise ConfigError(
@@ -172,15 +171,6 @@ def load_processing(path: str) -> Processing:
         if function is not None and not callable(function):
             raise ConfigError(f"process_path: `{name}` of {path} is no function.")
     return Processing(path, found["pre_process"], found["post_process"])
-
-
-def _imported(path: str) -> ModuleType:
-    try:
-        return importlib.import_module(path)
-    except ImportError as error:
-        raise ConfigError(
-            f"process_path: '{path}' cannot be imported: {error}. Give a module, or a path that ends in .py."
-        ) from error
 
 
 _FIELD = re.compile(r"\$\{([\w.-]+)\}")
@@ -254,8 +244,7 @@ class Dag(Settings, Drawable, ScoresRounds):
             )
         self._check_nodes()
         for node in self.nodes:
-            if node.process_path is not None:
-                processing = load_processing(node.process_path)
+            if (processing := _processing(node)) is not None:
                 processing.try_out(node.id, node.pre_process_kwargs, node.post_process_kwargs)
         names = [agent.name for agent in agents]
         speakers = {node.id: self._speaker(node, names) for node in self.nodes}
@@ -298,8 +287,7 @@ class Dag(Settings, Drawable, ScoresRounds):
                         f"The prompt of node '{node.id}' uses ${{{field}}}, which it cannot know: it knows its "
                         f"dependencies' outputs.{did_you_mean(field, known)}"
                     )
-            if node.process_path is not None:
-                load_processing(node.process_path)
+            _processing(node)
 
     def _speaker(self, node: Node, names: Sequence[str]) -> str:
         if node.agent is not None and node.agent_group is None:
@@ -352,7 +340,9 @@ class Dag(Settings, Drawable, ScoresRounds):
                     if self.score_rounds:
                         await scene.score(turns[who])
                     said[k] = turns[who].text
-                    handed[k] = _hand_on(nodes[k], given[k], said[k])
+                    handed[k] = append_texts(given[k], {k: said[k]})
+                    if (processing := _processing(nodes[k])) is not None and processing.post is not None:
+                        handed[k] = processing.after(given[k], said[k], nodes[k].post_process_kwargs)
         return said, handed
 
     def _handed_to(
@@ -364,7 +354,8 @@ class Dag(Settings, Drawable, ScoresRounds):
         handed: Mapping[str, str],
         before: str | None,
     ) -> str:
-        if any(_has_post(n) for n in self.nodes if n.id in node.dependencies):
+        earlier = [_processing(each) for each in self.nodes if each.id in node.dependencies]
+        if any(each is not None and each.post is not None for each in earlier):
             return "\n\n".join(handed[name] for name in node.dependencies)
         question = scene.observe(agent) if node.obs_with_env else scene.task.question
         if before is not None:
@@ -381,8 +372,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         if again and shown is not None:
             question = f"{question}\n\n{shown}"
         messages = [Message("user", given)]
-        if node.process_path is not None:
-            processing = load_processing(node.process_path)
+        if (processing := _processing(node)) is not None:
             messages = processing.before(given, shown if again else None, node.pre_process_kwargs)
         values = {"prompt": messages[-1].content, "question": question}
         values |= {f"{k}.output": text for k, text in said.items()}
@@ -398,14 +388,8 @@ class Dag(Settings, Drawable, ScoresRounds):
         return mermaid(self.graph, labels, self.answering)
 
 
-def _has_post(node: Node) -> bool:
-    return node.process_path is not None and load_processing(node.process_path).post is not None
-
-
-def _hand_on(node: Node, prompt: str, response: str) -> str:
-    if node.process_path is not None and _has_post(node):
-        return load_processing(node.process_path).after(prompt, response, node.post_process_kwargs)
-    return append_texts(prompt, {node.id: response})
+def _processing(node: Node) -> Processing | None:
+    return None if node.process_path is None else load_processing(node.process_path)
 
 
 def _one_turn_each(level: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:

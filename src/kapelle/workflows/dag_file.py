@@ -133,6 +133,9 @@ def answered_by(
     return tuple({**node, "rewards_with_env": bool(node.get("obs_with_env", True))} for node in nodes)
 
 
+_SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
+
+
 def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections of a layer, or settings, as they fit over those of a recipe, `under`.
 
@@ -141,44 +144,35 @@ def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, 
     on doing so.
     """
     made = dict(values)
-    pairs = {key: (made.get(key), under.get(key)) for key in ("workflow", "environment", "algorithm")}
-    for section, (over, below) in pairs.items():
-        if isinstance(over, Mapping) and isinstance(below, Mapping):
-            made[section] = _FITTING[section](over, below)
+    layers = {key: (made.get(key), under.get(key)) for key in ("workflow", "environment", "algorithm")}
+    both = {
+        key: (over, below)
+        for key, (over, below) in layers.items()
+        if isinstance(over, Mapping) and isinstance(below, Mapping)
+    }
+    if "workflow" in both:
+        over, below = both["workflow"]
+        if over.get("name") == "dag" and "score_rounds" in below:
+            made["workflow"] = {"score_rounds": below["score_rounds"], **over}
+    if "environment" in both:
+        over, below = both["environment"]
+        answered = below.get("name") == SIIRL_ENV
+        own = {key: value for key, value in over.items() if key in _SIIRL_ENV_KEYS}
+        asked = {key: value for key, value in over.items() if key not in own}
+        if over.get("name") == SIIRL_ENV and "questions" not in over:
+            questions = below.get("questions") if answered else below
+            made["environment"] = {**over, "questions": deepcopy(questions)}
+        elif answered and "name" not in over and asked:
+            made["environment"] = {**own, "questions": {**own.get("questions", {}), **asked}}
+    if "algorithm" in both:
+        over, below = both["algorithm"]
+        inner = {key: value for key, value in over.items() if key in {"order", "group_size", "team_reward"}}
+        rest = {key: value for key, value in over.items() if key not in inner}
+        if "base" in below and "name" not in over and inner:
+            if inner.get("team_reward") == "mean":  # both are paid the sum: the reward is shared
+                del inner["team_reward"]
+            made["algorithm"] = {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
     return made
-
-
-def _workflow(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
-    if over.get("name") != "dag" or "score_rounds" not in below:
-        return over
-    return {"score_rounds": below["score_rounds"], **over}
-
-
-def _environment_class(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
-    answered = below.get("name") == SIIRL_ENV
-    if over.get("name") == SIIRL_ENV and "questions" not in over:
-        return {**over, "questions": deepcopy(below.get("questions") if answered else below)}
-    if not answered or "name" in over:
-        return over
-    own = {key: value for key, value in over.items() if key in _SIIRL_ENV_KEYS}
-    asked = {key: value for key, value in over.items() if key not in own}
-    return {**own, "questions": {**own.get("questions", {}), **asked}} if asked else over
-
-
-_SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
-
-
-def _algorithm(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "base" not in below or "name" in over:
-        return over
-    inner = {key: value for key, value in over.items() if key in {"order", "group_size", "team_reward"}}
-    rest = {key: value for key, value in over.items() if key not in inner}
-    if inner.get("team_reward") == "mean":  # both are paid the sum: the reward is shared
-        del inner["team_reward"]
-    return {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
-
-
-_FITTING = {"workflow": _workflow, "environment": _environment_class, "algorithm": _algorithm}
 
 
 _TOP = {"dag_id", "description", "nodes", "answer", "max_assistant_turns", "use_all_traj"}

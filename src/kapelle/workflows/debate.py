@@ -94,7 +94,8 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds):
                 continue
             if self.consensus is not None and agreement(answers) >= self.consensus - 1e-9:
                 break
-            speakers = tuple(name for name in speakers if not self._settled(running[name]))
+            if self.settled_after is not None:
+                speakers = tuple(name for name in speakers if running[name] < self.settled_after)
             if not speakers:
                 break
         ordered = {name: said[name] for name in scene.names}
@@ -108,9 +109,6 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds):
         """Return who reads whom, and the vote as a Mermaid flowchart."""
         readers = {name: tuple(other for other in names if other != name) for name in names}
         return mermaid({**readers, "majority": names}, {}, "majority")
-
-    def _settled(self, rounds: int) -> bool:
-        return self.settled_after is not None and rounds >= self.settled_after
 
     def _prompt(self, scene: Scene, name: str, question: str, said: Mapping[str, str]) -> str:
         if not said:

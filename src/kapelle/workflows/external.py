@@ -15,7 +15,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, ContextError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.types import Json, Message, Turn
+from kapelle.types import Json, Message
 from kapelle.workflow import Continued, Scene
 
 
@@ -60,26 +60,18 @@ async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, J
     try:
         # What an agent is asked; what the program says of temperatures does not count in training.
         messages = tuple(Message(role, content) for role, content in asked["messages"])
-        said = _answer(
-            (
-                await scene.converse(
-                    {agent: Continued(messages, asked["after"], asked["max_tokens"], tuple(asked["stop"]))}
-                )
-            )[agent]
-        )
+        limits = asked["max_tokens"], tuple(asked["stop"])
+        turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits)}))[agent]
+        said = {
+            "turn": turn.index,
+            "prompt_tokens": len(turn.prompt_ids),
+            "ids": turn.completion_ids,
+            "logprobs": turn.logprobs,
+            "finish_reason": turn.finish_reason,
+            "text": turn.text,
+            "version": turn.version,
+            "weights_hash": turn.weights_hash,
+        }
     except ContextError as error:
         said = {"too_long": str(error)}  # its program may go on with less
     await scene.step({agent: json.dumps([number, said])})
-
-
-def _answer(turn: Turn) -> dict[str, Json]:
-    return {
-        "turn": turn.index,
-        "prompt_tokens": len(turn.prompt_ids),
-        "ids": turn.completion_ids,
-        "logprobs": turn.logprobs,
-        "finish_reason": turn.finish_reason,
-        "text": turn.text,
-        "version": turn.version,
-        "weights_hash": turn.weights_hash,
-    }

@@ -20,29 +20,22 @@ def check_graph(graph: Graph, where: str) -> None:
                 )
         if len(set(before)) < len(before):
             raise ConfigError(f"Node '{name}' of {where} names a dependency twice: {', '.join(before)}.")
-    circle = _circle(graph)
-    if circle:
-        raise ConfigError(
-            f"The nodes of {where} wait for one another in a circle: {' <- '.join(circle)}. Remove one of these "
-            "dependencies."
-        )
-
-
-def _circle(graph: Graph) -> list[str]:
+    # What is left when all nodes are taken away that wait for no other one has a circle.
     waiting = {name: set(before) for name, before in graph.items()}
     while ready := [name for name, before in waiting.items() if not before]:
         for name in ready:
             del waiting[name]
-        for before in waiting.values():
-            before.difference_update(ready)
-    if not waiting:
-        return []
-    path = [next(iter(waiting))]
-    while True:
-        after = next(name for name in graph[path[-1]] if name in waiting)
-        if after in path:
-            return [*path[path.index(after) :], after]
-        path.append(after)
+        for others in waiting.values():
+            others.difference_update(ready)
+    if waiting:
+        path = [next(iter(waiting))]
+        while (after := next(name for name in graph[path[-1]] if name in waiting)) not in path:
+            path.append(after)
+        circle = [*path[path.index(after) :], after]
+        raise ConfigError(
+            f"The nodes of {where} wait for one another in a circle: {' <- '.join(circle)}. Remove one of these "
+            "dependencies."
+        )
 
 
 def levels(graph: Graph) -> list[list[str]]:
@@ -81,15 +74,12 @@ def mermaid(graph: Graph, labels: Mapping[str, str], answer: str | None = None) 
     place = {name: f"n{k}" for k, name in enumerate(graph)}
     lines = ["flowchart TD"]
     for name in graph:
-        label = _escaped(labels.get(name, name))
+        label = labels.get(name, name)
+        for sign, written in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+            label = label.replace(sign, written)  # Mermaid takes HTML's named characters inside quotes
         shape = ('((("', '")))') if name == answer else ('["', '"]')
         lines.append(f"    {place[name]}{shape[0]}{label}{shape[1]}")
     lines.extend(
         f"    {place[before]} --> {place[name]}" for name, names in graph.items() for before in names
     )
     return "\n".join(lines)
-
-
-def _escaped(label: str) -> str:
-    # Mermaid takes HTML's named characters inside quotes.
-    return label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
