@@ -220,20 +220,18 @@ class GrpcServer:
         self._drained = False
         self.port = 0
         """The port that it listens on, once it has started."""
+        self.address = ""
+        """The host and port under which it is found, once it has started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, name="kapelle-grpc", daemon=True)
 
-    @property
-    def address(self) -> str:
-        """The host and port under which it is found."""
-        return self._binding.url(self.port).partition("://")[2]
-
     def start(self) -> None:
         """Begin to serve; returns when calls are accepted. Raises ConfigError if it cannot listen."""
         self._thread.start()
         self.port = self._begun.result()
+        self.address = self._binding.url(self.port).partition("://")[2]
 
     def drain(self, seconds: float) -> bool:
         """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`.

@@ -382,9 +382,10 @@ class HttpServer:
         with the other end of each connection that opens or closes.
         """
         binding.tls()  # refuses files that cannot be used
-        self._binding = binding
         self._socket = _bound(binding)
         self.port: int = self._socket.getsockname()[1]
+        self.url = binding.url(self.port)
+        """Its address."""
         config = uvicorn.Config(
             application,
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
@@ -405,11 +406,6 @@ class HttpServer:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="kapelle-http", daemon=True
         )
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self._binding.url(self.port)
 
     def __enter__(self) -> Self:
         self._thread.start()

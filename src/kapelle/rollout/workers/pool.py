@@ -165,7 +165,7 @@ class Worker:
         """Why it could not begin."""
         self.blamed: frozenset[int] = frozenset()
         """Sessions that were at work when it ended."""
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
         """Held while what is outgoing or waited for is changed."""
         self._asked = 0
         self.beats, self.silent = 0, 0.0
@@ -187,19 +187,16 @@ class Worker:
             frame = pack({"id": number, **question})
             self.waiting[number] = waiting
             self.outgoing += frame
-            self._send()
+            self.flush()
         return number
 
     def flush(self) -> bool:
         """Send what the socket takes; return whether something is left."""
         with self.guard:
-            self._send()
+            with suppress(OSError):  # full, or its end, which is noticed where answers are read
+                while self.outgoing:
+                    del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
             return bool(self.outgoing)
-
-    def _send(self) -> None:
-        with suppress(OSError):  # full, or its end, which is noticed where answers are read
-            while self.outgoing:
-                del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
 
     def end(self, how: str | None = None) -> list[Waiting]:
         """End the process if it still runs; return who waits for answers that will not come."""

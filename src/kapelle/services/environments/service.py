@@ -183,7 +183,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
 
     async def List(self, asked: pb.ListRequest, _: object) -> pb.ListReply:
         """See the contract."""
-        held = [each.description for each in self._shelf.all()]
+        held = [each.description for each in self._shelf.held.values()]
         return pb.ListReply(contract=CONTRACT, software=version("kapelle"), environments=held)
 
     async def Describe(self, asked: pb.DescribeRequest, _: object) -> pb.Description:

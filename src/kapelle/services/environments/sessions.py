@@ -66,19 +66,16 @@ class Shelf:
         """
         self._processes, self._patience = processes, Patience(environment=call_seconds)
         self._changing = Lock()
-        self._held: Mapping[str, ShelvedEnvironment] = {}
+        self.held: Mapping[str, ShelvedEnvironment] = {}
+        """What is found, by name; another mapping after a change."""
         self.replaced: list[ShelvedEnvironment] = []
         """Those that are no longer found; sessions may still play them."""
         for name, environment in environments.items():
             self.put(name, environment)
 
-    def all(self) -> list[ShelvedEnvironment]:
-        """Return everything, by name."""
-        return list(self._held.values())
-
     def find(self, name: str) -> ShelvedEnvironment:
         """Return an environment; an empty name means the only one. Raises Refused for an unknown name."""
-        held = self._held
+        held = self.held
         if not name and len(held) == 1:
             return next(iter(held.values()))
         if name not in held:
@@ -94,7 +91,7 @@ class Shelf:
         Raises Refused if it offers less than the one that it replaces, because runs rely on that.
         """
         with self._changing:
-            old = self._held.get(name)
+            old = self.held.get(name)
             new = describe(name, environment, 1 if old is None else old.description.version + 1)
             if old is not None:
                 had = old.description
@@ -119,14 +116,14 @@ class Shelf:
             if self._processes:
                 workers = EnvironmentWorkers(environment, self._processes, self._patience)
             held = ShelvedEnvironment(environment, new, workers)
-            self._held = {**self._held, name: held}
+            self.held = {**self.held, name: held}
             if old is not None:
                 self.replaced.append(old)
             return held
 
     def close(self) -> None:
         """End the processes of all environments."""
-        for held in (*self.all(), *self.replaced):
+        for held in (*self.held.values(), *self.replaced):
             if held.workers is not None:
                 held.workers.close()
 

@@ -30,7 +30,6 @@ from kapelle.services.policy.chat_form import (
     read_messages,
     token_rows,
     usage_row,
-    weights_row,
 )
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
@@ -92,11 +91,6 @@ class Agents:
     def __init__(self, play: Play, thread: LoopThread) -> None:
         self.play = play
         self.thread = thread
-
-    def decodes(self, agent: str) -> Decodes | None:
-        """Return what turns an agent's tokens into text; None if its engine cannot."""
-        renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
-        return renderer if isinstance(renderer, Decodes) else None
 
     def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
         """Yield the choices in order; `listening` yields tokens as they come instead, and each choice when it is complete."""
@@ -289,7 +283,7 @@ class Chat:
             "choices": choices,
             "usage": self._usage(done),
             "system_fingerprint": first.weights_hash,
-            "kapelle": {**weights_row(first), **self.head.extra},
+            "kapelle": {"version": first.version, "weights_hash": first.weights_hash, **self.head.extra},
         }
 
     async def chunks(self, answers: AsyncIterator[News | Done]) -> AsyncIterator[Json | str]:
@@ -331,7 +325,8 @@ class Chat:
                     rows = self._logprobs(completion.ids[told[k] :], completion.logprobs[told[k] :])
                     yield self.head.chunk(k, delta, rows)
                     told[k] = len(completion.ids)
-                yield self.head.chunk(k, {}, self._logprobs((), ()), reason, weights_row(completion))
+                weights = {"version": completion.version, "weights_hash": completion.weights_hash}
+                yield self.head.chunk(k, {}, self._logprobs((), ()), reason, weights)
         if self.request.wants_usage:
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": self._usage(done)}
         yield "[DONE]"
@@ -350,7 +345,8 @@ class Chat:
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
     """Return a chat that lacks only its prompt's tokens; Refusal (400) for what cannot be asked of the agent."""
-    decodes = agents.decodes(agent)
+    renderer = agents.play.engine.renderer(agents.play.team.policy(agent).name)
+    decodes = renderer if isinstance(renderer, Decodes) else None
     if request.logprobs and decodes is None:
         raise wrong(
             f"The tokens of '{agent}' are not known here, and so neither are their log-probs.", "logprobs"

@@ -356,8 +356,3 @@ def _token_row(number: int, logprob: float, decode: Decode) -> dict[str, Json]:
 def usage_row(read: int, written: int) -> dict[str, Json]:
     """Return how many tokens were read and written."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def weights_row(completion: Completion) -> Mapping[str, Json]:
-    """Return which weights answered."""
-    return {"version": completion.version, "weights_hash": completion.weights_hash}

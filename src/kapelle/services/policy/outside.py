@@ -70,9 +70,10 @@ class OutsideDesk(Recorder):
     """Records sessions whose turns are taken in episodes of the run."""
 
     def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
-        super().__init__(agents, self._finish, self._give_up, agents.play.environment.reward_range)
         self._board = board
         self.presence = Presence(self._dead, absence)
+        bounds = agents.play.environment.reward_range
+        super().__init__(agents, self._finish, self._give_up, bounds, called=self.presence.called)
 
     def routes(self) -> Sequence[Route]:
         """Return its routes."""
@@ -86,16 +87,6 @@ class OutsideDesk(Recorder):
         data = seat.task.data
         task = {"id": seat.task.id, "split": data["split"], "index": data["index"]}
         return JsonAnswer({"session": seat.name, "task": task, "seed": seat.seed})
-
-    async def show(self, call: Call) -> JsonAnswer:
-        """Return a session's turns so far; the call shows that its program lives."""
-        self.presence.called(call.path, call.peer)
-        return await super().show(call)
-
-    async def reward(self, call: Call) -> JsonAnswer:
-        """End a session with a reward."""
-        self.presence.called(call.path.partition("/")[0] or call.session or "", call.peer)
-        return await super().reward(call)
 
     def _dead(self, name: str, seconds: float) -> None:
         seat = self._board.seat(name)

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.services.http import Call, JsonAnswer, route
+from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News
 from kapelle.services.policy.chat_form import NAMED, ChatRequest, parse_answer, read_message
 from kapelle.services.policy.teams import PlayedAnswer, Spoken
@@ -355,11 +355,12 @@ class Recorder:
         drop: Callable[[ChatSession], None] | None = None,
         bounds: tuple[float, float] = (-math.inf, math.inf),
         lifetime: float = math.inf,
+        called: Callable[[str, Peer | None], None] = lambda _name, _peer: None,
     ) -> None:
         """`take` gets each session that is over with its reward, and returns further facts for its caller.
 
         `drop` gets those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` is how
-        long a session is kept after its last call, in seconds, when others need its place.
+        long a session is kept after its last call, in seconds, when others need its place. `called` gets the session and the connection of each call that is about a session.
         """
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
@@ -368,7 +369,7 @@ class Recorder:
         """(session, agent, digest of the body) → the session, the call's key, and its answer."""
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
         """Session → digest of its reward, and the answer to that."""
-        self._rewarded, self._dropped, self._bounds = take, drop, bounds
+        self._rewarded, self._dropped, self._bounds, self._called = take, drop, bounds, called
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
@@ -397,6 +398,7 @@ class Recorder:
 
     async def show(self, call: Call) -> JsonAnswer:
         """Return a session's turns so far."""
+        self._called(call.path, call.peer)
         session = self.sessions.get(call.path)
         turns = [
             {"agent": turn.agent, "seen": turn.seen, "tokens": len(turn.completion_ids)}
@@ -419,6 +421,7 @@ class Recorder:
         if slash and rest != "reward":
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
+        self._called(name, call.peer)
         reward = read_reward(call.body, self._agents.play.team.names, self._bounds)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, told = self._rewards[name]

@@ -29,17 +29,13 @@ from kapelle.types import Episode, Json, Task
 class AskedEnvironment(Answerable):
     """What an episode asks of its environment, for one question of a caller; every answer counts as right."""
 
+    name: str
     environment: Environment
     """The run's own; its tools and its form of answers are kept."""
     finals: list[str] = field(default_factory=list)
     """The team's answers, the last one last."""
 
     reward_range = (0.0, 1.0)
-
-    @property
-    def name(self) -> str:
-        """The run's own."""
-        return self.environment.name
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of the question."""
@@ -117,7 +113,7 @@ def team_answers(
 
     async def play_all(tell: Tell) -> None:
         for choice in range(request.n):
-            environment = AskedEnvironment(play.environment)
+            environment = AskedEnvironment(play.environment.name, play.environment)
             asked = replace(
                 play,
                 environment=cast("Environment", environment),
