@@ -168,10 +168,8 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     # also change the base, which PEFT repeats at every load.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
     "bias": ("none", None),
-    "megatron_core": (
-        "megatron.core",
-        None,
-    ),  # the name of a module that is used with `megatron_config` alone
+    # The name of a module that is used with `megatron_config` alone.
+    "megatron_core": ("megatron.core", None),
     "qalora_group_size": (16, None),
     **dict.fromkeys(
         (

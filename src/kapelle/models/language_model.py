@@ -37,6 +37,8 @@ CHECKED = 12
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+HALF = (torch.bfloat16, torch.float16)
+
 BOUND = 1e-4
 """Greatest difference of two passes in float32 over the same weights, as a share of the logits' norm."""
 
@@ -417,7 +419,7 @@ def in_float32(model: LanguageModel) -> Iterator[None]:
     hooks = [
         hook
         for module in model.model.modules()
-        if any(_is_half(weight) for weight in module.parameters(recurse=False))
+        if any(weight.dtype in HALF for weight in module.parameters(recurse=False))
         for hook in _widening_hooks(module)
     ]
     try:
@@ -433,10 +435,9 @@ def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHa
     widened: list[tuple[nn.Parameter, Tensor]] = []
 
     def widen(_module: nn.Module, _inputs: object) -> None:
-        for (
-            weight
-        ) in module.parameters():  # also those below it: a state-space mixer reads its layers' weights itself
-            if _is_half(weight):
+        # Also those below it: a state-space mixer reads its layers' weights itself.
+        for weight in module.parameters():
+            if weight.dtype in HALF:
                 widened.append((weight, weight.data))
                 weight.data = weight.data.float()
 
@@ -447,10 +448,6 @@ def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHa
 
     yield module.register_forward_pre_hook(widen)
     yield module.register_forward_hook(put_back, always_call=True)
-
-
-def _is_half(weight: Tensor) -> bool:
-    return weight.dtype in (torch.bfloat16, torch.float16)
 
 
 # -------- A reward model of transformers: a sequence classifier with one label, which reads a whole conversation

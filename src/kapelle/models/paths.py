@@ -67,9 +67,8 @@ def local_only(path: str, file: str = CONFIG) -> bool:
     """
     if Path(path).expanduser().is_dir():
         return False
-    fault = (
-        hub_fault(path) if file == CONFIG else hub_fault(path, file=file)
-    )  # asked once for each form of call
+    # Asked once for each form of call.
+    fault = hub_fault(path) if file == CONFIG else hub_fault(path, file=file)
     if fault is None:
         return False
     from huggingface_hub import try_to_load_from_cache

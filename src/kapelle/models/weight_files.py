@@ -176,9 +176,8 @@ def check_files(path: str, outline: Outline) -> bool:
         raise ModelError(f"Model '{path}' cannot be loaded. {error}") from None
     fits = {name: tensor.shape for name, tensor in found.items() if name in outline.weights}
     known = found.keys() <= outline.weights.keys() | outline.spare
-    coded = read_settings(str(folder)).get(
-        "quantization_config"
-    )  # needs a library that transformers looks for
+    # Codes need a library that transformers looks for.
+    coded = read_settings(str(folder)).get("quantization_config")
     if (
         not coded
         and known

@@ -119,9 +119,8 @@ class ServedModel(VllmModel):
         try:
             self._base = self._wait_for_model(patience)
             self._dialect = VLLM
-            with suppress(
-                *_UNUSABLE, httpx.HTTPError
-            ):  # it may answer anything to a path that it does not know
+            # It may answer anything to a path that it does not know.
+            with suppress(*_UNUSABLE, httpx.HTTPError):
                 status, answer = self._get(SGLANG_KNOWS)
                 if status == 200 and "model_path" in json.loads(answer):
                     self._dialect = SGLANG
@@ -168,7 +167,7 @@ class ServedModel(VllmModel):
     def forget_prefixes(self) -> None:
         """Ask the server to forget; one that does not offer it keeps prefixes apart by the names of adapters."""
         with suppress(EngineError):
-            self._post(self._dialect.forget, {})
+            self._call(self._dialect.forget, {})
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
         """Let the server forget an adapter."""
@@ -212,11 +211,20 @@ class ServedModel(VllmModel):
             f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
         )
 
-    def _call(self, name: str, body: Json) -> None:
-        status, answer = self._post(name, body)
+    def _call(self, path: str, body: Json) -> None:
+        """Ask the server to do something; EngineError where it does not."""
+        import httpx
+
+        sent = asyncio.run_coroutine_threadsafe(
+            post(f"{self._url}{path}", body, bearer(KEY_ENV, self._url), CALL_SECONDS), self._loop
+        )
+        try:
+            status, answer = sent.result(CALL_SECONDS + 10)
+        except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
+            raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
         if status != 200:
             raise EngineError(
-                f"The {self._dialect.name} server at {self._url} refused {name} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
+                f"The {self._dialect.name} server at {self._url} refused {path} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
                 "needs `--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and to see the files of this "
                 "machine."
             )
@@ -228,17 +236,6 @@ class ServedModel(VllmModel):
         )
         answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result(ASK_SECONDS + 10)
         return answer.status, answer.body
-
-    def _post(self, path: str, body: Json) -> tuple[int, bytes]:
-        import httpx
-
-        sent = asyncio.run_coroutine_threadsafe(
-            post(f"{self._url}{path}", body, bearer(KEY_ENV, self._url), CALL_SECONDS), self._loop
-        )
-        try:
-            return sent.result(CALL_SECONDS + 10)
-        except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
-            raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
 
 
 class Dialect(NamedTuple):
