@@ -30,7 +30,7 @@ from kapelle.grading.text.tool_call import (
     write_calls,
 )
 from kapelle.grading.verdict import Grade
-from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
+from kapelle.runtime.row_files import SUFFIXES, held_out, read_rows
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[
@@ -188,9 +188,32 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
     contents: dict[str, str] = {}
     if category not in NO_CALL_IS_RIGHT:
         answers = read_rows(_file(folder / "possible_answer", category), contents)
-        accepted = {row.text("id", "path"): _accepted(row) for row in answers}
-    rows = read_rows(_file(folder, category), contents)
-    items = [_item(row, accepted, category in NO_CALL_IS_RIGHT) for row in rows]
+        for row in answers:
+            calls = row.fields.get("ground_truth")
+            if not isinstance(calls, list) or not all(
+                isinstance(call, dict) and len(call) == 1 and isinstance(next(iter(call.values())), dict)
+                for call in calls
+            ):
+                raise DataError(
+                    f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Fix it."
+                )
+            accepted[row.text("id", "path")] = tuple(calls)
+    items = []
+    for row in read_rows(_file(folder, category), contents):
+        number = row.text("id", "path")
+        if category not in NO_CALL_IS_RIGHT and number not in accepted:
+            raise DataError(
+                f"{row.place}: the question '{number}' has no accepted answer in `possible_answer`."
+            )
+        try:
+            messages = [message for turn in row.fields["question"] for message in turn]
+            question = "\n\n".join(str(message["content"]) for message in messages)
+            tools = tuple(row.fields["function"])
+        except (KeyError, TypeError) as fault:
+            raise DataError(
+                f"{row.place} is no row of BFCL: {fault!r} is missing or of another form."
+            ) from None
+        items.append(Item(number, question, tools, accepted.get(number, ())))
     by_split: dict[Split, tuple[Item, ...]] = {
         "train": tuple(item for item in items if not held_out(item.id, test_share)),
         "test": tuple(item for item in items if held_out(item.id, test_share)),
@@ -208,30 +231,3 @@ def _file(folder: Path, category: Category) -> Path:
         "`environment.path` to BFCL's folder, its files renamed to their categories, or other "
         "`environment.categories`."
     )
-
-
-def _accepted(row: DataRow) -> tuple[Mapping[str, Mapping[str, Json]], ...]:
-    value = row.fields.get("ground_truth")
-    calls = value if isinstance(value, list) else None
-    if calls is None or not all(isinstance(c, dict) and len(c) == 1 and _options(c) for c in calls):
-        raise DataError(
-            f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Fix it."
-        )
-    return tuple(calls)
-
-
-def _options(call: Mapping[str, Json]) -> bool:
-    return all(isinstance(options, dict) for options in call.values())
-
-
-def _item(row: DataRow, accepted: Mapping[str, Json], no_call: bool) -> Item:
-    number = row.text("id", "path")
-    if not no_call and number not in accepted:
-        raise DataError(f"{row.place}: the question '{number}' has no accepted answer in `possible_answer`.")
-    try:
-        messages = [message for turn in row.fields["question"] for message in turn]
-        question = "\n\n".join(str(message["content"]) for message in messages)
-        tools = tuple(row.fields["function"])
-    except (KeyError, TypeError) as fault:
-        raise DataError(f"{row.place} is no row of BFCL: {fault!r} is missing or of another form.") from None
-    return Item(number, question, tools, () if no_call else accepted[number])

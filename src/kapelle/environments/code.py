@@ -15,7 +15,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,8 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
-from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Words, field_of, question_in, text_in
+from kapelle.environments.base import BaseWorld
+from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, text_in
 from kapelle.environments.questions import need_seats
 from kapelle.errors import DataError, EpisodeError
 from kapelle.grading.code.grade import (
@@ -119,7 +119,20 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
     """
     called = _function(row, tests)
     if called is not None:
-        return _function_problem(row, question, *called)
+        name, calls = called
+        # LeetCode's form: the function is a method of a class without arguments.
+        method = (
+            f"\n\nif {name!r} not in globals() and 'Solution' in globals():\n    {name} = Solution().{name}\n"
+        )
+        asked = question_in(row, question, "question_field").strip()
+        begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
+        told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
+        return CodeProblem(
+            f"{asked}\n\n{told}",
+            (),
+            lambda program, sandbox, limits: grade_calls(program + method, calls, sandbox, limits),
+            _solution(row),
+        )
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
     public = _tests(row, "public_tests", tolerance)
     hidden = ("private_tests", "generated_tests", tests)
@@ -195,21 +208,6 @@ def _lists(value: Json) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _function_problem(row: DataRow, question: str, name: str, calls: tuple[CallTest, ...]) -> CodeProblem:
-    # LeetCode's form: the function is a method of a class without arguments.
-    method = (
-        f"\n\nif {name!r} not in globals() and 'Solution' in globals():\n    {name} = Solution().{name}\n"
-    )
-
-    def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        return grade_calls(program + method, calls, sandbox, limits)
-
-    asked = question_in(row, question, "question_field").strip()
-    begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
-    told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
-    return CodeProblem(f"{asked}\n\n{told}", (), grade, _solution(row))
-
-
 PYTHON_3 = 3
 """CodeContests' number of the language."""
 
@@ -243,19 +241,7 @@ SHOWN_CHARACTERS = 1000
 """Most characters of one test's report that an agent reads."""
 
 
-@dataclass(slots=True)
-class Attempts:
-    """What one agent has tried."""
-
-    grades: list[CodeGrade] = field(default_factory=list)
-
-    @property
-    def last(self) -> CodeGrade:
-        """The verdict that counts."""
-        return self.grades[-1]
-
-
-class CodeWorld(Scorable, Retriable):
+class CodeWorld(BaseWorld, Scorable, Retriable):
     """One problem; every agent that acts has its own attempts and earns the score of the last one.
 
     An agent that failed reads the report of the shown tests and may try again. About the other tests it learns
@@ -265,21 +251,20 @@ class CodeWorld(Scorable, Retriable):
     def __init__(
         self,
         problem: CodeProblem,
+        task: Task,
         agents: Sequence[str],
         sandboxes: Pool,
-        limits: Limits,
-        max_attempts: int,
-        partial_credit: bool,
+        settings: Code,
     ) -> None:
+        super().__init__(task, agents)
         self._problem = problem
-        self._attempts = {agent: Attempts() for agent in agents}
+        self._attempts: dict[str, list[CodeGrade]] = {agent: [] for agent in agents}
         self._sandboxes = sandboxes
-        self._limits = limits
-        self._max_attempts = max_attempts
-        self._partial_credit = partial_credit
+        self._limits = settings.limits
+        self._max_attempts = settings.max_attempts
+        self._partial_credit = settings.partial_credit
         self._finals: list[CodeGrade] = []
         self._most = 1
-        self._over = False
 
     def allow_answers(self, most: int) -> None:
         """Take so many programs of the team, one after another, until one passes all tests."""
@@ -289,21 +274,21 @@ class CodeWorld(Scorable, Retriable):
         """Return the problem, or what became of the agent's last attempt, or of the team's where it had some."""
         if self._most > 1 and self._finals:
             return feedback(self._finals[-1], self._problem.shown, len(self._finals), self._most)
-        grades = self._attempts[agent].grades
+        grades = self._attempts[agent]
         if not grades:
             return self._problem.prompt
         return feedback(grades[-1], self._problem.shown, len(grades), self._max_attempts)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that still have to solve it and have attempts left."""
-        if self._over:
+        if self.over:
             return ()
         if self._most > 1 and self._finals:  # the team has another go, whoever had a right program of its own
             return tuple(self._attempts)
         return tuple(
             agent
             for agent, tried in self._attempts.items()
-            if len(tried.grades) < self._max_attempts and not (tried.grades and tried.last.solved)
+            if len(tried) < self._max_attempts and not (tried and tried[-1].solved)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -320,10 +305,10 @@ class CodeWorld(Scorable, Retriable):
         texts = dict.fromkeys([*actions.values(), *([] if final is None else [final])])
         grades = dict(zip(texts, await asyncio.gather(*map(self._graded, texts)), strict=True))
         for agent, text in actions.items():
-            self._attempts[agent].grades.append(grades[text])
+            self._attempts[agent].append(grades[text])
         if final is not None:
             self._finals.append(grades[final])
-            self._over = grades[final].solved or len(self._finals) >= self._most
+            self.over = grades[final].solved or len(self._finals) >= self._most
         return {}
 
     async def score(self, agent: str, text: str) -> float:
@@ -347,21 +332,18 @@ class CodeWorld(Scorable, Retriable):
 
     def outcome(self) -> Outcome:
         """Return what the last attempts are worth; truncated when nobody acted."""
-        acted = {agent: tried for agent, tried in self._attempts.items() if tried.grades}
-        rewards = {agent: self._worth(tried.last) for agent, tried in acted.items()}
+        acted = {agent: tried for agent, tried in self._attempts.items() if tried}
+        rewards = {agent: self._worth(tried[-1]) for agent, tried in acted.items()}
         if self._finals:
             success = self._worth(self._finals[-1])
         else:
             success = sum(rewards.values()) / len(rewards) if rewards else 0.0
         info: dict[str, Json] = {
-            "attempts": {agent: len(tried.grades) for agent, tried in acted.items()},
-            "tests": {agent: [test.status for test in tried.last.tests] for agent, tried in acted.items()},
-            "explanations": {agent: tried.last.explanation for agent, tried in acted.items()},
+            "attempts": {agent: len(tried) for agent, tried in acted.items()},
+            "tests": {agent: [test.status for test in tried[-1].tests] for agent, tried in acted.items()},
+            "explanations": {agent: tried[-1].explanation for agent, tried in acted.items()},
         }
         return Outcome(rewards, success, info, truncated=not acted)
-
-    async def close(self) -> None:
-        """Do nothing: the sandboxes belong to the process."""
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
@@ -438,7 +420,7 @@ class Code(DataSettings, Answerable, Scripted):
             raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
 
     @cached_property
-    def _by_split(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
+    def _problems(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
         chosen: dict[Split, tuple[DataRow, ...]] = {"train": self.rows.train, "test": self.rows.test}
         if self._by_id:
             every = sorted(
@@ -455,11 +437,9 @@ class Code(DataSettings, Answerable, Scripted):
             )
         return {split: tuple(map(self._read, kept)) for split, kept in chosen.items()}
 
-    def _problems(self, split: Split) -> tuple[CodeProblem, ...]:
-        return self._by_split[split]
-
     @property
-    def _limits(self) -> Limits:
+    def limits(self) -> Limits:
+        """Of each program."""
         mebi = 1024**2
         # A reward must not say how busy the machine was.
         return Limits(
@@ -471,28 +451,25 @@ class Code(DataSettings, Answerable, Scripted):
 
         Raises DataError for a row of another form, SandboxError when this machine cannot give the sandbox.
         """
-        for split in ("train", "test"):
-            self._problems(split)
+        _ = self._problems
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
         """Return the number of problems."""
-        return len(self._problems(split))
+        return len(self._problems[split])
 
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index, without its tests."""
-        return Task(f"{split}-{index}", self._problems(split)[index].prompt)
+        return Task(f"{split}-{index}", self._problems[split][index].prompt)
 
     def _problem(self, task: Task) -> CodeProblem:
         split, _, index = task.id.rpartition("-")
-        return self._problems("train" if split == "train" else "test")[int(index)]
+        return self._problems["train" if split == "train" else "test"][int(index)]
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
         """Open the world of one problem. SandboxError for an unknown sandbox."""
-        sandboxes = shared_pool(self.sandbox, self._limits, self.parallel)
-        return CodeWorld(
-            self._problem(task), agents, sandboxes, self._limits, self.max_attempts, self.partial_credit
-        )
+        sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
+        return CodeWorld(self._problem(task), task, agents, sandboxes, self)
 
     def extract(self, text: str) -> str | None:
         """Return the program of a text: equal programs are equal votes."""

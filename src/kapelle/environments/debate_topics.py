@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from kapelle.environment import Alive, Opposed, Outcome, Scripted
+from kapelle.environments.base import BaseWorld
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
@@ -155,7 +156,7 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
         ask = self._ask
         if ask is None and isinstance(self.judge, JudgeEndpoint):
             ask = ask_endpoint(self.judge)
-        return DebateWorld(self, task.question, tuple(agents), ask)
+        return DebateWorld(self, task, agents, ask)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a speech in good form but without substance: it demonstrates only the form."""
@@ -185,13 +186,12 @@ def _read(path: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(motion.strip() for motion in found if motion.strip()))
 
 
-class DebateWorld:
+class DebateWorld(BaseWorld):
     """One debate."""
 
-    def __init__(self, settings: DebateTopics, motion: str, agents: tuple[str, ...], ask: Ask | None) -> None:
+    def __init__(self, settings: DebateTopics, task: Task, agents: Sequence[str], ask: Ask | None) -> None:
+        super().__init__(task, agents)
         self._settings = settings
-        self._motion = motion
-        self._agents = agents
         self._ask = ask
         self._side = {agent: settings.sides[k % len(settings.sides)] for k, agent in enumerate(agents)}
         self._speeches: list[tuple[str, str]] = []
@@ -202,7 +202,7 @@ class DebateWorld:
         """Return the motion, the agent's side and all speeches so far."""
         number = sum(who == agent for who, _ in self._speeches) + 1
         speeches = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
-        opening = f"Motion: {self._motion}\nYou argue {self._side[agent]}."
+        opening = f"Motion: {self.task.question}\nYou argue {self._side[agent]}."
         return "\n".join(
             [opening, *speeches, f"Speech {min(number, self._settings.rounds)} of {self._settings.rounds}."]
         )
@@ -210,9 +210,9 @@ class DebateWorld:
     def movers(self) -> tuple[str, ...]:
         """Return the next speaker, or all agents where all speak at once; empty after the last round."""
         spoken = len(self._speeches)
-        if spoken >= self._settings.rounds * len(self._agents):
+        if spoken >= self._settings.rounds * len(self.agents):
             return ()
-        return self._agents if self._settings.together else (self._agents[spoken % len(self._agents)],)
+        return self.agents if self._settings.together else (self.agents[spoken % len(self.agents)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the speeches; after the last one the judge is asked. EpisodeError for an agent that speaks out of turn."""
@@ -233,14 +233,14 @@ class DebateWorld:
             for side in sides:
                 others = [other for other in sides if other != side]
                 rivals = [text for other in others for text in self._texts(other)]
-                verdict = score_argument(self._texts(side), self._motion, side, rivals, others)
+                verdict = score_argument(self._texts(side), self.task.question, side, rivals, others)
                 self._scores[side] = verdict.total
                 self._why[side] = dict(verdict.explanations)
             return
         points: dict[str, list[float]] = {side: [] for side in sides}
         for one, other in itertools.combinations(sides, 2):
             texts = ["\n\n".join(self._texts(side)) for side in (one, other)]
-            grade = await judge_pair(self._ask, f"Who argues better on: {self._motion}", *texts)
+            grade = await judge_pair(self._ask, f"Who argues better on: {self.task.question}", *texts)
             if grade.status == "ungraded":
                 raise EpisodeError(f"The judge gave up on {one} against {other}: {grade.explanation}")
             points[one].append(grade.score)
@@ -259,23 +259,13 @@ class DebateWorld:
         best = max(self._scores.values())
         winners = [side for side, score in self._scores.items() if score == best > 0.0]
         info |= {"scores": dict(self._scores), "winners": winners, "explanations": dict(self._why)}
-        paid = _paid(self._settings.reward, self._scores, winners)
+        n, k, reward = len(self._scores), len(winners), self._settings.reward
+        paid = dict(self._scores)
+        # If no side has any score, the debate has no winner and pays zero to all. `zero_sum` adds up to 0 over sides, and is 1
+        # for a winner alone.
+        if reward != "score":
+            won, lost = (1.0 / k if k else 0.0, 0.0)
+            if reward == "zero_sum" and winners:
+                won, lost = (n - k) / (k * (n - 1)), -1.0 / (n - 1)
+            paid = {side: won if side in winners else lost for side in self._scores}
         return Outcome({agent: paid[side] for agent, side in self._side.items()}, None, info)
-
-    async def close(self) -> None:
-        """Hold nothing."""
-
-
-def _paid(reward: Reward, scores: Mapping[str, float], winners: Sequence[str]) -> dict[str, float]:
-    """Return each side's reward; `zero_sum` adds up to 0 over sides, and is 1 for a winner alone.
-
-    If no side has any score, the debate has no winner and pays zero to all.
-    """
-    if reward == "score":
-        return dict(scores)
-    n, k = len(scores), len(winners)
-    if not winners:
-        return dict.fromkeys(scores, 0.0)
-    if reward == "win":
-        return {side: 1.0 / k if side in winners else 0.0 for side in scores}
-    return {side: (n - k) / (k * (n - 1)) if side in winners else -1.0 / (n - 1) for side in scores}

@@ -22,8 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from kapelle.environment import Doubting
-from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Words, field_of, question_in
+from kapelle.environments.data.source import DataSettings, Words, field_of, question_in
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.programs import program_of

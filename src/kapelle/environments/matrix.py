@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Opposed, Outcome, Scripted
-from kapelle.environments.base import GameSettings
+from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
 
@@ -229,7 +229,7 @@ class Matrix(GameSettings, Opposed, Scripted):
         """Open one match."""
         self.check(agents)
         told = self.head(self._rules(), "All say one letter at once.")
-        return MatrixWorld(self, agents, told)
+        return MatrixWorld(self, task, agents, told)
 
     def _rules(self) -> str:
         """Return how the game is played, and what it pays unless the table is too long to be read."""
@@ -256,12 +256,12 @@ class Matrix(GameSettings, Opposed, Scripted):
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
-class MatrixWorld:
+class MatrixWorld(BaseWorld):
     """One match: every player moves at once in each round."""
 
-    def __init__(self, settings: Matrix, agents: Sequence[str], told: str) -> None:
+    def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], told: str) -> None:
+        super().__init__(task, agents)
         self._game = settings.table
-        self._agents = tuple(agents)
         self._moves = dict(zip(agents, self._game.moves, strict=True))
         self._rounds = settings.rounds
         self._memory = settings.memory
@@ -273,13 +273,13 @@ class MatrixWorld:
     def observe(self, agent: str) -> str:
         """Return the rules, the seat, the legal letters and the last rounds' joint moves."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
-        seat = f"{self._agents.index(agent) + 1}/{len(self._agents)}"
+        seat = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
         line = " ".join([seat, self._moves[agent], *shown])
         return f"{self._told}\n{line}" if self._told else line
 
     def movers(self) -> tuple[str, ...]:
         """Return all players until the last round is over."""
-        return self._agents if len(self._history) < self._rounds else ()
+        return self.agents if len(self._history) < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Play one round and pay for it; EpisodeError unless exactly the players moved.
@@ -290,19 +290,18 @@ class MatrixWorld:
         """
         if set(actions) != set(self.movers()):
             raise EpisodeError(f"A round takes a move of each of {self.movers()}, not of {tuple(actions)}.")
-        joint = [self._legal(agent, actions[agent]) for agent in self._agents]
+        joint: list[str | None] = []
+        for agent in self.agents:
+            move = (self._move_in(actions[agent]) or "").strip()
+            joint.append(move if len(move) == 1 and move in self._moves[agent] else None)
         self._history.append("".join(move or "-" for move in joint))
         if self._game.common and None in joint:
-            return dict.fromkeys(self._agents, self._invalid)
+            return dict.fromkeys(self.agents, self._invalid)
         paid = self._game.expected(joint)
         return {
             agent: self._invalid if move is None else float(reward)
-            for agent, move, reward in zip(self._agents, joint, paid, strict=True)
+            for agent, move, reward in zip(self.agents, joint, paid, strict=True)
         }
-
-    def _legal(self, agent: str, text: str) -> str | None:
-        move = (self._move_in(text) or "").strip()
-        return move if len(move) == 1 and move in self._moves[agent] else None
 
     def outcome(self) -> Outcome:
         """Return the share of rounds that were played optimally for the team; None in a constant-sum game.
@@ -312,18 +311,15 @@ class MatrixWorld:
         optima = self._game.optima
         best = sum(joint in optima for joint in self._history) / self._rounds
         return Outcome(
-            rewards=dict.fromkeys(self._agents, 0.0),
+            rewards=dict.fromkeys(self.agents, 0.0),
             success=None if self._game.constant_sum else best,
             info={
                 "rounds": list(self._history),
                 "optima": list(optima),
                 "invalid": {
                     agent: sum(joint[k] == "-" for joint in self._history)
-                    for k, agent in enumerate(self._agents)
+                    for k, agent in enumerate(self.agents)
                 },
             },
             truncated=len(self._history) < self._rounds,
         )
-
-    async def close(self) -> None:
-        """Hold nothing."""

@@ -12,8 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Words, question_in, text_in
+from kapelle.environments.data.source import DataSettings, Words, question_in, text_in
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
@@ -54,7 +53,12 @@ class NLI(DataSettings, Questions):
 
     def pair_of(self, row: DataRow) -> tuple[str, Label]:
         """Return question and label of a row; DataError for one that lacks either."""
-        label = _label(row, self.label_field)
+        written = text_in(row, self.label_field, "label_field").strip().casefold()
+        if written not in _LABELS:
+            raise DataError(
+                f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Fix or drop the row."
+            )
+        label = _LABELS[written]
         if self.question_field is not None:
             return question_in(row, self.question_field, "question_field"), label
         premise, hypothesis = (question_in(row, field, "path") for field in ("premise", "hypothesis"))
@@ -81,12 +85,3 @@ class NLI(DataSettings, Questions):
 
 def _answer(text: str) -> Label | None:
     return _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'"))
-
-
-def _label(row: DataRow, field: str) -> Label:
-    written = text_in(row, field, "label_field").strip().casefold()
-    if written not in _LABELS:
-        raise DataError(
-            f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Fix or drop the row."
-        )
-    return _LABELS[written]

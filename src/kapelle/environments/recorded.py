@@ -13,8 +13,15 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from kapelle.environment import Answerable, Outcome, Recorded, Scorable
-from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Splits, Words, asked_in, field_of, messages_of, said_in
+from kapelle.environments.data.source import (
+    DataSettings,
+    Splits,
+    Words,
+    asked_in,
+    field_of,
+    messages_of,
+    said_in,
+)
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Split, Task
@@ -112,49 +119,52 @@ class Labelled(RecordedData, Recorded):
 
     def answers_per_task(self) -> int:
         """As many as the question with most."""
-        return max(len(each.solutions) for split in ("train", "test") for each in self._questions(split))
+        return max(len(each.solutions) for questions in self._questions.values() for each in questions)
 
     def check(self, agents: Sequence[str]) -> None:
         """Read every row; DataError names file, line and field of those without solution or label, if they are many."""
-        for split in ("train", "test"):
-            self._questions(split)
+        _ = self._questions
 
     def _key(self) -> tuple[str, str, Words]:
         return self.question_field, "question_field", asked_in
 
     def _read(self, row: DataRow) -> list[tuple[str, float]]:
-        return [
-            (said_in(row, solution, "solutions"), _label(row, label))
-            for solution, label in self.solutions.items()
-        ]
+        found = []
+        for solution, label in self.solutions.items():
+            text, value = said_in(row, solution, "solutions"), field_of(row, label, "solutions")
+            if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
+                raise DataError(
+                    f"{row.place}: the label '{label}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
+                    "the row."
+                )
+            found.append((text, float(value)))
+        return found
 
     @cached_property
-    def _by_split(self) -> dict[str, tuple[Question, ...]]:
-        return {"train": self._gathered(self.rows.train), "test": self._gathered(self.rows.test)}
-
-    def _gathered(self, rows: Sequence[DataRow]) -> tuple[Question, ...]:
-        found: dict[str, dict[str, float]] = {}
-        for row in rows:
-            question = asked_in(row, self.question_field, "question_field")
-            for text, label in self._read(row):
-                # Of two labels for one text the first one counts.
-                found.setdefault(question, {}).setdefault(text, label)
-        return tuple(Question(text, tuple(solutions.items())) for text, solutions in found.items())
-
-    def _questions(self, split: Split) -> tuple[Question, ...]:
-        return self._by_split[split]
+    def _questions(self) -> dict[str, tuple[Question, ...]]:
+        """Each split's questions with all their solutions."""
+        by_split = {}
+        for split, rows in (("train", self.rows.train), ("test", self.rows.test)):
+            found: dict[str, dict[str, float]] = {}
+            for row in rows:
+                question = asked_in(row, self.question_field, "question_field")
+                for text, label in self._read(row):
+                    # Of two labels for one text the first one counts.
+                    found.setdefault(question, {}).setdefault(text, label)
+            by_split[split] = tuple(Question(text, tuple(labels.items())) for text, labels in found.items())
+        return by_split
 
     def _question(self, task: Task) -> Question:
         split, _, index = task.id.rpartition("-")
-        return self._questions("train" if split == "train" else "test")[int(index)]
+        return self._questions["train" if split == "train" else "test"][int(index)]
 
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""
-        return len(self._questions(split))
+        return len(self._questions[split])
 
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
-        return Task(f"{split}-{index}", self._questions(split)[index].text)
+        return Task(f"{split}-{index}", self._questions[split][index].text)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one question."""
@@ -168,16 +178,6 @@ class Labelled(RecordedData, Recorded):
         """Return solution `sample`, counted round and round."""
         solutions = self._question(task).solutions
         return solutions[sample % len(solutions)][0]
-
-
-def _label(row: DataRow, field: str) -> float:
-    value = field_of(row, field, "solutions")
-    if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
-        raise DataError(
-            f"{row.place}: the label '{field}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
-            "the row."
-        )
-    return float(value)
 
 
 # -------- Pairs of a chosen and a rejected answer
@@ -218,10 +218,6 @@ class Preferences(RecordedData, Recorded):
         """The chosen one and the rejected one."""
         return 2
 
-    def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of those that are no pair, if they are many."""
-        self.skipped()
-
     def _key(self) -> tuple[str, str, Words]:
         if self.question_field is None:
             return self.chosen_field, "chosen_field", _before
@@ -241,10 +237,6 @@ class Preferences(RecordedData, Recorded):
         question = _before(row, self.chosen_field, "chosen_field")
         answers = [text.rpartition(_SPOKE)[2].strip() for text in (chosen, rejected)]
         return Pair(question, *answers)
-
-    def size(self, split: Split) -> int | None:
-        """Return the number of pairs."""
-        return len(self.rows.of(split))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
@@ -366,10 +358,6 @@ class Trajectories(RecordedData, Recorded):
         if not turns:
             raise DataError(f"{row.place}: nobody speaks in the field '{field}'. Fix or drop the row.")
         return tuple(turns)
-
-    def size(self, split: Split) -> int | None:
-        """Return the number of rows."""
-        return len(self.rows.of(split))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the record at an index; its question is what is read first."""

@@ -25,8 +25,7 @@ from pydantic import Field, FiniteFloat, PrivateAttr
 
 from kapelle.environment import Answerable, InMemory, Outcome, PaysEpisodes
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import DataSource, Splits, Words, question_in, usable
+from kapelle.environments.data.source import DataSettings, DataSource, Splits, Words, question_in, usable
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known

@@ -305,7 +305,7 @@ def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
         "    await world.step({'coder': 'def double(x): return 2 * x'})\n"
         "    assert world.outcome().success == 1.0\n"
         "    from kapelle.sandbox.pool import shared_pool\n"
-        "    pool = shared_pool(environment.sandbox, environment._limits, environment.parallel)\n"
+        "    pool = shared_pool(environment.sandbox, environment.limits, environment.parallel)\n"
         "    assert pool.wait_until_warm()\n"
         "asyncio.run(main())\n"
         "print(*open(f'/proc/self/task/{os.getpid()}/children').read().split())\n"

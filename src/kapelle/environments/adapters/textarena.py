@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Outcome
-from kapelle.environments.base import GameSettings
+from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
@@ -67,23 +67,22 @@ class TextArena(GameSettings):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
         """Start one game."""
-        return ArenaWorld(self._make(len(agents), seed), agents, self, seed)
+        return ArenaWorld(self._make(len(agents), seed), task, agents, self, seed)
 
 
 BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a game raises on a text that its reader cannot take, such as a number of 5,000 digits."""
 
 
-class ArenaWorld:
+class ArenaWorld(BaseWorld):
     """One game; it pays at the end. A player whose text crashes the game itself loses, and the game has no winner."""
 
-    def __init__(self, game: Any, agents: Sequence[str], settings: TextArena, seed: int) -> None:
+    def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
+        super().__init__(task, agents)
         self._game = game
         self._told = settings.head("", "")
         self._move_in = settings.move_in
-        self._agents = tuple(agents)
         self._left = settings.max_moves
-        self._over = False
         self._broken: tuple[str, str] | None = None
         # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
         self._random = random.Random(seed).getstate()
@@ -92,7 +91,7 @@ class ArenaWorld:
 
     def _listen(self) -> None:
         player, told = self._game.get_observation()
-        self._mover = self._agents[int(player)]
+        self._mover = self.agents[int(player)]
         self._seen[self._mover] = told if isinstance(told, str) else "\n".join(str(part[1]) for part in told)
 
     def observe(self, agent: str) -> str:
@@ -101,7 +100,7 @@ class ArenaWorld:
 
     def movers(self) -> tuple[str, ...]:
         """Return the player whose turn it is."""
-        return () if self._over or not self._left else (self._mover,)
+        return () if self.over or not self._left else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Say something; EpisodeError unless exactly the mover spoke."""
@@ -111,11 +110,11 @@ class ArenaWorld:
         shared = random.getstate()
         random.setstate(self._random)
         try:
-            self._over, _ = self._game.step(action=self._move_in(actions[self._mover]) or "")
-            if not self._over:
+            self.over, _ = self._game.step(action=self._move_in(actions[self._mover]) or "")
+            if not self.over:
                 self._listen()
         except BREAKS as error:
-            self._over, self._broken = True, (self._mover, f"the game broke: {str(error)[:200]}")
+            self.over, self._broken = True, (self._mover, f"the game broke: {str(error)[:200]}")
         finally:
             self._random = random.getstate()
             random.setstate(shared)
@@ -125,16 +124,13 @@ class ArenaWorld:
         """Return the game's rewards; an unfinished game pays zero to all."""
         if self._broken is not None:
             breaker, reason = self._broken
-            lost = {agent: -1.0 if agent == breaker else 0.0 for agent in self._agents}
+            lost = {agent: -1.0 if agent == breaker else 0.0 for agent in self.agents}
             return Outcome(lost, None, {"reasons": {breaker: reason}})
-        rewards, told = self._game.close() if self._over else (None, None)
-        paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self._agents)}
+        rewards, told = self._game.close() if self.over else (None, None)
+        paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
         reasons = {
-            agent: str((told or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self._agents)
+            agent: str((told or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self.agents)
         }
         return Outcome(
-            paid, None, {"reasons": {a: r for a, r in reasons.items() if r}}, truncated=not self._over
+            paid, None, {"reasons": {a: r for a, r in reasons.items() if r}}, truncated=not self.over
         )
-
-    async def close(self) -> None:
-        """Do nothing: `outcome` has closed everything."""

@@ -237,7 +237,13 @@ class _Gathering:
         if single.is_file() or (
             single.is_dir() and self._set.by_id and not train and not self._has(single, "train")
         ):
-            every, said = self._usable(self._where, self._file(single))
+            file: Path | None = single
+            if single.is_dir():
+                named_mbpp = (single / f"mbpp{suffix}" for suffix in SUFFIXES)
+                file = next((each for each in named_mbpp if each.is_file()), None)
+            if file is None:
+                raise DataError(f"The folder '{single}' has no file 'mbpp' and no 'train'. Name the files.")
+            every, said = self._usable(self._where, read_rows(file))
             return self._divided(every, test_share), {self._where: said}
         found: dict[Split, list[Fields]] = {"train": [], "test": []}
         skipped: dict[str, Skipped] = {}
@@ -246,7 +252,9 @@ class _Gathering:
             ("test", test, self._set.test),
         )
         for split, named, usual in wanted:
-            for place in named or self._usual(single, usual):
+            # The first of the usual names that a folder has; on the hub, and where it has none, the first of all.
+            there = tuple(name for name in usual if single.is_dir() and self._has(single, name))
+            for place in named or (there or usual)[:1]:
                 kept, said = self._usable(place, self._of(place))
                 found[split] += kept
                 skipped[place] = said
@@ -273,11 +281,6 @@ class _Gathering:
     def _has(self, folder: Path, name: str) -> bool:
         return any((folder / f"{name}{suffix}").is_file() for suffix in ("", *SUFFIXES))
 
-    def _usual(self, folder: Path, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the first of the usual names that a folder has; on the hub, and where it has none, the first of all."""
-        there = tuple(name for name in names if folder.is_dir() and self._has(folder, name))
-        return (there or names)[:1]
-
     def _of(self, place: str) -> tuple[DataRow, ...]:
         folder = Path(self._where).expanduser()
         if not folder.is_dir():
@@ -290,14 +293,6 @@ class _Gathering:
             f"The folder '{folder}' has no file '{place}'. It holds {', '.join(there) or 'no data file'}. Name the files "
             "with --train and --test."
         )
-
-    def _file(self, place: Path) -> tuple[DataRow, ...]:
-        if place.is_file():
-            return read_rows(place)
-        files = [file for suffix in SUFFIXES if (file := place / f"mbpp{suffix}").is_file()]
-        if not files:
-            raise DataError(f"The folder '{place}' has no file 'mbpp' and no 'train'. Name the files.")
-        return read_rows(files[0])
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:
@@ -349,7 +344,17 @@ def _write(
             folder.mkdir()
             for split, own in rows.items():
                 file = folder / f"{split}.{form}"
-                _write_rows(file, own, form)
+                if form == "jsonl":
+                    # ASCII: some readers take U+2028, which stands in GSM8K, for the end of a line.
+                    file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
+                else:
+                    try:
+                        from pyarrow import Table, parquet
+                    except ImportError as error:
+                        raise DataError(
+                            "Writing parquet needs an extra: pip install 'kapelle[data]'."
+                        ) from error
+                    parquet.write_table(Table.from_pylist(list(own)), file)
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()
                 manifest["splits"][split] = {"file": file.name, "rows": len(own), "sha256": digest}
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -357,18 +362,6 @@ def _write(
             (folder / "README.md").write_text(_readme(prepared), "utf-8")
             shutil.move(folder, out)
     return prepared
-
-
-def _write_rows(file: Path, rows: Sequence[Fields], form: Form) -> None:
-    if form == "jsonl":
-        # ASCII: some readers take U+2028, which stands in GSM8K, for the end of a line.
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), "ascii")
-        return
-    try:
-        from pyarrow import Table, parquet
-    except ImportError as error:
-        raise DataError("Writing parquet needs an extra: pip install 'kapelle[data]'.") from error
-    parquet.write_table(Table.from_pylist(list(rows)), file)
 
 
 def _readme(prepared: PreparedData) -> str:

@@ -12,10 +12,14 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pydantic import Field, model_validator
+
+from kapelle.environment import Reads, Skipping
+from kapelle.environments.questions import Graded
 from kapelle.errors import DataError, did_you_mean
 from kapelle.runtime.hub import hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
@@ -41,20 +45,17 @@ class Skipped:
 
     def __str__(self) -> str:
         """Return `3 of 7,473 rows cannot be used and are left out: …`, empty when there are none."""
-        return f"{self._said()} and are left out: {self._why()}" if self.count else ""
+        return self._said(" and are left out") if self.count else ""
 
-    def _said(self) -> str:
-        return f"{self.count:,} of {self.total:,} rows cannot be used"
-
-    def _why(self) -> str:
+    def _said(self, then: str) -> str:
         more = self.count - len(self.named)
-        return " | ".join(self.named) + (f" | and {more:,} more" if more else "")
+        why = " | ".join(self.named) + (f" | and {more:,} more" if more else "")
+        return f"{self.count:,} of {self.total:,} rows cannot be used{then}: {why}"
 
     def refused(self, where: str, share: float) -> DataError:
         """Return the error for more of them than may be left out."""
-        return DataError(
-            f"{where}: {self._said()}, more than `environment.max_unusable` = {share:.1%}: {self._why()}"
-        )
+        more_than = f", more than `environment.max_unusable` = {share:.1%}"
+        return DataError(f"{where}: {self._said(more_than)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,23 +258,20 @@ def _folder(
         if shards := sorted(place.glob(f"{name}-*.parquet")):
             return tuple(row for shard in shards for row in read_rows(shard, contents))
     if (folder / MANIFEST).is_file():
-        return read_rows(folder / _prepared(folder, split), contents)
+        # `kapelle data prepare` has written it, which says itself what is where.
+        try:
+            named = str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
+            ) from error
+        return read_rows(folder / named, contents)
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
         f"It holds {', '.join(there) or 'no data file'}. Put the file there, or set `environment.train` and "
         "`environment.test` to names of files that are."
     )
-
-
-def _prepared(folder: Path, split: str) -> str:
-    """Return the file of a split in a folder that `kapelle data prepare` has written, which says so itself."""
-    try:
-        return str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
-        ) from error
 
 
 def hub_rows(
@@ -325,19 +323,17 @@ def field_of(row: DataRow, field: str, setting: str) -> Json:
         known = value if isinstance(value, Mapping) else {}
         if key not in known:
             at = ".".join(field.split(".")[: depth + 1])
+            verl = (
+                " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
+                if {"prompt", "reward_model"} <= set(row.fields)
+                else ""
+            )
             raise DataError(
                 f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to the field "
-                f"that the data have.{_as_verl(row)}"
+                f"that the data have.{verl}"
             )
         value = known[key]
     return value
-
-
-def _as_verl(row: DataRow) -> str:
-    """Return what to set for a row in the form of verl and siiRL; empty for others."""
-    if not {"prompt", "reward_model"} <= set(row.fields):
-        return ""
-    return " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
 
 
 def text_in(row: DataRow, field: str, setting: str) -> str:
@@ -420,3 +416,71 @@ def messages_of(row: DataRow, value: Sequence[Json], field: str, setting: str) -
             )
         messages.append((role, content))
     return messages
+
+
+# -------- What environments of rows share: where the rows are, how they are split, and how many may be unusable
+
+
+class DataSettings(Graded, Skipping, Reads):
+    """Where rows come from."""
+
+    path: str
+    """A folder with a file per split (also one of `kapelle data prepare`), one file, or `owner/name` on the Hugging Face
+    hub."""
+    config: str | None = None
+    """Configuration of the hub's data set; null for its only one."""
+    train: str = "train"
+    """File (suffix optional) or hub split to train on."""
+    test: str = "test"
+    """File or hub split to evaluate on."""
+    test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
+    max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
+    """Greatest share of a split's rows that may be left out as unusable (answer or question missing, another
+    form); the run reports how many and which, and refuses to start above this share."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> DataSettings:
+        keep_apart(self.train, self.test)
+        return self
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The file or hub split of each."""
+        return {"train": self.source.describe("train"), "test": self.source.describe("test")}
+
+    @property
+    def source(self) -> DataSource:
+        """Where the rows are."""
+        return DataSource(self.path, self.config, self.train, self.test, self.test_share)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read both splits; DataError names the file and line of unusable rows, if there are too many."""
+        self.skipped()
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of usable rows."""
+        return len(self.rows.of(split))
+
+    @cached_property
+    def rows(self) -> Splits:
+        """The usable rows of both splits; DataError for data that are missing, damaged or mostly unusable."""
+        key, setting, words = self._key()
+        return self.source.load(key, setting, words, self._read, self.max_unusable)
+
+    def contents(self) -> Mapping[str, str]:
+        """Return every file or hub split that is read, with a hash of what was in it."""
+        return self.source.contents()
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return, by split, which rows are left out and why; empty where all are used."""
+        return {split: str(found) for split, found in self.rows.skipped.items() if found.count}
+
+    def _key(self) -> tuple[str, str, Words]:
+        """Return the field that keeps train and test apart, its setting, and how it is read."""
+        return "question", "path", question_in
+
+    def _read(self, row: DataRow) -> object:
+        """Read what a task needs besides the key; DataError, with the row's place, for an unusable row."""
+        key, setting, words = self._key()
+        return words(row, key, setting)
