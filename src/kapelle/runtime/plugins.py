@@ -57,7 +57,8 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     found = _checked(kind, name, find_object(target, kind, name))
     if not issubclass(found, pydantic.BaseModel):
         return found
-    declared = found.model_fields["name"].annotation if "name" in found.model_fields else None
+    field = found.model_fields.get("name")
+    declared = None if field is None else field.annotation
     fits = declared is str or name in get_args(declared)
     return found if fits and not target.rpartition(":")[0].endswith(".py") else _named(found, name)
 
