@@ -86,7 +86,11 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
     file, _, name = path.rpartition(":")
     if file.endswith(".py"):
         built_in = ENVIRONMENTS.get(f"{Path(file).name}:{name}")
-        if built_in is not None and _is_siirls_own(find_file(file, where)):
+        whole = find_file(file, where)
+        # siiRL's own graders are built in; a class of the same name that grades by itself is somebody else's.
+        if built_in is not None and (
+            whole is None or "siirl.utils.reward_score" in Path(whole).read_text("utf-8", errors="replace")
+        ):
             return {"name": built_in}
         path = f"{_need_file(file, 'env_path', where)}:{name}"
     elif (
@@ -94,23 +98,15 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
     ):  # reported later, with what else is wrong with it
         return {"name": path}
     found = find_class("environment", path, {})
-    if _has(found, "task", "start"):
+    has = {each for each in ("task", "start", "step") if callable(getattr(found, each, None))}
+    if has >= {"task", "start"}:
         return {"name": path}
-    if _has(found, "step"):
+    if "step" in has:
         return {"name": SIIRL_ENV, "env_path": path}
     raise ConfigError(
         f"{where}: `env_path: {path}` has neither `step(self, actions, ground_truth)`, as siiRL's environments, nor `task` "
         "and `start`, as kapelle's (docs/make_your_own.md). Add them to the class."
     )
-
-
-def _is_siirls_own(file: str | None) -> bool:
-    # Its graders are siiRL's; a class of the same name that grades by itself is somebody else's.
-    return file is None or "siirl.utils.reward_score" in Path(file).read_text("utf-8", errors="replace")
-
-
-def _has(found: type, *methods: str) -> bool:
-    return all(callable(getattr(found, method, None)) for method in methods)
 
 
 def answered_by(
@@ -398,12 +394,28 @@ def _assemble(
     models = {group.model for group in ordered}
     if len(models) == 1 and None not in models:
         sections["model"] = {"path": ordered[0].model}
-    algorithm = _order(ordered, where)
+    algorithm: dict[str, Any] = {}
+    cycles = {group.cycle for group in ordered if group.trains}
+    if len(cycles) > 1:
+        raise ConfigError(
+            f"{where} gives its agents different `train_cycle`s ({', '.join(map(str, sorted(cycles, key=str)))}). Here "
+            "all take turns of one length: give every training agent the same."
+        )
+    if cycles - {None}:
+        algorithm["order"] = {"name": "alternate", "interval": cycles.pop()}
     if "share_reward_in_agent" in values:
         algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
     if algorithm:
         sections["algorithm"] = algorithm
-    environment = _environment(environments, where)
+    # The one environment that nodes name.
+    named: dict[str, dict[str, Any]] = {}
+    for _, path in environments:
+        section = environment_of(path, where)
+        named[str(section.get("env_path", section["name"]))] = section
+    if len(named) > 1:
+        one, other = sorted(named)[:2]
+        raise ConfigError(f"{where} names two environments, {one} and {other}. An episode has one world.")
+    environment = next(iter(named.values()), {})
     if environment.get("name") == SIIRL_ENV:
         graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}
         answer = values.get("answer") or sinks(graph)[-1]
@@ -419,18 +431,6 @@ def _assemble(
     if environment:
         sections["environment"] = environment
     return Read(sections, aside)
-
-
-def _environment(named: Sequence[tuple[str, str]], where: str) -> dict[str, Any]:
-    """Return the section of the one environment that nodes name, empty where none does."""
-    found: dict[str, dict[str, Any]] = {}
-    for _, path in named:
-        section = environment_of(path, where)
-        found[str(section.get("env_path", section["name"]))] = section
-    if len(found) > 1:
-        one, other = sorted(found)[:2]
-        raise ConfigError(f"{where} names two environments, {one} and {other}. An episode has one world.")
-    return next(iter(found.values()), {})
 
 
 def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dict[str, Any]:
@@ -449,18 +449,6 @@ def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dic
         if owner is not group:
             agent["share_critic_with"] = owner.name
     return agent
-
-
-def _order(groups: Sequence[_Group], where: str) -> dict[str, Any]:
-    cycles = {group.cycle for group in groups if group.trains}
-    if cycles <= {None}:
-        return {}
-    if len(cycles) > 1:
-        raise ConfigError(
-            f"{where} gives its agents different `train_cycle`s ({', '.join(map(str, sorted(cycles, key=str)))}). Here "
-            "all take turns of one length: give every training agent the same."
-        )
-    return {"order": {"name": "alternate", "interval": cycles.pop()}}
 
 
 def _check_consecutive(numbers: Sequence[int], where: str) -> None:

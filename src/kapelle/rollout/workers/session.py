@@ -140,7 +140,7 @@ class WorkerSession:
     def view(self) -> dict[str, Any]:
         """Return who may move and what agents are shown, where that has changed; an error stands for what asking would raise."""
         shown = {
-            agent: _asked(lambda a=agent: text(self.world.observe(a), f"What the world shows '{a}'"))  # type: ignore[misc]
+            agent: _asked(lambda who: text(self.world.observe(who), f"What the world shows '{who}'"), agent)
             for agent in self._agents
         }
         changed = {agent: each for agent, each in shown.items() if self.shown.get(agent) != each}
@@ -159,8 +159,8 @@ class WorkerSession:
             await self._world.close()
 
 
-def _asked(ask: Callable[[], object]) -> dict[str, Any]:
+def _asked(ask: Callable[..., object], *given: object) -> dict[str, Any]:
     try:
-        return {"value": ask()}
+        return {"value": ask(*given)}
     except BaseException as error:  # noqa: BLE001 - raised where it is asked for
         return {"error": error_form(error)}

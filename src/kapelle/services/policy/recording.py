@@ -360,7 +360,8 @@ class Recorder:
         """`take` gets each session that is over with its reward, and returns further facts for its caller.
 
         `drop` gets those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` is how
-        long a session is kept after its last call, in seconds, when others need its place. `called` gets the session and the connection of each call that is about a session.
+        long a session is kept after its last call, in seconds, when others need its place. `called` gets session and connection of
+        each call that asks about a session or rewards it.
         """
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
@@ -443,15 +444,14 @@ class Recorder:
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
         session = self.sessions.known(call.session)
-        repeated = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
-        if repeated and repeated[0] is session:
-            _, known_key, known_chat, known_answers = repeated
-            key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
-            is_same = key == known_key if key is not None else count.isdecimal() and int(count[:9]) > 0
-            if is_same:
+        known = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
+        key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
+        if known and known[0] is session:
+            _, known_key, known_chat, done = known
+            if key == known_key if key is not None else count.isdecimal() and int(count[:9]) > 0:
 
                 async def again() -> AsyncIterator[News | Done]:
-                    for each in known_answers:
+                    for each in done:
                         yield each
 
                 return known_chat, again()
