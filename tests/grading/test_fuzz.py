@@ -22,6 +22,7 @@ from kapelle.grading.text.json_answer import grade_json
 from kapelle.grading.text.match import grade_choice, grade_exact
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
+from kapelle.types import Json
 
 SAMPLE = int(os.environ.get("KAPELLE_FUZZ", "500"))
 POLICIES: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box", "last_number", "whole")
@@ -126,11 +127,14 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=24).map
 GOLDS = st.sampled_from(["5", "1/2", "x+1", r"\{1,2\}", "[0,1)", r"\sqrt{2}", "50%", "Bern"])
 
 
-class Unequal:
+class Unequal(KillableProcesses):
     """Stands in for the library, which has a test of its own below."""
 
-    def ask(self, question: object) -> object:
+    def ask(self, question: Json) -> Json:
         return False
+
+
+UNEQUAL = Unequal("tests.grading.no_such_module")
 
 
 def grades(text: str, gold: str) -> Sequence[Grade]:
@@ -141,7 +145,7 @@ def grades(text: str, gold: str) -> Sequence[Grade]:
     return [
         grade_exact(text, gold, POLICIES),
         grade_numeric(text, number or five, POLICIES),
-        grade_math(text, gold, POLICIES, Unequal()),
+        grade_math(text, gold, POLICIES, UNEQUAL),
         grade_choice(text, "B", {"A": "6", "B": gold}, POLICIES),
         grade_json(text, {"a": [1, gold]}),
         grade_tool_call(text, [{"f": {"a": [gold, 5]}}]),

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, NoReturn, Protocol
+from typing import IO, NoReturn
 
 from kapelle.runtime.clock import SuspendAwareClock, wait_readable
 from kapelle.types import Json
@@ -34,13 +34,6 @@ class ProcessGaveUp(Exception):
 
 class TooCostly(ProcessGaveUp):
     """The question takes more than any question may, however busy the machine is."""
-
-
-class Answering(Protocol):
-    """What a grader asks for work that cannot be bounded from inside: `KillableProcesses`, or what stands in for them."""
-
-    def ask(self, question: Json) -> Json:
-        """Return the answer to a question. Raises ProcessGaveUp; TooCostly where the question itself is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         for _ in range(size):
             self._idle.put(None)
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._end = weakref.finalize(self, _end_own, self._running, os.getpid())
+        self._end = weakref.finalize(self, _end_all, self._running, os.getpid())
 
     def warm(self) -> None:
         """Start one server now, so that the first question does not wait for its imports."""
@@ -92,7 +85,17 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         server = self._idle.get()
         try:
             server = self._live(server)
-            reply = self._exchange(server, question)
+            assert server.stdin is not None
+            limits = {"cpu_s": self._limits.cpu_s, "wall_s": self._limits.wall_s}
+            line = json.dumps({**limits, "question": question}) + "\n"
+            try:
+                server.stdin.write(line.encode())
+                server.stdin.flush()
+            except OSError as problem:
+                raise ProcessGaveUp(f"The process that grades is gone ({problem}).") from problem
+            # The server stops its child in time; the grace is for a server that is itself stuck.
+            reply = _read_line(server, self._limits.wall_s + 2.0)
+            assert isinstance(reply, dict), "a server answers with an object"
         except ProcessGaveUp:
             self._kill(server)
             server = None
@@ -108,7 +111,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
 
     def close(self) -> None:
         """End every server; a later question starts new ones."""
-        _end_all(self._running)
+        _end_all(self._running, os.getpid())
 
     def _live(self, server: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
         if server is not None:
@@ -134,20 +137,6 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         assert ready == "ready", "a server says that it is ready first"
         return started
 
-    def _exchange(self, server: subprocess.Popen[bytes], question: Json) -> dict[str, Json]:
-        assert server.stdin is not None
-        limits = {"cpu_s": self._limits.cpu_s, "wall_s": self._limits.wall_s}
-        line = json.dumps({**limits, "question": question}) + "\n"
-        try:
-            server.stdin.write(line.encode())
-            server.stdin.flush()
-        except OSError as problem:
-            raise ProcessGaveUp(f"The process that grades is gone ({problem}).") from problem
-        # The server stops its child in time; the grace is for a server that is itself stuck.
-        reply = _read_line(server, self._limits.wall_s + 2.0)
-        assert isinstance(reply, dict), "a server answers with an object"
-        return reply
-
     def _kill(self, server: subprocess.Popen[bytes] | None) -> None:
         if server is not None:
             _end(server)
@@ -170,14 +159,9 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
         raise ProcessGaveUp("The process that grades answered something that is not JSON.") from problem
 
 
-def _end_own(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
+def _end_all(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
     # A fork of this process inherits the pool and not its servers.
-    if os.getpid() == owner:
-        _end_all(servers)
-
-
-def _end_all(servers: set[subprocess.Popen[bytes]]) -> None:
-    while servers:
+    while servers and os.getpid() == owner:
         _end(servers.pop())
 
 
@@ -252,8 +236,14 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         _answer_and_exit(answer, asked["question"], writing, memory)
     os.close(writing)
+    data, late, clock = b"", False, SuspendAwareClock()
     try:
-        data, late = _drain(reading, wall_s)
+        while not data.endswith(b"\n"):
+            late = not wait_readable(reading, clock, wall_s)
+            part = b"" if late else os.read(reading, _SPARE_BYTES)
+            if not part:
+                break
+            data += part
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
@@ -268,18 +258,6 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         return data.rstrip(b"\n")
     crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
     return _gave_up(f"Its process died (status {status}).", costly=crashed)
-
-
-def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:
-    data, clock = b"", SuspendAwareClock()
-    while not data.endswith(b"\n"):
-        if not wait_readable(reading, clock, wall_s):
-            return data, True
-        part = os.read(reading, _SPARE_BYTES)
-        if not part:
-            break
-        data += part
-    return data, False
 
 
 def _gave_up(why: str, *, costly: bool = False) -> bytes:

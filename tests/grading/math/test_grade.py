@@ -99,10 +99,11 @@ def test_the_library_is_asked_only_for_what_could_be_right(
     assert grade_math(rf"\boxed{{{answer}}}", gold, ["only_box"], no_pool).status == status
 
 
-class Costly:
+class Costly(KillableProcesses):
     """Compares nothing that the answer or the gold answer makes costly, and is late for whatever names it."""
 
     def __init__(self, costly: str, late: str = "") -> None:
+        super().__init__("tests.grading.no_such_module")
         self._costly, self._late = costly, late
 
     def ask(self, question: Any) -> bool:

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
 from kapelle.grading.math.expression import NotAnAnswer, Unfamiliar, Unreadable, read_expression
-from kapelle.grading.math.notation import alternatives, opened, split_marked, split_top, together, with_commas
+from kapelle.grading.math.notation import opened, split_marked, split_top, split_word, with_commas
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import (
     NUMBER_WORDS,
@@ -262,16 +262,14 @@ def read_answer(text: str) -> MathAnswer:
     if len(words) == 1 and (spoken := in_figures(words[0])):
         return _Reading().answer(spoken)
     if words:
-        values = [_said(each) for each in words]
-        return MathAnswer(
-            values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset()
-        )
+        values: list[Value] = []
+        for each in words:
+            figures = in_figures(each)
+            values.append(
+                algebra.number(Fraction(figures)) if figures.isdigit() else _SAID.get(each, WordAnswer(each))
+            )
+        return MathAnswer(_listing(tuple(values)), "", "", frozenset())
     return _Reading().answer(mathematics(body))
-
-
-def _said(words: str) -> Value:
-    figures = in_figures(words)
-    return algebra.number(Fraction(figures)) if figures.isdigit() else _SAID.get(words, WordAnswer(words))
 
 
 def in_figures(words: str) -> str:
@@ -324,15 +322,20 @@ class _Reading:
 
     def answer(self, body: str) -> MathAnswer:
         """Return the reading of a whole answer: bounds with `or` between them, groups with `;`, or one list."""
-        sides, bounds = alternatives(body), list[tuple[str, Value]]()
+        sides, bounds = split_word(body, "or"), list[tuple[str, Value]]()
         for side in sides:
             if has_relation(side):
-                found = [read_bounds(each, self._single) for each in together(side)]
+                found = [read_bounds(each, self._single) for each in split_word(side, "and")]
                 bounds.append(found[0] if len(found) == 1 else both(found))
         if bounds and len(bounds) == len(sides) and len({name for name, _ in bounds}) == 1:
-            values = [value for _, value in bounds]
+            # The intervals of which unions consist.
+            intervals = [
+                item
+                for _, value in bounds
+                for item in (value.items if isinstance(value, Several) and value.kind == "union" else [value])
+            ]
             return self._made(
-                bounds[0][0], values[0] if len(values) == 1 else Several("union", _flat(values))
+                bounds[0][0], bounds[0][1] if len(bounds) == 1 else Several("union", tuple(intervals))
             )
         if bounds or has_relation(body):
             raise Unfamiliar
@@ -542,15 +545,6 @@ _SIGNS: dict[str, Value] = {
 
 def _listing(items: tuple[Value, ...]) -> Value:
     return items[0] if len(items) == 1 else Several("list", items)
-
-
-def _flat(values: Sequence[Value]) -> tuple[Value, ...]:
-    """Return the intervals of which several, and unions, consist."""
-    return tuple(
-        item
-        for value in values
-        for item in (value.items if isinstance(value, Several) and value.kind == "union" else (value,))
-    )
 
 
 def _bracketed(text: str) -> tuple[str, list[str]] | None:

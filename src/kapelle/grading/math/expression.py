@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from kapelle.grading.math import algebra
@@ -112,12 +112,6 @@ class _Reader:
         self._letters = letters
         self._place = 0
         self._depth = 0
-        self._commands: Mapping[str, Callable[[], Quotient]] = {
-            "\\frac": self._fraction,
-            "\\binom": self._binomial,
-            "\\sqrt": self._root,
-            "\\pi": lambda: algebra.letter("\\pi"),
-        }
 
     def whole(self) -> Quotient:
         value = self._sum()
@@ -237,21 +231,35 @@ class _Reader:
             return self._number(part)
         if part.isalpha() or part[1:] in GREEK:
             return self._letter(part)
-        if part not in self._commands:
-            raise Unreadable("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
-        return self._commands[part]()
-
-    def _fraction(self) -> Quotient:
-        top = self._argument()
-        return algebra.divide(top, self._argument())
-
-    def _binomial(self) -> Quotient:
-        above, below = (self._argument().rational for _ in range(2))
-        if above is None or below is None or above.denominator != 1 or below.denominator != 1 or below < 0:
-            raise Unfamiliar
-        if not 0 <= above <= MAX_BINOMIAL:
-            raise TooLarge
-        return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
+        if part == "\\pi":
+            return algebra.letter(part)
+        if part == "\\frac":
+            top = self._argument()
+            return algebra.divide(top, self._argument())
+        if part == "\\binom":
+            above, below = (self._argument().rational for _ in range(2))
+            if (
+                above is None
+                or below is None
+                or above.denominator != 1
+                or below.denominator != 1
+                or below < 0
+            ):
+                raise Unfamiliar
+            if not 0 <= above <= MAX_BINOMIAL:
+                raise TooLarge
+            return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
+        if part == "\\sqrt":
+            if self._next() == "[":
+                raise Unfamiliar
+            radicand = (self._base() if self._next() == "(" else self._argument()).rational
+            if radicand is None:
+                raise Unfamiliar
+            try:
+                return algebra.square_root(radicand)
+            except TooLarge:
+                raise Unfamiliar from None
+        raise Unreadable("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
 
     def _argument(self) -> Quotient:
         part = self._next()
@@ -264,18 +272,6 @@ class _Reader:
         if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
             return self._base()
         raise Unreadable("Its fraction or root can be read in two ways.")
-
-    def _root(self) -> Quotient:
-        if self._next() == "[":
-            raise Unfamiliar
-        value = self._base() if self._next() == "(" else self._argument()
-        plain = value.rational
-        if plain is None:
-            raise Unfamiliar
-        try:
-            return algebra.square_root(plain)
-        except TooLarge:
-            raise Unfamiliar from None
 
     def _number(self, part: str) -> Quotient:
         if len(part) > algebra.MAX_BITS // 4:

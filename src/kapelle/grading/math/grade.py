@@ -8,7 +8,6 @@ answer goes there only if no letter, word or command in it could talk the compar
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
 from kapelle.grading.math.sameness import Percent, same_answer
-from kapelle.grading.processes import Answering, AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
+from kapelle.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
 from kapelle.grading.text.extraction import ExtractionRule, clean, extract
 from kapelle.grading.text.match import plain_text
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
@@ -41,12 +40,12 @@ def shared_math_processes() -> KillableProcesses:
     It starts with the first comparison that needs it and ends with the process.
     """
     # A fork must not talk over the pipes of its parent's servers.
-    return _pool_of(os.getpid())
+    process = os.getpid()
+    return _SHARED.get(process) or _SHARED.setdefault(process, math_processes())
 
 
-@functools.lru_cache(maxsize=1)
-def _pool_of(_process: int) -> KillableProcesses:
-    return math_processes()
+_SHARED: dict[int, KillableProcesses] = {}
+"""The pool of a process, by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def grade_math(
     text: str,
     gold: str,
     rules: Sequence[ExtractionRule],
-    processes: Answering,
+    processes: KillableProcesses,
     percent: Percent = "figure",
 ) -> Grade:
     """Return whether the final answer of a text means the same as the gold one.
@@ -120,14 +119,14 @@ def gold_problem(gold: str) -> str | None:
         return str(problem)
 
 
-def library_problem(gold: str, processes: Answering) -> str:
+def library_problem(gold: str, processes: KillableProcesses) -> str:
     """Return why math-verify cannot read a gold answer, empty where it can; blocks as `compare_math` does."""
     truth = gold_answer(gold)
     grade = compare_math(Undecided(truth, truth), processes)
     return "" if grade.status == "graded" else grade.explanation
 
 
-def compare_math(left: Undecided, processes: Answering) -> Grade:
+def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
     """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
     answer, gold = left.answer, left.gold
     try:
@@ -155,13 +154,9 @@ def _for_library(text: str) -> str:
     body = tidy(text)
     if FUNCTION.search(body):
         body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
-    return f"${_DECIMAL.sub(_as_fraction, body)}$"
-
-
-def _as_fraction(found: re.Match[str]) -> str:
-    """Return a decimal number as the fraction that it is: the library compares decimals loosely."""
-    whole, digits = found.groups()
-    return rf"\frac{{{int(whole + digits)}}}{{{10 ** len(digits)}}}"
+    # Each decimal number as the fraction that it is: the library compares decimals loosely.
+    body = _DECIMAL.sub(lambda found: rf"\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", body)
+    return f"${body}$"
 
 
 def _unreadable(answer: str, problem: str) -> Grade:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import Literal
 
 from kapelle.grading.math.expression import NotAnAnswer, Unreadable
 from kapelle.grading.text.extraction import boxes, joined
@@ -364,14 +365,9 @@ def with_commas(body: str) -> str:
     return _AND.sub(", ", body)
 
 
-def together(body: str) -> list[str]:
-    """Return what a text names on the two sides of each `and` between values."""
-    return [part.strip() for part in _BOTH.split(body)]
-
-
-def alternatives(body: str) -> list[str]:
-    """Return what a text names on the two sides of each `or` between values."""
-    return [part.strip() for part in _OR.split(body)]
+def split_word(body: str, word: Literal["and", "or"]) -> list[str]:
+    """Return what a text names on the two sides of each `and`, or of each `or`, between values."""
+    return [part.strip() for part in (_BOTH if word == "and" else _OR).split(body)]
 
 
 _END = re.compile(

@@ -197,13 +197,8 @@ def _numbers(value: Value) -> list[Quotient]:
 
 
 def _units_agree(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    return (not one and _is_plain(other)) or (not other and _is_plain(one))
-
-
-def _is_plain(unit: str) -> bool:
-    return unit == "%" or unit in PLAIN_UNITS
+    # A plain unit counts only against another one.
+    return one == other or (not (one and other) and one + other in {"%", *PLAIN_UNITS})
 
 
 def _has_words(value: Value) -> bool:
@@ -212,8 +207,8 @@ def _has_words(value: Value) -> bool:
 
 def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
     """Return whether two equations have the same solutions: one difference is a multiple of the other."""
-    letters = _all_letters(one)
-    if letters != _all_letters(other) or not _units_agree(one.unit, other.unit):
+    letters, others = (each.letters | {each.name} if each.name else each.letters for each in (one, other))
+    if letters != others or not _units_agree(one.unit, other.unit):
         return False
     if not letters:
         # Whether two equations between numbers are the same one: each is true or false, and says
@@ -244,17 +239,14 @@ def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
     if other.name or len(one.letters) < 2 or left is None or not _units_agree(one.unit, other.unit):
         return False
     sides = left, algebra.add(left, algebra.negate(one.value.difference))
+    # One side names a number by letters, `m + n`, `AB + BC`, `abc` or `m/n`, and the other one says it. `2a = 6` and `r^2 = 9` are
+    # unsolved, `x - y = 9` is a line and `x^2 + y^2 = 9` a circle.
     return any(
-        _names(side.top, side.bottom) and value.same(other.value) for side, value in (sides, sides[::-1])
+        _is_sum_of_letters(side.top)
+        and (side.bottom == algebra.ONE or _is_sum_of_letters(side.bottom))
+        and value.same(other.value)
+        for side, value in (sides, sides[::-1])
     )
-
-
-def _names(top: Polynomial, bottom: Polynomial) -> bool:
-    """Return whether a quotient names one number by letters: `m + n`, `AB + BC`, `abc`, `m/n`.
-
-    `2a = 6` and `r^2 = 9` are unsolved, `x - y = 9` is a line and `x^2 + y^2 = 9` a circle.
-    """
-    return _is_sum_of_letters(top) and (bottom == algebra.ONE or _is_sum_of_letters(bottom))
 
 
 def _is_sum_of_letters(terms: Polynomial) -> bool:
@@ -262,10 +254,6 @@ def _is_sum_of_letters(terms: Polynomial) -> bool:
     plain = all(root == 1 and not imaginary and letters for root, imaginary, letters in terms)
     once = all(power == 1 for _, _, letters in terms for _, power in letters)
     return plain and once and len({len(each[2]) for each in terms}) == 1 and set(terms.values()) == {1}
-
-
-def _all_letters(answer: MathAnswer) -> frozenset[str]:
-    return answer.letters | {answer.name} if answer.name else answer.letters
 
 
 def _same(one: Value, other: Value) -> bool:
@@ -285,16 +273,16 @@ def _same(one: Value, other: Value) -> bool:
 def _same_several(one: Several, other: Several) -> bool:
     """Return whether two collections are the same: in order only where the order means something."""
     kinds = {one.kind, other.kind}
-    if kinds == {"list"} and all(
+    # Solutions of an equation in several unknowns: one that is named twice is no other one.
+    solutions = kinds == {"list"} and all(
         isinstance(item, Several) and item.kind == "()" and len(item.items) > 1
         for item in (*one.items, *other.items)
-    ):
-        # Solutions of an equation in several unknowns: one that is named twice is no other one.
-        return _covers(one.items, other.items) and _covers(other.items, one.items)
+    )
+    if solutions or kinds == {"set"}:
+        pairs = (one.items, other.items), (other.items, one.items)
+        return all(any(_same(item, each) for each in others) for items, others in pairs for item in items)
     if len(kinds) == 1 and one.kind in {"list", "union"}:
         return _matched(one.items, other.items)
-    if kinds == {"set"}:
-        return _covers(one.items, other.items) and _covers(other.items, one.items)
     if kinds == {"set", "list"}:
         # A list names the members of a set when it names each once.
         once = all(each.kind == "set" or len(_distinct(each)) == len(each.items) for each in (one, other))
@@ -343,10 +331,6 @@ def _distinct(several: Several) -> tuple[Value, ...]:
         if not any(_same(value, before) for before in kept):
             kept.append(value)
     return tuple(kept)
-
-
-def _covers(members: Sequence[Value], others: Sequence[Value]) -> bool:
-    return all(any(_same(member, other) for other in others) for member in members)
 
 
 def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
@@ -449,15 +433,14 @@ def _scaled(terms: Polynomial, lead: Fraction) -> dict[Monomial, Fraction]:
 
 
 def _polynomial(terms: Polynomial) -> str:
-    return " + ".join(_term(monomial, terms[monomial]) for monomial in sorted(terms)) or "0"
-
-
-def _term(monomial: Monomial, factor: Fraction) -> str:
-    root, imaginary, letters = monomial
-    parts: Sequence[str] = [
-        *([str(factor)] if factor != 1 else []),
-        *([f"√{root}"] if root > 1 else []),
-        *(["i"] if imaginary else []),
-        *(name if power == 1 else f"{name}^{power}" for name, power in letters),
-    ]
-    return "*".join(parts) or "1"
+    written = []
+    for root, imaginary, letters in sorted(terms):
+        factor = terms[root, imaginary, letters]
+        parts: Sequence[str] = [
+            *([str(factor)] if factor != 1 else []),
+            *([f"√{root}"] if root > 1 else []),
+            *(["i"] if imaginary else []),
+            *(name if power == 1 else f"{name}^{power}" for name, power in letters),
+        ]
+        written.append("*".join(parts) or "1")
+    return " + ".join(written) or "0"

@@ -67,63 +67,42 @@ def score_argument(
     if not distinct:
         nothing = "The side said nothing."
         return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
-    found = {
-        "evidence": _evidence(distinct),
-        "structure": _structure(own, distinct, topic, side),
-        "consistency": _consistency(sentences, distinct, topic, rivals, others),
-    }
-    evidence, structure, consistency = (sum(each.values()) / 4 for each in found.values())
-    explanations = {name: _told(each) for name, each in found.items()}
-    return ArgumentScore(evidence, structure, consistency, explanations)
-
-
-def _evidence(sentences: Sequence[str]) -> Mapping[str, bool]:
-    """Give each sentence to the first kind that it shows and that no other sentence has shown yet."""
-    found = dict.fromkeys(EVIDENCE, False)
-    for sentence in sentences:
-        if len(sentence.split()) < _SHORTEST:
-            continue
-        kind = next((k for k, pattern in EVIDENCE.items() if not found[k] and pattern.search(sentence)), None)
-        if kind is not None:
-            found[kind] = True
-    return found
-
-
-def _structure(own: Sequence[str], sentences: Sequence[str], topic: str, side: str) -> Mapping[str, bool]:
-    words = [len(sentence.split()) for sentence in sentences]
-    claim = content_words(sentences[0])
-    last = _sentences([own[-1]])
-    return {
-        "opens with the topic or the side": bool(claim & content_words(topic))
-        or side.casefold() in sentences[0].split(),
-        "3 to 40 sentences of 4 to 40 words on average": 3 <= len(sentences) <= 40
-        and 4 <= fmean(words) <= 40,
-        "orders its points": len({match for sentence in sentences for match in _ORDER.findall(sentence)})
-        >= 2,
+    # Each sentence goes to the first kind that it shows and that no other sentence has shown yet.
+    evidence = dict.fromkeys(EVIDENCE, False)
+    for sentence in distinct:
+        if len(sentence.split()) >= _SHORTEST:
+            shown = (k for k, pattern in EVIDENCE.items() if not evidence[k] and pattern.search(sentence))
+            if kind := next(shown, None):
+                evidence[kind] = True
+    words = fmean(len(sentence.split()) for sentence in distinct)
+    about, last = content_words(topic), _sentences([own[-1]])
+    structure = {
+        "opens with the topic or the side": bool(content_words(distinct[0]) & about)
+        or side.casefold() in distinct[0].split(),
+        "3 to 40 sentences of 4 to 40 words on average": 3 <= len(distinct) <= 40 and 4 <= words <= 40,
+        "orders its points": len({match for sentence in distinct for match in _ORDER.findall(sentence)}) >= 2,
         "closes": bool(last) and _CLOSE.search(_plain(last[-1])) is not None,
     }
-
-
-def _consistency(
-    sentences: Sequence[str],
-    distinct: Sequence[str],
-    topic: str,
-    rivals: Sequence[str],
-    others: Sequence[str],
-) -> Mapping[str, bool]:
-    about = content_words(topic) | content_words(distinct[0])
-    close = [bool(content_words(sentence) & about) for sentence in distinct]
+    about |= content_words(distinct[0])
     named = "|".join(re.escape(name.casefold()) for name in others)
     turned = re.compile(
         rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{named})\b"
     )
     heard = content_words(" ".join(rivals)) - about
-    return {
-        "stays with the topic": fmean(close) >= 1 / 3,
+    consistency = {
+        "stays with the topic": fmean(bool(content_words(sentence) & about) for sentence in distinct)
+        >= 1 / 3,
         "repeats no sentence": len(distinct) == len(sentences),
         "keeps its side": not any(_CONCEDES.search(s) or (others and turned.search(s)) for s in distinct),
         "answers the other side": not heard or len(heard & content_words(" ".join(distinct))) >= 2,
     }
+    explanations = {}
+    for name, marks in (("evidence", evidence), ("structure", structure), ("consistency", consistency)):
+        has = ", ".join(mark for mark, there in marks.items() if there)
+        lacks = ", ".join(mark for mark, there in marks.items() if not there)
+        explanations[name] = f"has: {has or 'nothing'}; lacks: {lacks or 'nothing'}"
+    shares = [sum(marks.values()) / 4 for marks in (evidence, structure, consistency)]
+    return ArgumentScore(shares[0], shares[1], shares[2], explanations)
 
 
 _PLAIN_WORDS = (
@@ -145,9 +124,3 @@ def _sentences(texts: Sequence[str]) -> list[str]:
 
 def _plain(sentence: str) -> str:
     return " ".join(re.sub(r"[^\w%'\s.,-]", " ", sentence.casefold()).strip(" .!?").split())
-
-
-def _told(found: Mapping[str, bool]) -> str:
-    has = [name for name, there in found.items() if there]
-    lacks = [name for name, there in found.items() if not there]
-    return f"has: {', '.join(has) or 'nothing'}; lacks: {', '.join(lacks) or 'nothing'}"

@@ -212,16 +212,13 @@ def clean(text: str) -> str | None:
         return None
     if text.isascii():
         return text
-    return "".join(map(_plain, text.translate(_MINUS)))
-
-
-def _plain(character: str) -> str:
-    if character.isascii():
-        return character
-    category = unicodedata.category(character)
-    if category == "Nd":
-        return str(unicodedata.decimal(character))
-    return "" if category == "Cf" else character
+    plain = []
+    for character in text.translate(_MINUS):
+        category = "" if character.isascii() else unicodedata.category(character)
+        # Format characters show nothing.
+        if category != "Cf":
+            plain.append(str(unicodedata.decimal(character)) if category == "Nd" else character)
+    return "".join(plain)
 
 
 _NOT_OWN = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```|\Z)|^[ \t]*>[^\n]*$", re.DOTALL | re.MULTILINE)
@@ -353,7 +350,7 @@ def _prose(text: str) -> Extraction | None:
         formula = _AT_ONCE.match(behind)
         content = (formula[1] or formula[2]).strip() if formula else ""
         boxed = marked.text if marked is not None else None
-        same = boxed is not None and _bare(boxed) == _bare(content)
+        same = boxed is not None and _UNSEEN.sub("", boxed) == _UNSEEN.sub("", content)
         if formula and (same or _HOPED.match(behind, formula.end())):
             return Extraction(content)
         concluded = _conclusion(behind)
@@ -366,10 +363,7 @@ def _prose(text: str) -> Extraction | None:
 
 _AT_ONCE = re.compile(r"\s*:?\s*(?:\$([^$]{1,400})\$|\\\(((?:(?!\\\().){1,400}?)\\\))")
 _HOPED = re.compile(r"[.\s]*I hope it is correct")
-
-
-def _bare(text: str) -> str:
-    return re.sub(r"[\s$\\!.]", "", text)
+_UNSEEN = re.compile(r"[\s$\\!.]")
 
 
 def _conclusion(text: str) -> Extraction | None:

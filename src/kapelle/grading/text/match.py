@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from kapelle.grading.processes import (
-    Answering,
     AnswerLimits,
     KillableProcesses,
     ProcessGaveUp,
@@ -84,7 +83,9 @@ def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> Killab
     return KillableProcesses("kapelle.grading.text.match", size, limits)
 
 
-def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], processes: Answering) -> Grade:
+def grade_regex(
+    text: str, pattern: str, rules: Sequence[ExtractionRule], processes: KillableProcesses
+) -> Grade:
     """Return whether the whole final answer of a text matches a pattern.
 
     An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a process that can be killed, and

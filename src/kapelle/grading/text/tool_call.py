@@ -92,7 +92,17 @@ def _hermes(text: str) -> list[ReadCall] | None:
 
 def _llama(text: str) -> list[ReadCall] | None:
     if text.lstrip().startswith(_MISTRAL):
-        return _mistral(text)
+        calls: list[ReadCall] = []
+        # Behind each `[TOOL_CALLS]` a list of objects, or a tool's name before its arguments.
+        for part in text.strip().split(_MISTRAL)[1:]:
+            named = _NAMED.match(part)
+            if named is not None:
+                arguments = _json(part[named.end() :])
+                calls.append(_call({"name": named[1], "arguments": arguments}, _ARGUMENTS))
+                continue
+            values = [_json(each) for each in _values(part.strip())]
+            calls += [_call(each, _ARGUMENTS) for value in values for each in _unwrapped(value)]
+        return calls
     body = unfenced(text.strip().removeprefix("<|python_tag|>")).strip()
     if not body.startswith(("{", "[{")) and not re.match(r"\[\s*\{", body[:40]):
         return None
@@ -103,20 +113,6 @@ def _llama(text: str) -> list[ReadCall] | None:
 _ARGUMENTS = ("parameters", "arguments", "input")
 _MISTRAL = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,127})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
-
-
-def _mistral(text: str) -> list[ReadCall]:
-    """Return calls behind `[TOOL_CALLS]`: a list of objects, or each tool's name before its arguments."""
-    calls: list[ReadCall] = []
-    for part in text.strip().split(_MISTRAL)[1:]:
-        named = _NAMED.match(part)
-        if named is not None:
-            arguments = _json(part[named.end() :])
-            calls.append(_call({"name": named[1], "arguments": arguments}, _ARGUMENTS))
-            continue
-        values = [_json(each) for each in _values(part.strip())]
-        calls += [_call(each, _ARGUMENTS) for value in values for each in _unwrapped(value)]
-    return calls
 
 
 def _unwrapped(value: Json) -> list[Json]:
@@ -142,7 +138,13 @@ def _values(text: str) -> list[str]:
     found: list[str] = []
     place = 0
     while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
-        end = _end(text, place)
+        # Where this bracket is closed, or the end of the text.
+        depth, end = 0, len(text)
+        for mark in _BRACKET.finditer(text, place):
+            depth += (mark[0] in "[{") - (mark[0] in "]}")
+            if depth == 0:
+                end = mark.end()
+                break
         found.append(text[place:end])
         between = _NEXT.match(text, end)
         place = between.end() if between else end
@@ -153,16 +155,6 @@ def _values(text: str) -> list[str]:
 
 
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-
-
-def _end(text: str, place: int) -> int:
-    """Return where the bracket that opens at a place is closed; the end of the text where it never is."""
-    depth = 0
-    for match in _BRACKET.finditer(text, place):
-        depth += (match[0] in "[{") - (match[0] in "]}")
-        if depth == 0:
-            return match.end()
-    return len(text)
 
 
 def _json(text: str) -> Json:
@@ -308,13 +300,13 @@ def same_words(one: str, other: str) -> bool:
     if left == right:
         return True
     if is_formula(left) or is_formula(right):
-        return _formula(left) == _formula(right)
-    one_piece, other_piece = _pieces(left), _pieces(right)
-    if _told_apart(one_piece) != _told_apart(other_piece):
-        return False
+        formulas = {re.sub(r"\s+", "", text).replace("**", "^").rstrip(".") for text in (left, right)}
+        return len(formulas) == 1
+    (told, marks), (other_told, other_marks) = _pieces(left), _pieces(right)
     # No two different operators stand at the same place: `price/unit` is not `price*unit`.
-    marks = [[re.sub("[ ,._]", "", between) for between, _ in pieces] for pieces in (one_piece, other_piece)]
-    return all(not a or not b or a == b for a, b in zip(*marks, strict=True))
+    return told == other_told and all(
+        not a or not b or a == b for a, b in zip(marks, other_marks, strict=True)
+    )
 
 
 def is_formula(text: str) -> bool:
@@ -325,28 +317,18 @@ def is_formula(text: str) -> bool:
     return bool(runs) and all(len(run) == 1 or run in _FUNCTIONS for run in runs)
 
 
-def _formula(text: str) -> str:
-    return re.sub(r"\s+", "", text).replace("**", "^").rstrip(".")
+def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return each character that BFCL compares, the end of the text being an empty one, and the operators before each.
 
-
-def _pieces(text: str) -> list[tuple[str, str]]:
-    """Return each character that BFCL compares, with the marks before it; the end of the text is an empty one."""
+    With each character stands the part of what is before it that a number would not be the same without.
+    """
     text = _DATE.sub(lambda date: "-".join(part for part in date.groups() if part and part.isdigit()), text)
-    found: list[tuple[str, str]] = []
+    told, marks, before = list[tuple[str, str]](), list[str](), ""
     place = 0
     while place <= len(text):
-        between = _BETWEEN.match(text, place)
-        assert between is not None, "nothing matches, too"
-        place = between.end()
-        found.append((between[0], text[place : place + 1]))
-        place += 1
-    return found
-
-
-def _told_apart(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return each character with the part of what stands before it that a number would not be the same without."""
-    told, before = list[tuple[str, str]](), ""
-    for between, character in pieces:
+        found = _BETWEEN.match(text, place)
+        assert found is not None, "nothing matches, too"
+        between, character = found[0], text[found.end() : found.end() + 1]
         if not character.isdigit():
             weight = ""
         elif before.isdigit():
@@ -355,8 +337,9 @@ def _told_apart(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
             sign = re.split("[ ,_]", between)[-1]
             weight = "" if before and sign == between and sign in _ATTACHED else sign
         told.append((weight, character))
-        before = character
-    return told
+        marks.append(re.sub("[ ,._]", "", between))
+        before, place = character, found.end() + 1
+    return told, marks
 
 
 AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
@@ -444,12 +427,23 @@ def _fits(
 ) -> bool:
     if any(name not in options for name in arguments):
         return False
-    return all(
-        _one_of(arguments[name], values, _inside(schema, "properties", name))
-        if name in arguments
-        else may_be_left_out(values, name in required)
-        for name, values in options.items()
-    )
+    for name, values in options.items():
+        if name not in arguments:
+            if not may_be_left_out(values, name in required):
+                return False
+            continue
+        value, own = arguments[name], _inside(schema, "properties", name)
+        if value == "" and isinstance(values, list):
+            # The mark of what may be left out, unless the argument is a text: by its schema, or else by the values that are right.
+            kind = _inside(own, "type")
+            texts = all(isinstance(option, str) for option in values)
+            if not (texts if kind is None else kind in {"string", "any"}):
+                return False
+        if not any(
+            _same(value, option, own) for option in (values if isinstance(values, list) else [values])
+        ):
+            return False
+    return True
 
 
 def _inside(schema: Json, *names: str) -> Json:
@@ -457,18 +451,6 @@ def _inside(schema: Json, *names: str) -> Json:
     for name in names:
         schema = schema.get(name) if isinstance(schema, dict) else None
     return schema
-
-
-def _one_of(value: Json, options: Json, schema: Json) -> bool:
-    if not isinstance(options, list):
-        return _same(value, options, schema)
-    if value == "":
-        # The mark of what may be left out, unless the argument is a text: by its schema, or else by the values that are right.
-        kind = _inside(schema, "type")
-        texts = all(isinstance(option, str) for option in options)
-        if not (texts if kind is None else kind in {"string", "any"}):
-            return False
-    return any(_same(value, option, schema) for option in options)
 
 
 def _same(value: Json, option: Json, schema: Json) -> bool:
