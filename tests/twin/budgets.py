@@ -1,6 +1,6 @@
 """How often sampling and updates ask a GPU for something: nothing grows with rows, tokens or samples unnoticed.
 
-Cohorts, rows that joined at different times, are read one after another: launches and waits grow with them.
+Cohorts, rows that joined at different times, have an attention each: launches grow with them, waits do not.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from kapelle.types import Sampling
 STEPS = 8
 
 
-def decode_steps(rows: int, recorder_on: Callable[[torch.device], GraphRecorder | None] = nowhere) -> Counts:
-    """Count `STEPS` decode steps of rows that joined together, half of them with another adapter."""
+def decode_steps(
+    rows: int, recorder_on: Callable[[torch.device], GraphRecorder | None] = nowhere, cohorts: int = 1
+) -> Counts:
+    """Count `STEPS` decode steps of rows that joined in so many cohorts, half of them with another adapter."""
     decoder = Decoder(model_on_device("bfloat16"), 2, recorder_on=recorder_on)
-    decoder.join([Job("ab"[k % 2], tuple(range(7, 16)), Sampling(max_tokens=70), k) for k in range(rows)])
-    decoder.advance(2)  # the first ones are warmed up and recorded
+    jobs = [Job("ab"[k % 2], tuple(range(7, 16)), Sampling(max_tokens=70), k) for k in range(rows)]
+    for k in range(cohorts):
+        decoder.join(jobs[k::cohorts])
+        decoder.advance(2)  # the first ones are warmed up and recorded
     with counted() as counts:
         decoder.advance(STEPS)
     return counts
@@ -41,8 +45,14 @@ def test_a_decode_step_costs_the_same_for_any_number_of_rows(
     monkeypatch.setattr(fused, "LARGEST", most)
     few, many = decode_steps(4), decode_steps(32)
     assert few == many
-    assert many["waits"] == STEPS  # whether a row ended
-    assert not many.keys() & {"up", "down", "across", "refused"}
+    assert many["down"] == STEPS  # which rows ended
+    assert not many.keys() & {"up", "waits", "across", "refused"}
+
+
+def test_a_decode_step_waits_once_for_any_number_of_cohorts() -> None:
+    counts = decode_steps(32, cohorts=8)
+    assert counts["down"] + counts["waits"] == STEPS
+    assert not counts.keys() & {"up", "across", "refused"}
 
 
 def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +60,7 @@ def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch)
     counts = decode_steps(32, on_cuda)
     assert counts["replays"] == STEPS
     assert counts["launches"] <= 40 * STEPS  # draws of tokens and ends
-    assert counts["waits"] == STEPS
+    assert counts["down"] == STEPS
 
 
 def update(samples: int, tokens: int) -> Counts:

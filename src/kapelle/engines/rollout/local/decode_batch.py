@@ -67,6 +67,11 @@ class Decoder:
         """Of each row's next token."""
         self._position_R: Tensor
         """Place of that token in its completion."""
+        self._most_R: Tensor
+        """Places of each row's completion."""
+        self._length_R: Tensor
+        """Tokens of each finished row; 0 while it generates. Cohorts have views of it."""
+        self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
         self.drop()
 
@@ -106,15 +111,12 @@ class Decoder:
         for _ in range(steps):
             token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
             self._position_R += 1
-            for cohort, tokens_R, logps_R in zip(
-                self._cohorts, token_R.split(self._sizes), logp_R.split(self._sizes), strict=True
-            ):
-                cohort.record(tokens_R, logps_R)
+            self._record(token_R, logp_R)
             if sum(cohort.finished for cohort in self._cohorts) < IDLE_SHARE * self.in_flight:
                 self._logits_RV = self._rows.read(token_R)
                 continue
             # The finished rows leave; the others read their newest tokens without them.
-            finished_R = torch.cat([cohort.length_R > 0 for cohort in self._cohorts])
+            finished_R = self._length_R > 0
             completions = [ids for cohort in self._cohorts for ids in cohort.leave()]
             self._rows.leave(finished_R.nonzero().flatten().tolist(), completions)
             self._cohorts = [cohort for cohort in self._cohorts if cohort.outputs]
@@ -123,11 +125,42 @@ class Decoder:
                 self._logits_RV = self._rows.read(token_R[~finished_R])
             return
 
+    def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
+        """Record each row's next token, and mark the rows that it ends."""
+        ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
+        if any(cohort.stops for cohort in self._cohorts):
+            tokens, lengths = token_R.tolist(), self._length_R.tolist()  # one copy from a GPU for all rows
+            row = 0
+            for cohort in self._cohorts:
+                for k, output in enumerate(cohort.outputs):
+                    if k in cohort.stops and lengths[row] == 0:
+                        output.text = cohort.stops[k].text_before_stop(tokens[row])
+                        if output.text is not None:
+                            ended_R[row] = True
+                    row += 1
+        ended_R &= self._length_R == 0
+        ended = ended_R.tolist()  # the only wait for a GPU in a step, however many cohorts there are
+        if any(ended):
+            begun_R = torch.cat([cohort.begun_R for cohort in self._cohorts])
+            torch.where(ended_R, self._position_R - begun_R, self._length_R, out=self._length_R)
+        first = 0
+        for cohort, tokens_R, logps_R in zip(
+            self._cohorts, token_R.split(self._sizes), logp_R.split(self._sizes), strict=True
+        ):
+            cohort.tokens.append(tokens_R)
+            cohort.logps.append(logps_R)
+            cohort.finished += sum(ended[first : first + len(cohort.outputs)])
+            first += len(cohort.outputs)
+
     def _join_cohorts(self) -> None:
         """Lay the rows of all cohorts one after another."""
         self._sizes = [len(cohort.outputs) for cohort in self._cohorts]
         self._sampling = SamplingRows.joined(cohort.sampling for cohort in self._cohorts)
         self._position_R = torch.cat([cohort.begun_R + len(cohort.tokens) for cohort in self._cohorts])
+        self._most_R = torch.cat([cohort.most_R for cohort in self._cohorts])
+        self._length_R = torch.cat([cohort.length_R for cohort in self._cohorts])
+        for cohort, length_R in zip(self._cohorts, self._length_R.split(self._sizes), strict=True):
+            cohort.length_R = length_R
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
@@ -166,6 +199,7 @@ class Decoder:
         # No tensor of theirs stays: an update needs the memory.
         none = torch.empty(0)
         self._cohorts, self._logits_RV, self._position_R = [], none, none
+        self._most_R = self._length_R = none
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
             self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
@@ -217,42 +251,24 @@ class _Cohort:
         )
         self.begun_R = torch.tensor([job.begun for job in jobs], device=device)
         """Tokens of each completion that were sampled before."""
-        self._most_R = torch.tensor([job.sampling.max_tokens - job.begun for job in jobs], device=device)
+        self.most_R = torch.tensor([job.sampling.max_tokens for job in jobs], device=device)
+        """Most tokens of each completion."""
         self._end_ids = model.end_ids
-        self._ends = torch.tensor(sorted(model.end_ids), device=device)
-        self._stops = [
-            StopSearch(model.tokenizer, job.sampling.stop, job.prompt[len(job.prompt) - job.begun :])
+        self.stops = {
+            row: StopSearch(model.tokenizer, job.sampling.stop, job.prompt[len(job.prompt) - job.begun :])
+            for row, job in enumerate(jobs)
             if job.sampling.stop
-            else None
-            for job in jobs
-        ]
+        }
+        """By row, for those that have stop strings."""
         self.tokens: list[Tensor] = []
         """`token_R` of each step."""
         self.logps: list[Tensor] = []
-        self.length_R = torch.zeros_like(self._most_R)
-        """Tokens of each finished row; 0 while it generates."""
+        self.length_R = torch.zeros_like(self.most_R)
+        """Tokens of each finished row that were sampled here; 0 while it generates."""
         self.finished = 0
         """Number of finished rows."""
         self.reported = 0
         """Tokens of each row that `Decoder.new_tokens` has yielded."""
-
-    def record(self, token_R: Tensor, logp_R: Tensor) -> None:
-        """Record each row's next token and mark the rows that it ends."""
-        self.tokens.append(token_R)
-        self.logps.append(logp_R)
-        step = len(self.tokens)
-        ended_R = torch.isin(token_R, self._ends).logical_or_(self._most_R <= step)
-        if any(search is not None for search in self._stops):
-            tokens, lengths = token_R.tolist(), self.length_R.tolist()  # one copy from a GPU for all rows
-            for row, search in enumerate(self._stops):
-                if search is not None and lengths[row] == 0:
-                    self.outputs[row].text = search.text_before_stop(tokens[row])
-                    if self.outputs[row].text is not None:
-                        ended_R[row] = True
-        ended_R &= self.length_R == 0
-        if bool(ended_R.any()):
-            self.length_R[ended_R] = step
-            self.finished += int(ended_R.sum())
 
     def leave(self) -> list[list[int]]:
         """Fill in the outputs of the finished rows, drop those rows, and return their token ids."""
@@ -261,10 +277,11 @@ class _Cohort:
         tokens_TR, logps_TR = torch.stack(self.tokens), torch.stack(self.logps)
         leaving = self.fill(tokens_TR, logps_TR)
         live = (self.length_R == 0).nonzero().flatten()
-        self.outputs = [self.outputs[row] for row in live.tolist()]
-        self._stops = [self._stops[row] for row in live.tolist()]
+        rows: list[int] = live.tolist()
+        self.outputs = [self.outputs[row] for row in rows]
+        self.stops = {new: self.stops[row] for new, row in enumerate(rows) if row in self.stops}
         self.sampling = self.sampling.keep(live)
-        self._most_R, self.length_R = self._most_R[live], self.length_R[live]
+        self.most_R, self.length_R = self.most_R[live], self.length_R[live]
         self.begun_R = self.begun_R[live]
         self.tokens, self.logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
         self.finished = 0
