@@ -20,6 +20,7 @@ def watched(ratios: list[float], mask: list[float] | None = None) -> dict[str, f
     segment_K = torch.zeros(len(ratios), dtype=torch.int64)
     sums = UpdateSums()
     sums.add_statistics("a", said, Targets(segment_K, 1, mask_K, {"behaviour": behaviour_K}))
+    sums.read()
     return means(sums.sums["a"])
 
 

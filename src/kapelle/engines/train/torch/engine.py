@@ -231,7 +231,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
             for _, batch in self._forward.batches(samples):
-                losses = []
+                losses, found = [], []
                 for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
                     if isinstance(output, Tensor):
                         assert objective.critic_loss is not None, "critic samples need a critic loss"
@@ -239,8 +239,12 @@ class TorchTrainEngine(TrainEngine, Examines):
                     else:
                         entropy_K = output.entropy_K if objective.entropy else None
                         loss = objective.policy_loss(Outputs(output.logp_K, entropy_K), part.targets)
+                    found.append((name, part, output, loss))
+                totals = [loss.total.detach().double() for *_, loss in found]
+                finite = torch.stack(totals).isfinite().tolist() if totals else []  # one wait for a GPU
+                for (name, part, output, loss), is_finite in zip(found, finite, strict=True):
                     learner = self.learners[name]
-                    if not bool(torch.isfinite(loss.total)):
+                    if not is_finite:
                         sums.bad.add(name)
                         continue
                     sums.add(name, loss)
@@ -255,6 +259,7 @@ class TorchTrainEngine(TrainEngine, Examines):
                     losses.append(self._forward.anchor)
                 if losses:
                     torch.autograd.backward(losses)
+        sums.read()
         return sums
 
     def check_parity(

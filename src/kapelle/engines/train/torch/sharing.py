@@ -55,13 +55,28 @@ class UpdateSums:
     """Learners with a loss that is not finite: nothing that they accumulated counts."""
     gaps: list[tuple[str, Tensor]] = field(default_factory=list)
     """Learners and |trainer − sampler| log-prob of their target tokens."""
+    unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
+    """Learner, metric (empty for the weight), sum and weight that `read` has not added yet: reading one waits for a GPU."""
 
     def add(self, learner: str, loss: Loss) -> None:
-        """Add a batch's loss and metrics."""
-        self.weight[learner] = self.weight.get(learner, 0.0) + float(loss.weight)
-        sums = self.sums.setdefault(learner, {})
+        """Add a batch's loss and metrics; `read` makes them count."""
+        self.unread.append((learner, "", loss.weight, loss.weight))
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
-            add_metric(sums, f"{name}/{learner}", float(total), float(weight))
+            self.unread.append((learner, f"{name}/{learner}", total, weight))
+
+    def read(self) -> None:
+        """Read what was added, with one wait for each device."""
+        values: dict[int, float] = {}
+        for device in {each.device for entry in self.unread for each in entry[2:]}:
+            here = {id(each): each for entry in self.unread for each in entry[2:] if each.device == device}
+            read = torch.stack([each.detach().double().reshape(()) for each in here.values()]).tolist()
+            values |= zip(here, read, strict=True)
+        for learner, metric, total, weight in self.unread:
+            if metric:
+                add_metric(self.sums.setdefault(learner, {}), metric, values[id(total)], values[id(weight)])
+            else:
+                self.weight[learner] = self.weight.get(learner, 0.0) + values[id(weight)]
+        self.unread.clear()
 
     def merge(self, other: UpdateSums) -> None:
         """Add what another process has accumulated."""
@@ -75,15 +90,15 @@ class UpdateSums:
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
-        sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K
-        tokens = float(mask_K.sum())
-        add_metric(sums, f"entropy/{policy}", float((statistics.entropy_K.detach() * mask_K).sum()), tokens)
-        if Column.BEHAVIOUR not in targets.columns:
-            return
-        ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
-        tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
-        for name, value_K in {"tail": tail_K, "mean": ratio_K, "square": ratio_K.square()}.items():
-            add_metric(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)
+        mask_K = targets.mask_K
+        found = {"entropy": statistics.entropy_K.detach()}
+        if Column.BEHAVIOUR in targets.columns:
+            ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
+            tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
+            found |= {"ratio_tail": tail_K, "ratio_mean": ratio_K, "ratio_square": ratio_K.square()}
+        tokens = mask_K.sum()
+        for name, value_K in found.items():
+            self.unread.append((policy, f"{name}/{policy}", (value_K * mask_K).sum(), tokens))
 
 
 Accumulate = Callable[[Sequence[Sample]], UpdateSums]
