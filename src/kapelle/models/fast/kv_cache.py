@@ -220,9 +220,10 @@ class PromptBlock:
             for (first, last, new), mask in zip(spans, masks, strict=True):
                 queries = new if len(q_NHE) == len(k_NJE) else 1
                 count = last - first
-                k = _by_prompt(k_NJE[key : key + count * new], count)
-                v = _by_prompt(v_NJE[key : key + count * new], count)
-                q = _by_prompt(q_NHE[query : query + count * queries], count)
+                # From flat tokens to prompts × tokens × heads × E.
+                k = k_NJE[key : key + count * new].view(count, new, *k_NJE.shape[1:])
+                v = v_NJE[key : key + count * new].view(count, new, *v_NJE.shape[1:])
+                q = q_NHE[query : query + count * queries].view(count, queries, *q_NHE.shape[1:])
                 key, query = key + count * new, query + count * queries
                 self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
                 self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
@@ -246,11 +247,6 @@ class PromptBlock:
             return self
         length_R = self.length_Q[prompt_R]
         return PromptBlock(self.kv[:, :, prompt_R, :, self.longest - int(length_R.max()) :], length_R)
-
-
-def _by_prompt(x_NHE: Tensor, prompts: int) -> Tensor:
-    """From flat tokens to prompts × tokens × heads × E."""
-    return x_NHE.view(prompts, -1, *x_NHE.shape[1:])
 
 
 class _Block:
