@@ -306,8 +306,8 @@ async def test_what_an_agent_has_said_is_no_secret_any_more() -> None:
 class Greeting(Hints):
     """A game whose tasks all have one text as their question."""
 
-    name: Literal["tests.environments.test_conformance:Greeting"] = (  # type: ignore[assignment]
-        "tests.environments.test_conformance:Greeting"
+    name: Literal["tests.environments.test_conformance:Greeting"] = (
+        "tests.environments.test_conformance:Greeting"  # type: ignore[assignment]
     )
 
     def task(self, split: Split, index: int) -> Task:

@@ -16,6 +16,7 @@ from kapelle.environments.math import Math
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.calculator import Calculator
+from kapelle.environments.tools.contract import Toolbox
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
@@ -188,9 +189,7 @@ async def test_each_agent_has_tools_of_its_own(tmp_path: Path) -> None:
 async def test_what_a_world_holds_is_freed() -> None:
     closed = []
 
-    class Box:
-        tools = ()
-
+    class Box(Toolbox):
         def close(self) -> None:
             closed.append(self)
 

@@ -41,7 +41,7 @@ class Whisper(Questions):
 
 class WhisperWorld(QuestionWorld):
     def observe(self, agent: str) -> str:
-        return self._task.question if agent == self._agents[0] else "?"
+        return self.task.question if agent == self.agents[0] else "?"
 
 
 def said(text: str) -> str | None:

@@ -109,7 +109,7 @@ class LanguageModel:
         self.sharded = False
         """Whether processes share the weights out at times, by FSDP."""
         self.value_heads: dict[str, nn.Linear] = {}
-        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()

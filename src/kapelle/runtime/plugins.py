@@ -41,8 +41,8 @@ def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words has an underscore there: `kapelle.train_engines`. Settings are called by the name they were found by,
-    whatever their field `name` declares. Raises ConfigError for an unknown name, with the closest known one, and for a module
+    A kind of two words has an underscore there: `kapelle.train_engines`. Settings of other packages are called by the name they were
+    found by, whatever their field `name` declares. Raises ConfigError for an unknown name, with the closest known one, and for a module
     that fails. A file is the user's own code and is run as such.
     """
     if name in builtin:
@@ -55,7 +55,7 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
             raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")
         target = f"{installed[name].module}:{installed[name].attr}"
     found = _checked(kind, name, find_object(target, kind, name))
-    if not issubclass(found, pydantic.BaseModel):
+    if not issubclass(found, pydantic.BaseModel) or found.__module__.startswith("kapelle."):
         return found
     field = found.model_fields.get("name")
     declared = None if field is None else field.annotation

@@ -114,12 +114,10 @@ class RolloutEngine(Protocol):
     def release_caches(self) -> None:
         """Free memory that the engine can fill again, where an update needs it; no request is in flight."""
         return  # nothing: what a class that inherits from this does
-        return  # a body: without one a class that inherits this would be abstract
 
     def close(self) -> None:
         """Release everything that the engine holds."""
         return  # likewise
-        return  # a body: without one a class that inherits this would be abstract
 
 
 @dataclass(frozen=True, slots=True)

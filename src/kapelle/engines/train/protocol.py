@@ -196,7 +196,6 @@ class TrainEngine(Protocol):
     def close(self) -> None:
         """Release what the engine holds besides memory, such as its own processes; it is not used again."""
         return  # nothing: what a class that inherits from this does
-        return  # a body: without one a class that inherits this would be abstract
 
 
 class KeepsParts:
