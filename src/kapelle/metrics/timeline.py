@@ -26,10 +26,12 @@ class Timeline:
         self._seconds = dict.fromkeys((*ACTIVITIES, "idle"), 0.0)
         self._waiting = dict.fromkeys(ACTIVITIES, 0)
         self._running: list[str] = []
+        self._current = "idle"
+        """What the time since `_last` counts as."""
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every activity and of `idle`; they sum to the time since the start."""
-        self._book()
+        self._turn()
         return dict(self._seconds)
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
@@ -42,25 +44,29 @@ class Timeline:
 
     def enter(self, activity: str) -> None:
         """Count the time from now on as `activity`, until `leave`."""
-        self._book()
         self._running.append(activity)
+        self._turn()
 
     def leave(self) -> None:
         """End the activity that was entered last."""
-        self._book()
         self._running.pop()
+        self._turn()
 
     def await_more(self, activity: str, count: int) -> None:
         """Note that `count` more (or fewer) coroutines wait for `activity`."""
-        self._book()
         self._waiting[activity] += count
+        self._turn()
 
-    def _book(self) -> None:
+    def _turn(self) -> None:
+        """Count the time up to now as what it was, and find what it is from now on."""
         now = time.perf_counter()
-        activity = (
-            self._running[-1]
-            if self._running
-            else next((name for name in ACTIVITIES if self._waiting[name]), "idle")
-        )
-        self._seconds[activity] += now - self._last
+        self._seconds[self._current] += now - self._last
         self._last = now
+        if self._running:
+            self._current = self._running[-1]
+            return
+        self._current = "idle"
+        for name in ACTIVITIES:
+            if self._waiting[name]:
+                self._current = name
+                return

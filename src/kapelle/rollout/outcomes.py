@@ -31,6 +31,8 @@ LONGEST = 4000
 
 def number(value: object, what: str) -> float:
     """Return a number as a float, NumPy's and torch's scalars too; EpisodeError for anything else."""
+    if type(value) is float:  # nearly always
+        return value
     value = _scalar(value)
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a number.")
@@ -70,6 +72,8 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
 
     Scalars of NumPy and torch become Python's. EpisodeError for anything that cannot be converted.
     """
+    if type(value) is str or type(value) is float or type(value) is bool:  # nearly always
+        return value
     value = _scalar(value)
     if value is None or isinstance(value, bool):
         return value
