@@ -28,7 +28,7 @@ def test_a_recipe_of_the_same_name_goes_first_and_a_flag_says_otherwise(
 
 OWN = """
 from typing import Literal
-from kapelle.environments.multi_step import MultiStep
+from kapelle.environments.procedural import MultiStep
 
 class Generous(MultiStep):
     name: Literal["generous_environment:Generous"] = "generous_environment:Generous"

@@ -11,10 +11,8 @@ from tests.grading.hostile import HOSTILE
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
-from kapelle.environments.algebra import Algebra, solution
-from kapelle.environments.multi_step import MultiStep
+from kapelle.environments.procedural import Algebra, MultiStep, WordProblems, solution
 from kapelle.environments.questions import Problem, draw_task, split_of
-from kapelle.environments.word_problems import WordProblems
 from kapelle.errors import DataError
 from kapelle.types import Task
 from kapelle.workflows.solo import Solo

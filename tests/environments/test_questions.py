@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from kapelle.environment import environment_class
-from kapelle.environments.algebra import Algebra
 from kapelle.environments.math import Math
+from kapelle.environments.procedural import Algebra
 from kapelle.environments.questions import Answers, Questions, numbers, words
 from kapelle.errors import ConfigError
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked

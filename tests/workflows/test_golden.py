@@ -15,13 +15,11 @@ from tests.workflows.stage import Say, play, transcript
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Answerable, Environment, Scripted, offers
-from kapelle.environments.algebra import Algebra
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.debate_topics import DebateTopics
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.mixture import Mixture, Part
-from kapelle.environments.multi_step import MultiStep
-from kapelle.environments.word_problems import WordProblems
+from kapelle.environments.procedural import Algebra, MultiStep, WordProblems
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain

@@ -9,9 +9,9 @@ BUILTIN: Mapping[str, str] = {
     "arithmetic": "kapelle.environments.arithmetic:Arithmetic",
     "math": "kapelle.environments.math:Math",
     "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
-    "algebra": "kapelle.environments.algebra:Algebra",
-    "word_problems": "kapelle.environments.word_problems:WordProblems",
-    "multi_step": "kapelle.environments.multi_step:MultiStep",
+    "algebra": "kapelle.environments.procedural:Algebra",
+    "word_problems": "kapelle.environments.procedural:WordProblems",
+    "multi_step": "kapelle.environments.procedural:MultiStep",
     "nli": "kapelle.environments.nli:NLI",
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from kapelle.environments.adapters.reasoning_gym import ReasoningGym as ReasoningGym
     from kapelle.environments.adapters.siirl_env import SiirlEnv as SiirlEnv
     from kapelle.environments.adapters.textarena import TextArena as TextArena
-    from kapelle.environments.algebra import Algebra as Algebra
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
     from kapelle.environments.base import BaseWorld as BaseWorld
@@ -71,9 +70,11 @@ if TYPE_CHECKING:
     from kapelle.environments.matrix import Matrix as Matrix
     from kapelle.environments.mixture import Mixture as Mixture
     from kapelle.environments.mixture import Part as Part
-    from kapelle.environments.multi_step import MultiStep as MultiStep
     from kapelle.environments.nli import NLI as NLI
     from kapelle.environments.openspiel.environment import OpenSpiel as OpenSpiel
+    from kapelle.environments.procedural import Algebra as Algebra
+    from kapelle.environments.procedural import MultiStep as MultiStep
+    from kapelle.environments.procedural import WordProblems as WordProblems
     from kapelle.environments.questions import Answers as Answers
     from kapelle.environments.questions import Difficulty as Difficulty
     from kapelle.environments.questions import Generated as Generated
@@ -88,6 +89,5 @@ if TYPE_CHECKING:
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.tool_questions import Tools as Tools
-    from kapelle.environments.word_problems import WordProblems as WordProblems
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

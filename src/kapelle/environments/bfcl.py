@@ -29,7 +29,6 @@ from kapelle.grading.text.tool_call import (
     required_arguments,
     write_calls,
 )
-from kapelle.grading.verdict import Grade
 from kapelle.runtime.row_files import SUFFIXES, held_out, read_rows
 from kapelle.types import Json, Message, Split, Task
 
@@ -74,10 +73,10 @@ class Bfcl(Questions, Reads):
     @property
     def answers(self) -> Answers:
         """Calls of tools."""
-        return Answers(self._grade, self._normal_form)
-
-    def _grade(self, text: str, task: Task) -> Grade:
-        return grade_tool_call(text, task.data["accepted"], (self.form,), self._tools(task))
+        return Answers(
+            lambda text, task: grade_tool_call(text, task.data["accepted"], (self.form,), self._tools(task)),
+            self._normal_form,
+        )
 
     def _tools(self, task: Task) -> Sequence[Json]:
         split, _, index = task.id.rpartition("-")

@@ -48,24 +48,19 @@ def parse_expression(text: str) -> Expression | None:
     """
     if len(text) > MAX_CHARACTERS:
         return None
-    tokens = _tokens(text.translate(_SPELLINGS).strip())
+    text, place = text.translate(_SPELLINGS).strip(), 0
+    tokens: list[str | Fraction] = []
+    while place < len(text):
+        token = _TOKEN.match(text, place)
+        if token is None:
+            return None
+        symbol, number, percent = token.groups()
+        tokens.append(symbol or Fraction(number.rstrip(".")) / (100 if percent else 1))
+        place = token.end()
     if not tokens:
         return None
     parsed = _operations(tokens, 0, weakest=1)
     return parsed[0] if parsed and parsed[1] == len(tokens) else None
-
-
-def _tokens(text: str) -> list[str | Fraction] | None:
-    tokens: list[str | Fraction] = []
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            return None
-        symbol, number, percent = match.groups()
-        tokens.append(symbol or Fraction(number.rstrip(".")) / (100 if percent else 1))
-        place = match.end()
-    return tokens
 
 
 def _operations(tokens: Sequence[str | Fraction], place: int, weakest: int) -> tuple[Expression, int] | None:

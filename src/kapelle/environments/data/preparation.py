@@ -211,14 +211,59 @@ def prepare(
     chosen = DATA_SETS[name]
     where = source or chosen.hub
     gathered = _Gathering(chosen, where, max_unusable)
-    rows, said = gathered.splits(tuple(train), tuple(test), test_share)
-    kept, shared = _apart(rows, chosen.key)
+    rows, skipped = gathered.splits(tuple(train), tuple(test), test_share)
+    # Train and test apart, and no row twice.
+    tested = {_normal(row, chosen.key) for row in rows["test"]}
+    fresh = [row for row in rows["train"] if _normal(row, chosen.key) not in tested]
+    shared = len(rows["train"]) - len(fresh)
+    apart: dict[Split, list[Fields]] = {"train": fresh, "test": rows["test"]}
+    kept = {
+        split: list({json.dumps(row, sort_keys=True): row for row in own}.values())
+        for split, own in apart.items()
+    }
     for split, own in kept.items():
         if not own:
             raise DataError(
                 f"The {split} split of '{where}' is empty. Name other files with --train and --test."
             )
-    return _write(name, chosen, where, out, form, kept, said, shared)
+    manifest: dict[str, Any] = {
+        "name": name,
+        "source": where,
+        "licence": chosen.licence,
+        "environment": chosen.environment,
+        "splits": {},
+        "left_out": {
+            place: {"count": said.count, "of": said.total, "first": list(said.named)}
+            for place, said in skipped.items()
+        },
+        "train_rows_that_are_tested": shared,
+    }
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # All or nothing: the folder gets its name when it is whole.
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
+            folder = Path(place) / "data"
+            folder.mkdir()
+            for split, own in kept.items():
+                file = folder / f"{split}.{form}"
+                if form == "jsonl":
+                    # ASCII: some readers take U+2028, which stands in GSM8K, for the end of a line.
+                    file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
+                else:
+                    try:
+                        from pyarrow import Table, parquet
+                    except ImportError as error:
+                        raise DataError(
+                            "Writing parquet needs an extra: pip install 'kapelle[data]'."
+                        ) from error
+                    parquet.write_table(Table.from_pylist(list(own)), file)
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()
+                manifest["splits"][split] = {"file": file.name, "rows": len(own), "sha256": digest}
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            prepared = PreparedData(out, manifest)
+            (folder / "README.md").write_text(_readme(prepared), "utf-8")
+            shutil.move(folder, out)
+    return prepared
 
 
 class _Gathering:
@@ -299,69 +344,6 @@ def _normal(row: Fields, key: Sequence[str]) -> str:
     """Return a row's key, normalised so that two spellings of one question are equal."""
     written = next(row[name] for name in key if name in row)
     return one_spelling(str(written))
-
-
-def _apart(
-    rows: Mapping[Split, Sequence[Fields]], key: Sequence[str]
-) -> tuple[dict[Split, list[Fields]], int]:
-    """Return the splits without repeated rows and without train rows that are tested, and how many those were."""
-    tested = {_normal(row, key) for row in rows["test"]}
-    train = [row for row in rows["train"] if _normal(row, key) not in tested]
-    return {"train": _once(train), "test": _once(rows["test"])}, len(rows["train"]) - len(train)
-
-
-def _once(rows: Sequence[Fields]) -> list[Fields]:
-    return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
-
-
-def _write(
-    name: str,
-    chosen: DataSet,
-    where: str,
-    out: Path,
-    form: Form,
-    rows: Mapping[Split, Sequence[Fields]],
-    skipped: Mapping[str, Skipped],
-    shared: int,
-) -> PreparedData:
-    manifest: dict[str, Any] = {
-        "name": name,
-        "source": where,
-        "licence": chosen.licence,
-        "environment": chosen.environment,
-        "splits": {},
-        "left_out": {
-            place: {"count": said.count, "of": said.total, "first": list(said.named)}
-            for place, said in skipped.items()
-        },
-        "train_rows_that_are_tested": shared,
-    }
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # All or nothing: the folder gets its name when it is whole.
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
-            folder = Path(place) / "data"
-            folder.mkdir()
-            for split, own in rows.items():
-                file = folder / f"{split}.{form}"
-                if form == "jsonl":
-                    # ASCII: some readers take U+2028, which stands in GSM8K, for the end of a line.
-                    file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
-                else:
-                    try:
-                        from pyarrow import Table, parquet
-                    except ImportError as error:
-                        raise DataError(
-                            "Writing parquet needs an extra: pip install 'kapelle[data]'."
-                        ) from error
-                    parquet.write_table(Table.from_pylist(list(own)), file)
-                digest = hashlib.sha256(file.read_bytes()).hexdigest()
-                manifest["splits"][split] = {"file": file.name, "rows": len(own), "sha256": digest}
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
-            prepared = PreparedData(out, manifest)
-            (folder / "README.md").write_text(_readme(prepared), "utf-8")
-            shutil.move(folder, out)
-    return prepared
 
 
 def _readme(prepared: PreparedData) -> str:

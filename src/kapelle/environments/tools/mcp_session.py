@@ -390,7 +390,7 @@ class McpConnection:
     def __init__(self, settings: Mcp) -> None:
         """Start or reach the server and open the session; Lost if it does not answer."""
         self._limit_s = settings.call_s
-        self._wire = (
+        self._wire: Pipes | Requests = (
             Pipes(McpProgram(settings.command, settings.env)) if settings.url is None else Requests(settings)
         )
         self._loop = _loop_of(os.getpid())

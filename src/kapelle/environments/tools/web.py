@@ -103,7 +103,8 @@ def fetch(
     that follow it.
     """
     deadline = time.monotonic() + timeout_s
-    first, sent = None, headers
+    first: tuple[str, str, int] | None = None
+    sent = headers
     for _ in range(MAX_HOPS):
         parts = _checked(url)
         origin = parts.scheme, (parts.hostname or "").lower(), _port(parts)

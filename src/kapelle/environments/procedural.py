@@ -1,0 +1,272 @@
+"""Problems that are drawn by seed: equations and inequalities, chains of calculations, and small word problems."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from kapelle.environments.questions import (
+    Answers,
+    Difficulty,
+    Generated,
+    Problem,
+    describe,
+    numbers,
+    up_to,
+    words,
+)
+from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Message, Split, Task
+
+# -------- Equations and inequalities in one unknown: `3x+5=20` is `x=5`, `4-2x>10` is `x<-3`.
+#
+# Levels: 1 one step, 2 two steps, 3 the unknown on both sides, 4 with brackets and fractions in the answer,
+# 5 a quadratic with whole roots (equations) or fractions on both sides (inequalities).
+
+Kind = Literal["equation", "inequality"]
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
+
+
+class Algebra(Generated):
+    """One line with the unknown `x`; the answer is every root, or the side of a bound."""
+
+    name: Literal["algebra"] = "algebra"
+    kinds: tuple[Kind, ...] = Field(default=("equation",), min_length=1)
+    """Drawn evenly for each task."""
+    difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
+    """Easiest and hardest level, 1 to 5."""
+    seed: int = 0
+    """Another seed gives other tasks in another order; the split of the problems stays."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @property
+    def answers(self) -> Answers:
+        """Every root, or the side of a bound."""
+        return words(solution, self.extraction, "no solution such as `x=5`, `2,3` or `x<-3`")
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """Generated; a hash of each problem decides its split."""
+        many = {"equation": "equations", "inequality": "inequalities"}
+        return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty)
+
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a line of a level."""
+        kind = draw.choice(self.kinds)
+        if (kind, level) == ("equation", 5):
+            one, other = draw.randint(-9, 9), draw.randint(-9, 9)
+            question = f"x^2{_term(-(one + other), 'x')}{_term(one * other, '')}=0"
+            answer = f"x={','.join(map(str, sorted({one, other})))}"
+        else:
+            question, answer = _linear(draw, level, kind)
+        return Problem(question, {"answer": answer}, question)
+
+
+_ROOT = re.compile(r"(?:x\s*=\s*)?(?P<number>[^=<>≤≥]+)")
+_BOUND = re.compile(r"(?P<left>[^=<>≤≥]+?)\s*(?P<sign><=|>=|<|>|≤|≥)\s*(?P<right>[^=<>≤≥]+)")
+
+
+def solution(text: str) -> str | None:
+    """Return a solution in its normal form, `x=2`, `x=2,3` or `x<=-1/2`; None for anything else."""
+    text = text.strip().strip("$").strip().removesuffix(".")
+    if len(text) > MAX_CHARACTERS:
+        return None
+    bound = _BOUND.fullmatch(text)
+    if bound is not None:
+        sign = bound["sign"].replace("≤", "<=").replace("≥", ">=")
+        left, right = bound["left"].strip(), bound["right"].strip()
+        if "x" not in (left, right):
+            return None
+        limit = parse_number(right if left == "x" else left)
+        if limit is None or limit.percent or limit.currency:
+            return None
+        return f"x{sign if left == 'x' else _TURNED[sign]}{limit.figure}"
+    roots = set()
+    for part in re.split(r"\s*(?:,|;|\bor\b|\band\b)\s*", text):
+        match = _ROOT.fullmatch(part.strip())
+        number = None if match is None else parse_number(match["number"])
+        if number is None or number.percent or number.currency:
+            return None
+        roots.add(number.figure)
+    return f"x={','.join(map(str, sorted(roots)))}"
+
+
+def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
+    """Return a line whose two sides are p·x+q and r·x+s, and its solution."""
+    while True:
+        left, p, q = _side(draw, level)
+        right, r, s = _other_side(draw, level, p, q)
+        if p != r:
+            break
+    sign = "=" if kind == "equation" else draw.choice(("<", ">", "<=", ">="))
+    value = (s - q) / (p - r)
+    kept = sign if p > r else _TURNED[sign]
+    return f"{left}{sign}{right}", f"x{kept}{value}"
+
+
+def _side(draw: random.Random, level: int) -> tuple[str, Fraction, Fraction]:
+    a = Fraction(1) if level == 1 else Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, 1)]))
+    b = Fraction(draw.choice([k for k in range(-20, 21) if k]))
+    if level < 4:
+        return f"{_coefficient(a)}x{_term(b, '')}", a, b
+    c = Fraction(draw.randint(-9, 9))
+    if level == 4:
+        return f"{_coefficient(a)}(x{_term(b, '')}){_term(c, '')}", a, a * b + c
+    under = Fraction(draw.randint(2, 6))
+    return f"({_coefficient(a)}x{_term(b, '')})/{under}", a / under, b / under
+
+
+def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tuple[str, Fraction, Fraction]:
+    """Return the right side; up to level 3 it is chosen so that the solution is a whole number."""
+    if level > 3:
+        return _side(draw, level)
+    root = draw.randint(-12, 12)
+    if level < 3:
+        value = p * root + q
+        return str(value), Fraction(0), value
+    r = Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, p)]))
+    s = p * root + q - r * root
+    return f"{_coefficient(r)}x{_term(s, '')}", r, s
+
+
+def _coefficient(a: Fraction) -> str:
+    return {Fraction(1): "", Fraction(-1): "-"}.get(a, str(a))
+
+
+def _term(a: int | Fraction, unknown: str) -> str:
+    if a == 0:
+        return ""
+    size = "" if abs(a) == 1 and unknown else str(abs(a))
+    return f"{'+' if a > 0 else '-'}{size}{unknown}"
+
+
+# -------- Chains of small calculations from left to right: `7 add 5 times 3 take 4` is 32.
+#
+# A chain of agents can do a step each, and one slip anywhere spoils the end: difficulty is the number of steps.
+
+
+class MultiStep(Generated):
+    """Whole numbers from 0 to `largest`; intermediate values stay in that range too."""
+
+    things: ClassVar[str] = "chains of calculations"
+    name: Literal["multi_step"] = "multi_step"
+    difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
+    """Fewest and most steps, 1 to 20."""
+    largest: int = Field(default=99, ge=20)
+    """Greatest intermediate value."""
+    seed: int = 0
+    """Another seed gives other tasks in another order; the split of the problems stays."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @property
+    def answers(self) -> Answers:
+        """One number."""
+        return numbers(self.extraction)
+
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a chain of `level` steps."""
+        value = draw.randint(1, 20)
+        said, values = [str(value)], []
+        for _ in range(level):
+            word, operand, value = draw.choice(_moves(value, self.largest, draw))
+            said.append(f"{word} {operand}")
+            values.append(value)
+        question = " ".join(said)
+        return Problem(question, {"answer": value, "values": values}, question)
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return the value after every step; the last one is the answer."""
+        return " ".join(map(str, task.data["values"]))
+
+
+def _moves(value: int, largest: int, draw: random.Random) -> list[tuple[str, int, int]]:
+    """Return one step of each kind that stays in range: (word, operand, value after it)."""
+    add = draw.randint(1, 9)
+    take = draw.randint(1, 9)
+    factor = draw.choice((2, 3))
+    moves = []
+    if value + add <= largest:
+        moves.append(("add", add, value + add))
+    if value - take >= 0:
+        moves.append(("take", take, value - take))
+    if value and value * factor <= largest:
+        moves.append(("times", factor, value * factor))
+    return moves or [("take", value, 0)]
+
+
+# -------- Small word problems in the manner of GSM8K: how much is left after things were bought, shared and packed.
+#
+# Difficulty is the number of steps. Names and things vary; the numbers and steps alone make a problem, so that
+# a sum of the test split never reappears in training under another name.
+
+_NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas", "Kofi", "Lena")
+_THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
+
+
+class WordProblems(Generated):
+    """Stories of `difficulty` steps with answers from 0 to 999."""
+
+    things: ClassVar[str] = "stories"
+    name: Literal["word_problems"] = "word_problems"
+    difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
+    """Fewest and most steps of a story, 1 to 8."""
+    seed: int = 0
+    """Another seed gives other tasks in another order; the split of the problems stays."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @property
+    def answers(self) -> Answers:
+        """One number."""
+        return numbers(self.extraction)
+
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a story of `level` steps."""
+        name, things = draw.choice(_NAMES), draw.choice(_THINGS)
+        value = draw.randint(2, 60)
+        sentences, worked = [f"{name} has {value} {things}."], []
+        for _ in range(level):
+            sentence, calculation, value = draw.choice(_events(value, things, draw))
+            sentences.append(sentence)
+            worked.append(f"{calculation}={value}")
+        question = " ".join([*sentences, f"How many {things} does {name} have now?"])
+        return Problem(question, {"answer": value, "steps": worked}, ";".join(worked))
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return every step and the answer, marked as GSM8K does."""
+        return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
+
+
+def _events(value: int, things: str, draw: random.Random) -> list[tuple[str, str, int]]:
+    """Return what can happen next: (sentence, calculation, value after it)."""
+    bought, given = draw.randint(2, 40), draw.randint(1, max(1, min(value, 40)))
+    times, bags, each = draw.choice((2, 3, 4)), draw.randint(2, 5), draw.randint(2, 9)
+    events = []
+    if value + bought < 1000:
+        events.append((f"Then {bought} more are bought.", f"{value}+{bought}", value + bought))
+    if value + bags * each < 1000:
+        events.append(
+            (f"Next come {bags} bags of {each} {things} each.", f"{value}+{bags}*{each}", value + bags * each)
+        )
+    if 0 < given <= value:
+        events.append((f"{given} of the {things} are given away.", f"{value}-{given}", value - given))
+    if value and value * times < 1000:
+        times_over = {2: "twice", 3: "three times", 4: "four times"}[times]
+        events.append((f"A prize makes it {times_over} as many.", f"{value}*{times}", value * times))
+    if value and value % times == 0:
+        events.append(
+            (
+                f"They are shared evenly among {times} people, and one share is kept.",
+                f"{value}/{times}",
+                value // times,
+            )
+        )
+    return events
