@@ -52,7 +52,8 @@ from kapelle.types import Json, Message, Split, Task
 def notes(step: Expression) -> str:
     """Return a step's worked notes: its rewritings and its terms, with `=` between."""
     stages: list[str] = []
-    while not _plain(step):
+    # Until it is a sum of numbers, or one product or quotient of two numbers.
+    while isinstance(step, Operation) and _addends(step) is None and not _on_numbers(step):
         rewritten = _rewritten(step)
         written = write(rewritten)
         if written is None or rewritten == step:
@@ -61,11 +62,6 @@ def notes(step: Expression) -> str:
         stages.append(written)
         step = rewritten
     return "=".join([*stages, _sum(_terms(step))])
-
-
-def _plain(step: Expression) -> bool:
-    """Return whether a step is a sum of numbers or one product or quotient of two numbers."""
-    return isinstance(step, Value) or _addends(step) is not None or _on_numbers(step)
 
 
 def _on_numbers(step: Operation) -> bool:

@@ -71,7 +71,11 @@ class NLI(DataSettings, Questions):
     @property
     def answers(self) -> Answers:
         """One of three words."""
-        return words(_answer, self.extraction, "none of entailment, neutral and contradiction")
+        return words(
+            lambda text: _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'")),
+            self.extraction,
+            "none of entailment, neutral and contradiction",
+        )
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the label."""
@@ -81,7 +85,3 @@ class NLI(DataSettings, Questions):
         """Return the pair at an index."""
         question, label = self.pair_of(self.rows.of(split)[index])
         return Task(f"{split}-{index}", question, {"answer": label})
-
-
-def _answer(text: str) -> Label | None:
-    return _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'"))
