@@ -111,8 +111,15 @@ def processes(run: PlannedRun) -> list[Process]:
 
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
     resident = _resident(run, bases, device, learns=True)
-    local = run.engine == "local"
-    left = _left(run, bases) if local and device == "cpu" and not run.overlap else {}
+    left: Kinds = {}
+    if run.engine == "local" and device == "cpu" and not run.overlap:
+        # What sampling leaves in memory during an update: merged weights.
+        merged = [
+            next(sampling_moments(run, base, 1, 1))["merged weights"]
+            for base in bases
+            if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
+        ]
+        left = {"merged weights": sum(merged)} if merged else {}
     if run.plays and not run.overlap:
         yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.work.tasks))))
     yield Phase("update", _worst(_added(resident, left, kinds) for kinds in _update(run, bases, device)))
@@ -128,17 +135,6 @@ def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | No
         return []
     found = [list(sampling_moments(run, base, tasks, group or run.work.group)) for base in bases]
     return [_worst(moments) for moments in found if moments]
-
-
-def _left(run: PlannedRun, bases: Sequence[str]) -> Kinds:
-    """Return what sampling leaves in memory during an update on a CPU: merged weights."""
-    return _added(
-        *(
-            {"merged weights": next(sampling_moments(run, base, 1, 1))["merged weights"]}
-            for base in bases
-            if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
-        )
-    )
 
 
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:

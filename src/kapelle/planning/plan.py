@@ -88,7 +88,16 @@ class Plan:
             "fits": self.fits,
             "memory": self.memory,
             "devices": dict(self.devices),
-            "processes": [_process(process) for process in self.processes],
+            "processes": [
+                {
+                    "name": process.name,
+                    "device": process.device,
+                    "peak": process.peak,
+                    "worst": process.worst.name,
+                    "phases": {phase.name: {**phase.kinds, "total": phase.total} for phase in process.phases},
+                }
+                for process in self.processes
+            ],
             "limits": None if self.limits is None else asdict(self.limits),
             "advice": [asdict(each) for each in self.advice],
             "step": {
@@ -139,16 +148,6 @@ def plan(
         return Plan(mapped, found, None, None, (), run, times)
     changes, then = advice(run, memory)
     return Plan(mapped, found, memory, limits(then, memory), changes, run, times)
-
-
-def _process(process: Process) -> dict[str, Any]:
-    return {
-        "name": process.name,
-        "device": process.device,
-        "peak": process.peak,
-        "worst": process.worst.name,
-        "phases": {phase.name: {**phase.kinds, "total": phase.total} for phase in process.phases},
-    }
 
 
 def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
@@ -204,8 +203,8 @@ def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun
     """
     found: list[Advice] = []
     while peak(run) > memory:
-        tried = ((setting, costs, changed(run)) for setting, costs, changed in _changes(run, memory))
-        better = next((each for each in tried if peak(each[2]) < peak(run)), None)
+        now = peak(run)
+        better = next((each for each in _changes(run, memory) if peak(each[2]) < now), None)
         if better is None:
             break
         setting, costs, run = better
@@ -215,73 +214,47 @@ def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun
     return tuple(found), run
 
 
-_Change = tuple[str, str, Callable[[PlannedRun], PlannedRun]]
-
-
-def _changes(run: PlannedRun, memory: int) -> Iterator[_Change]:
-    """Yield what can be changed, the cheapest first."""
+def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:
+    """Yield what can be changed, what that costs, and the run after it; the cheapest first."""
     if not run.checkpointing:
         costs = "an update takes about half as long again; the same gradients"
-        yield (
-            "training.gradient_checkpointing=true",
-            costs,
-            lambda found: replace(found, checkpointing=True),
-        )
-    costs = "more passes; the same gradients"
-    yield "training.microbatch_tokens={microbatch}", costs, lambda found: _smaller_passes(found, memory)
+        yield "training.gradient_checkpointing=true", costs, replace(run, checkpointing=True)
+    # The largest passes that fit, or the least that help.
+    least = min(SMALL, run.microbatch_tokens)
+    enough = max(memory, peak(replace(run, microbatch_tokens=least)))
+    tokens = _largest(
+        run.microbatch_tokens, lambda count: peak(replace(run, microbatch_tokens=count)) <= enough
+    )
+    smaller = replace(run, microbatch_tokens=max(tokens, least))
+    yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
     if run.engine == "local" and run.plays:
+        # The most rows that fit, or the fewest that are needed for other phases to be the worst.
+        most = max(memory, peak(replace(run, max_rows=1)))
+        rows = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= most)
         yield (
             "engine.max_rows={rows}",
             "slower sampling; the same answers",
-            lambda found: _fewer_rows(found, memory),
+            replace(run, max_rows=max(rows, 1)),
         )
-        yield (
-            "engine.kept_tokens=0",
-            "later turns read their prompts again",
-            lambda x: replace(x, kept_tokens=0),
-        )
+        yield "engine.kept_tokens=0", "later turns read their prompts again", replace(run, kept_tokens=0)
     if any(place.dtype == "float32" for place in run.places.values()):
-        yield "model.dtype=bfloat16", "rounding; weights that train stay in float32", _in_half
-    frozen = [base for base, path in run.team.bases.items() if path != "embedded"]
-    if any(base not in run.team.trained_bases and base not in run.nf4 for base in frozen):
-        yield "model.quantization=nf4", "other weights, slower; needs CUDA and kapelle[quantised]", _in_codes
-    if run.team.trained_bases and run.optimizer == "adamw":
-        changed = "rounded moments; needs CUDA and kapelle[quantised]"
-        yield "optimizer.name=adamw_8bit", changed, lambda found: replace(found, optimizer="adamw_8bit")
-
-
-def _smaller_passes(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return it with the largest passes that fit, or with the least that help."""
-    least = replace(run, microbatch_tokens=min(SMALL, run.microbatch_tokens))
-    enough = max(memory, peak(least))
-    fits = _largest(
-        run.microbatch_tokens, lambda count: peak(replace(run, microbatch_tokens=count)) <= enough
-    )
-    return replace(run, microbatch_tokens=max(fits, least.microbatch_tokens))
-
-
-def _fewer_rows(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return it with the most rows that fit, or with the fewest that are needed for other phases to be the worst."""
-    enough = max(memory, peak(replace(run, max_rows=1)))
-    fits = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= enough)
-    return replace(run, max_rows=max(fits, 1))
-
-
-def _in_half(run: PlannedRun) -> PlannedRun:
-    places = {
-        base: Place("bfloat16", place.device) if place.dtype == "float32" else place
-        for base, place in run.places.items()
-    }
-    return replace(run, places=places)
-
-
-def _in_codes(run: PlannedRun) -> PlannedRun:
+        places = {
+            base: Place("bfloat16", place.device) if place.dtype == "float32" else place
+            for base, place in run.places.items()
+        }
+        costs = "rounding; weights that train stay in float32"
+        yield "model.dtype=bfloat16", costs, replace(run, places=places)
     codes = frozenset(
         base
         for base, path in run.team.bases.items()
         if path != "embedded" and base not in run.team.trained_bases
     )
-    shapes = {
-        base: replace(shape, flat=shape.flat and base not in codes) for base, shape in run.shapes.items()
-    }
-    return replace(run, nf4=codes, shapes=shapes)
+    if codes - run.nf4:
+        shapes = {
+            base: replace(shape, flat=shape.flat and base not in codes) for base, shape in run.shapes.items()
+        }
+        costs = "other weights, slower; needs CUDA and kapelle[quantised]"
+        yield "model.quantization=nf4", costs, replace(run, nf4=codes, shapes=shapes)
+    if run.team.trained_bases and run.optimizer == "adamw":
+        costs = "rounded moments; needs CUDA and kapelle[quantised]"
+        yield "optimizer.name=adamw_8bit", costs, replace(run, optimizer="adamw_8bit")

@@ -17,7 +17,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.team import Lora, Place, Team
+from kapelle.team import Place, Team
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
@@ -137,12 +137,18 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
     engine, evaluation = config.engine.model_dump(), config.evaluation
     evaluates = [evaluation.problems] * evaluation.before_and_after
     evaluates += [evaluation.problems_while_training] * bool(evaluation.every)
+    places = {}
+    for base, path in team.bases.items():
+        place = team.places.get(base, Place(config.model.dtype, config.model.device))
+        # kapelle's own small model is on the CPU unless a device is named.
+        elsewhere = "cpu" if path == "embedded" else device
+        places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
     return PlannedRun(
         team,
         prepared.outlines,
         shapes,
         _adapters(team, prepared.outlines, shapes),
-        {base: _place(base, config, team, device) for base in team.bases},
+        places,
         nf4,
         workload(config, team, renderers, data.group_size * candidates),
         algorithm.critic,
@@ -170,22 +176,20 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
 def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, Shape]) -> dict[str, Adapter]:
     loras = {name: (policy.base, policy.lora) for name, policy in team.every.items()}
     loras |= {name: (critic.base, critic.lora) for name, critic in team.critics.items()}
-    return {
-        name: _adapter(outlines[base], lora, shapes[base].depth)
-        for name, (base, lora) in loras.items()
-        if lora is not None
-    }
-
-
-def _adapter(outline: Outline, lora: Lora, depth: int) -> Adapter:
-    features, paths = linear_layers(outline.layers), adapted_layers(outline.layers, lora.targets)
-    wide = sum(features[path][0] for path in paths)
-    return Adapter(
-        lora.rank * sum(sum(features[path]) for path in paths),
-        lora.rank * len(paths) // depth,
-        wide // depth if lora.dropout else 0,
-        any(path.endswith(OUTPUTS) for path in paths),
-    )
+    found = {}
+    for name, (base, lora) in loras.items():
+        if lora is None:
+            continue
+        layers, depth = outlines[base].layers, shapes[base].depth
+        features, paths = linear_layers(layers), adapted_layers(layers, lora.targets)
+        wide = sum(features[path][0] for path in paths)
+        found[name] = Adapter(
+            lora.rank * sum(sum(features[path]) for path in paths),
+            lora.rank * len(paths) // depth,
+            wide // depth if lora.dropout else 0,
+            any(path.endswith(OUTPUTS) for path in paths),
+        )
+    return found
 
 
 def renderers_of(prepared: PreparedRun) -> dict[str, ChatRenderer]:
@@ -204,14 +208,6 @@ def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
     return frozenset(
         base for base, path in team.bases.items() if path != "embedded" and base not in team.trained_bases
     )
-
-
-def _place(base: str, config: RunConfig, team: Team, device: str) -> Place:
-    place = team.places.get(base, Place(config.model.dtype, config.model.device))
-    if place.device is not None:
-        return place
-    # kapelle's own small model is on the CPU unless a device is named.
-    return Place(place.dtype, "cpu" if team.bases[base] == "embedded" else device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +256,13 @@ def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = Fal
         if any(part.isdigit() for part in name.split("."))
     )
     head_size = int(settings.get("head_dim") or hidden // heads)
+    inner = int(_first_set(settings, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden)
+    if visited := int(_first_set(settings, "num_experts_per_tok", "num_experts_per_token") or 0):
+        shared = int(settings.get("shared_expert_intermediate_size") or 0)
+        inner = visited * int(settings.get("moe_intermediate_size") or inner) + shared
     return Shape(
         hidden,
-        _inner(settings, hidden),
+        inner,
         int(_first_set(settings, "num_hidden_layers", "n_layer", "num_layers") or 1),
         heads,
         int(
@@ -291,15 +291,6 @@ def reads_flat(settings: Mapping[str, Any]) -> bool:
         and layers == {"full_attention"}
         and (kind != "mistral" or settings.get("sliding_window", 4096) is None)
     )
-
-
-def _inner(settings: Mapping[str, Any], hidden: int) -> int:
-    visited = int(_first_set(settings, "num_experts_per_tok", "num_experts_per_token") or 0)
-    wide = int(_first_set(settings, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden)
-    if not visited:
-        return wide
-    expert = int(settings.get("moe_intermediate_size") or wide)
-    return visited * expert + int(settings.get("shared_expert_intermediate_size") or 0)
 
 
 def _first_set(settings: Mapping[str, Any], *names: str) -> Any:

@@ -8,7 +8,6 @@ passes. Worlds, grading and signals are not timed, and attention over long texts
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -82,7 +81,13 @@ def _timed(prepared: PreparedRun, run: PlannedRun, base: str, depth: int) -> tup
     answer = max(4, min(longest // 2, max(turn.answer for turn in run.work.turns)))
     shape, episodes = run.shapes[base], run.work.tasks * run.work.group
     texts = max(2, min(TOKENS, WORK * shape.depth // shape.block) // longest)
-    samples = _samples(prepared, base, longest, answer, min(texts, episodes))
+    trained = [name for name in prepared.team.trained if prepared.team.policies[name].base == base]
+    targets = tuple(range(longest - answer, longest))
+    samples = [
+        Sample(name, tuple(6 + (k * 31 + n * 7) % 200 for n in range(longest)), targets)
+        for name in trained
+        for k in range(-(-min(texts, episodes) // len(trained)))
+    ]
     setup = TrainSetup(
         {base: model},
         [policy for policy in prepared.team.policies.values() if policy.base == base and not policy.endpoint],
@@ -127,16 +132,6 @@ def _model(prepared: PreparedRun, base: str, depth: int) -> LanguageModel:
     if base not in prepared.team.trained_bases:
         hold_in(made, DTYPES[dtype])
     return LanguageModel(made, own, dtype, path).to(device)
-
-
-def _samples(prepared: PreparedRun, base: str, longest: int, answer: int, texts: int) -> Sequence[Sample]:
-    trained = [name for name in prepared.team.trained if prepared.team.policies[name].base == base]
-    places = tuple(range(longest - answer, longest))
-    return [
-        Sample(name, tuple(6 + (k * 31 + n * 7) % 200 for n in range(longest)), places)
-        for name in trained
-        for k in range(-(-texts // len(trained)))
-    ]
 
 
 def _loss(outputs: Outputs, targets: Targets) -> Loss:

@@ -82,7 +82,11 @@ def passes(run: PlannedRun, base: str) -> list[Pass]:
         enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
         trees += [tree] * min(tasks, enough)
     if not run.shapes[base].flat:  # nothing is shared
-        trees = [single for tree in trees for single in _apart(tree)]
+        trees = [
+            replace(tree, stem=0, branches=(tree.stem + branch,), targets=(count,))
+            for tree in trees
+            for branch, count in zip(tree.branches, tree.targets, strict=True)
+        ]
     found = list(passes_of(trees, most))
     # The first pass, and the largest of the others: those after the first find gradients of it.
     return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
@@ -133,11 +137,6 @@ def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
     if first.moment == 0 and group > 1:
         return SharedPrefix(first.prompt, (length - first.prompt,) * group, (targets,) * group)
     return SharedPrefix(0, (length,) * group, (targets,) * group)
-
-
-def _apart(tree: SharedPrefix) -> list[SharedPrefix]:
-    pairs = zip(tree.branches, tree.targets, strict=True)
-    return [replace(tree, stem=0, branches=(tree.stem + branch,), targets=(k,)) for branch, k in pairs]
 
 
 # Passes, by the number of their tokens alone: `engines/train/batch.py` without the tokens.

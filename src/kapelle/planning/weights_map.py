@@ -9,7 +9,7 @@ from typing import Any
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.planning.memory import MOMENTS, base_bytes
 from kapelle.planning.planned_run import BYTES
-from kapelle.team import Place, Policy, Rate, Team
+from kapelle.team import Place, Rate, Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,23 @@ def weights_map(
         *team.trained_bases,
     } & models.keys()  # frozen ones of one path and place are one
     sizes = {base: model.parameters for base, model in models.items()}
-    learners = [_policy(name, policy, team, models, sizes) for name, policy in team.policies.items()]
+    learners = []
+    for name, policy in team.policies.items():
+        agents = []
+        for agent in team.agents_of(name):
+            # With the numbers (from 1) of an agent's turns where only some belong to the policy.
+            turns = [str(k + 1) for k, its in enumerate(team.turns_of.get(agent, ())) if its == name]
+            agents.append(f"{agent} (turn {', '.join(turns)})" if turns else agent)
+        own, trained, rate = 0, policy.trained, _rate(policy.rate)
+        if policy.endpoint is not None:
+            words, trained, rate = f"{policy.endpoint.model} at {policy.endpoint.url}", False, ""
+        elif policy.lora is not None:
+            own = adapter_parameters(models[policy.base], policy.lora)
+            words = f"LoRA r {policy.lora.rank} on {policy.base}"
+        else:
+            own = sizes[policy.base] if policy.trained else 0
+            words = f"all of {policy.base}"
+        learners.append(LearnerRow(name, "policy", words, trained, own, tuple(agents), rate))
     for name, critic in team.critics.items():
         head = models[critic.base].hidden + 1
         own = adapter_parameters(models[critic.base], critic.lora) + head
@@ -91,62 +107,34 @@ def weights_map(
         words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
         learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged, _rate(critic.rate)))
     adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
-    trained = sum(learner.own_parameters for learner in learners if learner.trained)
+    learned = sum(learner.own_parameters for learner in learners if learner.trained)
     copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
+    held = adapters
+    for base in copies:
+        width, count = BYTES[places[base].dtype], models[base].parameters
+        if base in team.trained_bases:
+            # Forward passes cast those that train to a compute type of 2.
+            held += (4 if width == 4 else 4 + width) * count
+        else:
+            held += base_bytes(models[base], width, nf4=base in nf4)
+    bases = []
+    for base, path in team.bases.items():
+        place = team.places.get(base, Place())
+        kind = "nf4" if base in nf4 else "" if place.dtype == "float32" else place.dtype
+        words = " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
+        bases.append(Base(base, path, sizes[base], words))
     return WeightsMap(
         tuple(learners),
-        tuple(
-            Base(name, path, sizes[name], _place(team.places.get(name, Place()), name in nf4))
-            for name, path in team.bases.items()
-        ),
-        weight_bytes=sum(
-            _held(models[base], places[base], base in team.trained_bases, base in nf4) for base in copies
-        )
-        + adapters,
-        training_bytes=int((4 + MOMENTS[optimizer]) * trained) + 4 * copied,
+        tuple(bases),
+        weight_bytes=held,
+        training_bytes=int((4 + MOMENTS[optimizer]) * learned) + 4 * copied,
     )
-
-
-def _held(model: Outline, place: Place, trained: bool, nf4: bool) -> int:
-    """Return the bytes of a base: forward passes cast those that train to a compute type of 2."""
-    size = BYTES[place.dtype]
-    if trained:
-        return (4 if size == 4 else 4 + size) * model.parameters
-    return base_bytes(model, size, nf4=nf4)
-
-
-def _place(place: Place, nf4: bool) -> str:
-    kind = "nf4" if nf4 else "" if place.dtype == "float32" else place.dtype
-    return " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
-
-
-def _policy(
-    name: str, policy: Policy, team: Team, models: Mapping[str, Outline], sizes: Mapping[str, int]
-) -> LearnerRow:
-    agents = tuple(_seat(agent, name, team) for agent in team.agents_of(name))
-    if policy.endpoint is not None:
-        return LearnerRow(
-            name, "policy", f"{policy.endpoint.model} at {policy.endpoint.url}", False, 0, agents
-        )
-    if policy.lora is not None:
-        own = adapter_parameters(models[policy.base], policy.lora)
-        words = f"LoRA r {policy.lora.rank} on {policy.base}"
-        return LearnerRow(name, "policy", words, policy.trained, own, agents, _rate(policy.rate))
-    own = sizes[policy.base] if policy.trained else 0
-    words = f"all of {policy.base}"
-    return LearnerRow(name, "policy", words, policy.trained, own, agents, _rate(policy.rate))
 
 
 def _rate(rate: Rate) -> str:
     lr = "" if rate.lr is None else f"lr {rate.lr:g}"
     warmup = "" if rate.warmup_steps is None else f"{rate.warmup_steps} steps of warm-up"
     return ", ".join(word for word in (lr, rate.schedule or "", warmup) if word)
-
-
-def _seat(agent: str, policy: str, team: Team) -> str:
-    """Return an agent's name, with the numbers (from 1) of its turns where only some belong to the policy."""
-    turns = [str(k + 1) for k, name in enumerate(team.turns_of.get(agent, ())) if name == policy]
-    return f"{agent} (turn {', '.join(turns)})" if turns else agent
 
 
 def describe(found: WeightsMap) -> list[str]:

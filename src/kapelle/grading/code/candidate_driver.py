@@ -88,7 +88,16 @@ class Conversation:
         }
         if kind == "value":
             content = self._same(operation, content, changes)
-        self._say(kind, content, changes, self._held(), self._taken())
+        # What nothing of the solution's holds any longer is forgotten.
+        for number in [*self._shared]:
+            if _references(self._shared, number) <= _OURS:
+                del self._shared[number]
+        printed = ""
+        if self._printed is not None:
+            printed = self._printed.getvalue()
+            self._printed.seek(0)
+            self._printed.truncate()
+        self._say(kind, content, changes, list(self._shared), printed)
 
     def _same(self, operation: str, content: Any, changes: dict[str, Any]) -> Any:
         """Return a container that the tests know, or that an object of the solution's owns, with the number that makes it the same one."""
@@ -105,22 +114,6 @@ class Conversation:
             self._shared[number] = content
         changes.pop(number, None)
         return _Told("loan", number, content)
-
-    def _held(self) -> list[str]:
-        """Return the shared arguments that something of the solution's still holds, and forget the others."""
-        for number in [*self._shared]:
-            if _references(self._shared, number) <= _OURS:
-                del self._shared[number]
-        return list(self._shared)
-
-    def _taken(self) -> str:
-        """Return what was printed since the last reply."""
-        if self._printed is None:
-            return ""
-        text = self._printed.getvalue()
-        self._printed.seek(0)
-        self._printed.truncate()
-        return text
 
     def _say(self, *reply: Any) -> None:
         try:

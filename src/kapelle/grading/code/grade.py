@@ -95,19 +95,15 @@ class Candidate:
         self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
         self._session: Session | None = None
         self._starts = 0
-        self._lost = ""
+        self.lost = ""
+        """Why it answers no more, until `renew`; empty while it does."""
 
     def start(self) -> None:
         """Start it, so that it is ready when it is asked. Raises SandboxError."""
         self._starts += 1
-        self._lost = ""
+        self.lost = ""
         command = _driver_command(self._sandbox, "candidate_driver")
         self._session = start(self._sandbox, self._files, command, self._limits)
-
-    @property
-    def lost(self) -> str:
-        """Why it answers no more, until `renew`; empty while it does."""
-        return self._lost
 
     def ask(
         self, *question: Plain, refer: Refer | None = None, resolve: Resolve | None = None
@@ -120,15 +116,15 @@ class Candidate:
             reply = decode(self.carry(encode(question, refer).encode()), resolve)
             if type(reply) is tuple and len(reply) == len(_REPLY) and reply[0] in ("value", "error"):
                 return reply[0], reply[1]
-            self._lost = "it sent something that is not a reply to its question"
+            self.lost = "it sent something that is not a reply to its question"
         except ValueFault as fault:
-            self._lost = f"it sent {fault}"
-        raise CandidateGone(self._lost)
+            self.lost = f"it sent {fault}"
+        raise CandidateGone(self.lost)
 
     def carry(self, question: bytes) -> bytes:
         """Return the text of its reply to the text of a question, unchecked. Raises CandidateGone like `ask`."""
-        if self._lost:
-            raise CandidateGone(self._lost)
+        if self.lost:
+            raise CandidateGone(self.lost)
         if self._session is None:
             self.start()
         assert self._session is not None, "started above"
@@ -139,19 +135,19 @@ class Candidate:
         if line is not None and line.startswith(mark + b" "):
             return line[len(mark) + 1 :]
         if line is not None:
-            self._lost = "it sent something that is not a reply to its question"
+            self.lost = "it sent something that is not a reply to its question"
         else:
             result = self._session.finish(kill=True)
-            self._lost = (
+            self.lost = (
                 f"it reached its limit of {result.limit}" if result.limit else "it ended without an answer"
             )
-        raise CandidateGone(self._lost)
+        raise CandidateGone(self.lost)
 
     def renew(self) -> None:
         """Let the next question start it afresh, if it was lost and has starts left."""
-        if self._lost and self._starts < MOST_STARTS:
+        if self.lost and self._starts < MOST_STARTS:
             self.close()
-            self._session, self._lost = None, ""
+            self._session, self.lost = None, ""
 
     def close(self) -> None:
         """End it."""
@@ -310,11 +306,12 @@ def grade_calls(
         candidate.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Stays:
     """An object that stays with the candidate."""
 
-    def __init__(self, number: str, nature: str) -> None:
-        self.number, self.nature = number, nature
+    number: str
+    nature: str
 
 
 def _resolve(kind: str, *parts: Plain) -> Plain:
@@ -326,14 +323,12 @@ def _resolve(kind: str, *parts: Plain) -> Plain:
     raise ValueFault(f"the unknown kind {kind[:20]!r}")
 
 
-def _refer(value: Plain) -> tuple[str, ...] | None:
-    return ("object", value.number) if isinstance(value, _Stays) else None
-
-
 def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
-    def ask(*question: Plain) -> tuple[str, Plain]:
-        return candidate.ask(*question, refer=_refer, resolve=_resolve)
-
+    ask = functools.partial(
+        candidate.ask,
+        refer=lambda value: ("object", value.number) if isinstance(value, _Stays) else None,
+        resolve=_resolve,
+    )
     try:
         kind, found = ask("call named", test.function, test.arguments, dict(test.keywords))
         if kind == "value" and isinstance(found, _Stays) and found.nature == "coroutine":
@@ -349,22 +344,16 @@ def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
         names, text, *_ = found if type(found) is tuple and len(found) > 1 else (("an error",), "")
         return TestOutcome("error", f"{names[0] if names else 'an error'}: {text}"[:500])
     try:
-        right = _right(found, test)
+        right = same_value(found, test.expected, test.tolerance)
+        if not right and test.one_of_one:
+            listed = isinstance(test.expected, list) and len(test.expected) == 1
+            right = any(
+                same_value(_as_json(found, expected), expected, test.tolerance)
+                for expected in (test.expected, *(test.expected if listed else ()))
+            )
     except RecursionError:  # what is right is as deep as what is expected
         right = False
     return TestOutcome("passed") if right else TestOutcome("failed", "the call returned another value")
-
-
-def _right(got: Plain, test: CallTest) -> bool:
-    if same_value(got, test.expected, test.tolerance):
-        return True
-    if not test.one_of_one:
-        return False
-    listed = isinstance(test.expected, list) and len(test.expected) == 1
-    return any(
-        same_value(_as_json(got, expected), expected, test.tolerance)
-        for expected in (test.expected, *(test.expected if listed else ()))
-    )
 
 
 def _as_json(value: Plain, like: Plain) -> Plain:

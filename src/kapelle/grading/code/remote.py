@@ -186,7 +186,17 @@ class Remote:
             return False
         if type(other) is Remote:
             return equal(self, other)
-        return _equals_value(self, other)
+        if self._nature in _LIVE or not self._met_value:
+            content = ask("plain", self)
+            if type(content) is list and len(content) == 1:
+                return bool(content[0] == other)
+        state: Any = None if self._met_value else ask("states", [self])[0]
+        if _is_state(state) and state[1]:
+            # Its class has a word on it, which is not asked for: it would hear what is expected.
+            same = alike(leaves(list(state[2].values())), leaves(plain(other)))
+            if same or self._made is not None:
+                return same
+        refuse("the candidate's own object was compared with a value")
 
     def __hash__(self) -> int:
         return hash(ask("hash", self))
@@ -389,21 +399,6 @@ def _is_state(state: Any) -> bool:
         and list(map(type, state)) == [str, bool, dict]
         and all(type(name) is str for name in state[2])
     )
-
-
-def _equals_value(one: Remote, other: object) -> bool:
-    state: Any
-    if one._nature in _LIVE or not one._met_value:  # noqa: SLF001
-        content = ask("plain", one)
-        if type(content) is list and len(content) == 1:
-            return bool(content[0] == other)
-    state = None if one._met_value else ask("states", [one])[0]  # noqa: SLF001
-    if _is_state(state) and state[1]:
-        # Its class has a word on it, which is not asked for: it would hear what is expected.
-        same = alike(leaves(list(state[2].values())), leaves(plain(other)))
-        if same or one._made is not None:  # noqa: SLF001
-            return same
-    refuse("the candidate's own object was compared with a value")
 
 
 def shows(state: Any, given: Any) -> bool:
@@ -841,7 +836,14 @@ def _answer(operation: Any, number: Any, args: Any, kwargs: Any) -> None:
     try:
         if operation == "call" and kind in ("function", "class", "error", "async function"):
             value = target(*args, **kwargs)
-            value = _finished(value) if kind == "async function" else value
+            if kind == "async function":
+                # Tests know an exception's class by whether its module is loaded: none is loaded before it is needed.
+                import asyncio
+                from concurrent.futures import ThreadPoolExecutor
+
+                # In a thread: a loop of the tests' may be running in this one.
+                with ThreadPoolExecutor(1) as thread:
+                    value = thread.submit(asyncio.run, value).result()
             if type(value).__module__ in ("setup", "test"):
                 Channel.objects[id(value)] = (value, "object")
         elif operation in ("next", "send", "close") and kind == "iterator":
@@ -865,16 +867,6 @@ def _answer(operation: Any, number: Any, args: Any, kwargs: Any) -> None:
 
 def _raised(error: BaseException) -> str:
     return encode(("raised", [each.__name__ for each in type(error).__mro__[:16]], said_by(error)))
-
-
-def _finished(coroutine: Any) -> Any:
-    """Return the result of a coroutine of the tests', from a thread: a loop of theirs may be running in this one."""
-    # Tests know an exception's class by whether its module is loaded: none is loaded before it is needed.
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
 
 
 # -------- What the candidate raised

@@ -184,7 +184,28 @@ class _Writer:
         found = self._refer(value) if self._refer is not None else None
         if found is not None:
             return _Open(value, [found[0]], iter(found[1:]))
-        return self._other(value)
+        # A value of a rarer type, or of a subclass, as the type it derives from.
+        if isinstance(value, type) and type_name(value):
+            return self._place(["type", type_name(value)], value)
+        parts = _collection(value)
+        if parts is not None:
+            return _Open(value, [parts[0]], iter(parts[1:]))
+        for above, name in _CONTAINERS.items():
+            if isinstance(value, above):
+                return self._container(
+                    name, above(above.__iter__(value)) if name != "dict" else dict(dict.items(value))
+                )
+        if isinstance(value, str):
+            return str.__str__(value)
+        for above, write in _SIMPLE.items():
+            if isinstance(value, above):
+                return self._place(write(value), value)
+        for name, (module, names, written, _) in _LIBRARY.items():
+            # Only a value of a class that is loaded can be one of its kind.
+            if module in sys.modules and isinstance(value, getattr(sys.modules[module], names)):
+                texts = written(value)
+                return self._place([name, *([texts] if type(texts) is str else texts)], value)
+        raise ValueFault(f"a value of type {type(value).__name__}, which has no encoding")
 
     def _container(self, kind: str, value: Any) -> Any:
         if kind == "dict":
@@ -198,30 +219,6 @@ class _Writer:
         if only == {float}:
             return self._place([f"{kind} of float", " ".join(map(float.hex, value))], value)
         return _Open(value, [kind], iter(value))
-
-    def _other(self, value: Any) -> Any:
-        """Return the part of a value of a rarer type, or of a subclass, as the type it derives from."""
-        if isinstance(value, type) and type_name(value):
-            return self._place(["type", type_name(value)], value)
-        parts = _collection(value)
-        if parts is not None:
-            return _Open(value, [parts[0]], iter(parts[1:]))
-        for kind, name in _CONTAINERS.items():
-            if isinstance(value, kind):
-                return self._container(
-                    name, kind(kind.__iter__(value)) if name != "dict" else dict(dict.items(value))
-                )
-        if isinstance(value, str):
-            return str.__str__(value)
-        for kind, write in _SIMPLE.items():
-            if isinstance(value, kind):
-                return self._place(write(value), value)
-        for name, (module, names, written, _) in _LIBRARY.items():
-            # Only a value of a class that is loaded can be one of its kind.
-            if module in sys.modules and isinstance(value, getattr(sys.modules[module], names)):
-                texts = written(value)
-                return self._place([name, *([texts] if type(texts) is str else texts)], value)
-        raise ValueFault(f"a value of type {type(value).__name__}, which has no encoding")
 
 
 class _Open:
@@ -272,15 +269,6 @@ def _read(nodes: Any, resolve: Resolve | None) -> Plain:
     depths: list[int] = []
     sizes: list[int] = []
 
-    def part(item: Any) -> Plain:
-        if type(item) is _Place:
-            if item >= len(values):
-                raise ValueFault("a node that names a later one")
-            return values[item]
-        if item is None or type(item) is bool or type(item) is str:
-            return item
-        raise ValueFault("a node inside a node")
-
     for node in _expect(nodes, list):
         if type(node) is not list or not node or type(node[0]) is not str:
             raise ValueFault("a node without its kind")
@@ -292,7 +280,17 @@ def _read(nodes: Any, resolve: Resolve | None) -> Plain:
                 hashed += sizes[item]
                 if depths[item] > MAX_KEY_DEPTH or hashed > MAX_TEXT:
                     raise ValueFault("a key nested too deeply, or too large")
-        values.append(_value(kind, list(map(part, items)), resolve))
+        parts: list[Plain] = []
+        for item in items:
+            if type(item) is _Place:
+                if item >= len(values):
+                    raise ValueFault("a node that names a later one")
+                parts.append(values[item])
+            elif item is None or type(item) is bool or type(item) is str:
+                parts.append(item)
+            else:
+                raise ValueFault("a node inside a node")
+        values.append(_value(kind, parts, resolve))
         depths.append(1 + max((depths[item] for item in inside), default=0))
         texts = 0 if kind in _SEQUENCES else sum(len(item) for item in items if type(item) is str)
         sizes.append(min(1 + len(items) + texts + sum(sizes[item] for item in inside), MAX_TEXT + 1))

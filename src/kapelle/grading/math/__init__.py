@@ -2,10 +2,10 @@
 
 1. `grade.read_math` finds the final answer of a text (`grading.text.extraction`).
 2. `notation.tidy` turns the ways to write the same mathematics into one, by characters alone.
-3. `answers.read_answer` decides what kind of answer it is (list, set, interval, matrix, equation, …). `parts` takes off its name, unit and
+3. `answers.read_answer` decides what kind of answer it is (list, set, interval, matrix, equation, …). `numeric` takes off its name, unit and
    words; `expression.read_expression` parses each value into exact `algebra`.
 4. `sameness.same_answer` compares the readings of the answer and of the gold answer.
 5. What this reader does not know goes to math-verify, in a process that can be killed (`grade.compare_math`, `worker`).
 
-`numeric` reads single numbers, for graders that must not work anything out.
+`numeric` also reads single numbers, for graders that must not work anything out.
 """

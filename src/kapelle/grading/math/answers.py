@@ -16,13 +16,13 @@ from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
 from kapelle.grading.math.expression import NotAnAnswer, Unfamiliar, Unreadable, read_expression
 from kapelle.grading.math.notation import opened, split_marked, split_top, split_word, with_commas
-from kapelle.grading.math.numeric import parse_number
-from kapelle.grading.math.parts import (
+from kapelle.grading.math.numeric import (
     NUMBER_WORDS,
     PLAIN_UNITS,
     AnswerPart,
     is_word,
     mathematics,
+    parse_number,
     part_of,
     without_name,
     without_unit,

@@ -17,8 +17,14 @@ from kapelle.grading.math.algebra import Quotient, TooLarge
 from kapelle.grading.math.answers import MathAnswer, has_relation, read_answer, shortens
 from kapelle.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
-from kapelle.grading.math.numeric import parse_number, same_figure, same_value
-from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
+from kapelle.grading.math.numeric import (
+    FUNCTION,
+    PLAIN_UNITS,
+    parse_number,
+    same_figure,
+    same_value,
+    without_name,
+)
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
 from kapelle.grading.text.extraction import ExtractionRule, clean, extract

@@ -1,8 +1,8 @@
-r"""Numbers in answers: a bounded parser of its own and exact comparison.
+r"""Single values as they are written: the name, the unit and the words around one, and the number that one is.
 
-Nothing is evaluated. The size of a literal is bounded before any arithmetic is done with it, so neither
-`1e400` nor a million digits cost anything. Values are fractions: 0.333 is not 1/3, and there is no
-tolerance to hide in.
+Numbers have a bounded parser of their own and are compared exactly. Nothing is evaluated. The size of a literal is
+bounded before any arithmetic is done with it, so neither `1e400` nor a million digits cost anything. Values are
+fractions: 0.333 is not 1/3, and there is no tolerance to hide in.
 
 What `parse_number` reads is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
 `€` or `£` before it, or `€` or `£` behind it, and `%`, `pct`, `percent` or `percentage` at its end. A text
@@ -20,9 +20,233 @@ from fractions import Fraction
 
 from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.notation import opened, with_commas
-from kapelle.grading.math.parts import PLAIN_UNITS, mathematics, part_of, words_of
 from kapelle.grading.text.extraction import ExtractionRule, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
+
+# -------- The parts of one written value: a name before `=`, a unit behind, or words alone; by characters, in linear time
+
+_LHS = re.compile(
+    r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
+    r"|\\(?:overline|vec|hat|bar|tilde|mathbf|boldsymbol|overrightarrow|widehat|mathcal)\{[A-Za-z]{1,2}\}"
+    r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{1,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\[a-z]+|[A-Z]|\\angle\s*[A-Z]{1,3})|\\(?:gcd|lcm|max|min|det)\([^()=]{1,20}\)"
+    r"|[A-Z]{2}|[A-Za-z]|\\(?!pi(?![A-Za-z]))[A-Za-z]+)"
+    r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+|\{\\triangle\s*[A-Z]{3}\}))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
+    r"\s*(?::?=|\\in(?![A-Za-z])|\\approx(?![A-Za-z]))(?!=)\s*"
+)
+_TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
+_ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
+_FIGURES = re.compile(r"\s*[-+]?[0-9][0-9,.]*\s*")
+_POWER = r"(?:\s*\^\s*\{?\s*(-?[0-9]{1,2})\s*\}?)?"
+_UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}{_POWER}$")
+_PLAIN_UNIT = re.compile(
+    rf"(?<=[0-9)}}])\s+(?!pi$)([A-Za-z]{{2,}}(?: [A-Za-z]{{2,}})?|(?:k?m|ft)/(?:s|h|hr)){_POWER}$|(?<=[0-9])\s*(cm|mm|km|kg){_POWER}$"
+)
+_DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
+FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b")
+"""A function of an angle."""
+_PERCENT = re.compile(r"\s*(?:\\?%|(?<=[0-9)}\s])(?:\\text\{\s*)?(?:pct|percent(?:age)?)(?:\s*\})?)$")
+_CURRENCY = re.compile(r"([-+]?)\s*(\\\$|\$|€|£|\\pounds\b|\\euro\b)\s*(?=[-+]?[0-9.\\])")
+_CURRENCY_NAMES = {
+    "dollar": "$",
+    "dollars": "$",
+    "usd": "$",
+    "us dollars": "$",
+    "euro": "€",
+    "euros": "€",
+    "eur": "€",
+}
+_TO_NINETEEN = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+    " nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety hundred"
+NUMBER_WORDS = {word: number for number, word in enumerate(_TO_NINETEEN.split())} | {
+    word: 10 * number for number, word in enumerate(_TENS.split(), 2)
+}
+_WORD = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]|[A-Za-z]|[A-Za-z]{3,}\.? [0-9]{1,4}(?:st|nd|rd|th)?")
+_BETWEEN_WORDS = re.compile(r"\s*(?:,(?![0-9])|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
+
+
+# A factor (`million`, `dozen`, `cents`) is not among them.
+_UNITS = (
+    "$ € £ degree degrees mm cm m km inch inches in ft foot feet yd yard yards mile miles mi mph kph g gram grams kg"
+    " kilogram kilograms pound pounds lb lbs ounce ounces oz s second seconds sec min minute minutes h hr hour hours day"
+    " days week weeks month months year years dollar dollars unit units meter meters metre metres centimeter centimeters"
+    " centimetre centimetres millimeter millimeters kilometer kilometers kilometre kilometres liter liters litre litres"
+    " ml l milliliter milliliters gallon gallons cup cups people students ways points"
+    " yuan rupees yen pesos m/s km/h km/hr m/s^2 ft/s mi/h rpm n j w v hz mol"
+)
+_AREAS = (
+    "units unit inches inch in feet foot ft meters meter m metres cm centimeters centimeter mm miles mile yards yd km"
+    " kilometers"
+)
+PLAIN_UNITS = (
+    frozenset(_UNITS.split())
+    | {f"{size} {unit}" for size in ("square", "cubic", "sq", "sq.", "cu", "cu.") for unit in _AREAS.split()}
+    | {f"{unit}^{power}" for unit in _AREAS.split() for power in "23"}
+    | {
+        f"{unit} per {time}"
+        for unit in ("miles", "feet", "meters", "kilometers")
+        for time in ("hour", "second", "minute")
+    }
+)
+"""Units that change nothing where the other answer names none."""
+_LONG = {
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
+    "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound lbs",
+    "oz": "ounce", "s": "second sec", "min": "minute", "h": "hour hr hrs", "l": "liter litre", "ml": "milliliter millilitre",
+    "rad": "radian",
+}  # fmt: skip
+_SHORT = (
+    {f"{long}{end}": short for short, longs in _LONG.items() for long in longs.split() for end in ("", "s")}
+    | {"miles per hour": "mph"}
+    | {
+        f"{size} {name}{end}": f"{short}^{power}"
+        for size, power in {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}.items()
+        for short, longs in _LONG.items()
+        for name in (short, *longs.split())
+        for end in ("", "s")
+    }
+)
+"""The short name of a unit by its long ones."""
+_SIZES: dict[str, tuple[str, Fraction]] = {
+    name: (base, Fraction(size))
+    for base, sizes in {
+        "m": {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250", "yd": "1143/1250",
+              "mi": "201168/125"},
+        "s": {"s": "1", "min": "60", "h": "3600", "day": "86400", "days": "86400", "d": "86400", "week": "604800",
+              "weeks": "604800"},
+        "month": {"month": "1", "months": "1", "year": "12", "years": "12"},
+        "g": {"mg": "1/1000", "milligrams": "1/1000", "g": "1", "kg": "1000"},
+        "oz": {"oz": "1", "lb": "16"},
+        "l": {"ml": "1/1000", "l": "1"},
+        "m/s": {"m/s": "1", "km/h": "5/18", "km/hr": "5/18", "kph": "5/18", "ft/s": "381/1250", "mph": "1397/3125",
+                "mi/h": "1397/3125"},
+        "$": {"$": "1", "cent": "1/100", "cents": "1/100", "¢": "1/100"},
+    }.items()
+    for name, size in sizes.items()
+}  # fmt: skip
+"""What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
+
+
+def times(one: str, other: str) -> Fraction | None:
+    """Return how many of the other unit one unit is: 10 `mm` for a `cm`. None if they measure different things."""
+    measured = []
+    for unit in (one, other):
+        name, raised, power = unit.partition("^")
+        if name not in _SIZES or (raised and not power.lstrip("-").isdigit()):
+            return None
+        base, size = _SIZES[name]
+        measured.append((f"{base}^{power or 1}", size ** int(power or 1)))
+    (ours, size), (theirs, other_size) = measured
+    return size / other_size if ours == theirs else None
+
+
+def is_word(letters: str) -> bool:
+    """Return whether letters alone are a word (`cat`, `HTH`, `IV`) and no product: `ab`, `xyz`, neighbours in the alphabet."""
+    if len(letters) < 2:
+        return False
+    first, last = min(letters), max(letters)
+    run = ord(last) - ord(first) == len(letters) - 1 and len(set(letters)) == len(letters)
+    return not (letters.islower() and run) or letters in {"no", "on", "hi"}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """One value as it is written."""
+
+    body: str
+    name: str
+    """The name before the equals sign: `x` for `x = 5`, and for `x_1 = 5` `x_1`."""
+    unit: str
+    """In lower case."""
+
+
+def words_of(body: str) -> list[str]:
+    r"""Return the words that an answer consists of, `\text{…}` or plain, split at commas; empty for mathematics."""
+    only = _ONLY_TEXT.fullmatch(body)
+    if only is not None and _FIGURES.fullmatch(only[1]):
+        return []
+    inner = only[1] if only else body
+    pieces = [piece for piece in _BETWEEN_WORDS.split(inner) if piece.strip()]
+    if only is not None:
+        return [_plain_words(piece) for piece in pieces] or [""]
+    found = [_ONLY_TEXT.fullmatch(piece) or _WORD.fullmatch(piece) for piece in pieces]
+    if not all(found) or not any(_wordy(piece) for piece in pieces):
+        return []
+    return [_plain_words(match[1] if match.re is _ONLY_TEXT else match[0]) for match in found if match]
+
+
+def _wordy(piece: str) -> bool:
+    """Return whether letters are a word rather than a product such as `xy` or a difference such as `p - q`."""
+    if "-" in piece and all(len(run) < 3 for run in re.findall("[A-Za-z]+", piece)):
+        return False
+    return (
+        " " in piece
+        or len(piece) > 3
+        or piece.lower() in {"yes", "no", "nan", "inf", "oo", "zoo", *NUMBER_WORDS}
+    )
+
+
+def _plain_words(text: str) -> str:
+    words = " ".join(text.split()).strip("().,;: ")
+    return words if len(words) == 1 else words.casefold()
+
+
+def mathematics(body: str) -> str:
+    r"""Return the text of an answer that is not words: `5` for `\text{5}`. Raises Unfamiliar for strange characters."""
+    only = _ONLY_TEXT.fullmatch(body)
+    if only is not None:
+        body = only[1].strip()
+    if not body.replace("€", "").replace("£", "").isascii():
+        raise Unfamiliar
+    return body
+
+
+def part_of(text: str) -> AnswerPart:
+    """Return the parts of one value."""
+    name, body = without_name(text.strip())
+    body, unit = without_unit(body)
+    if not body:
+        raise Unreadable("It is a name or a unit without a value.")
+    return AnswerPart(body, name, unit)
+
+
+def without_name(text: str) -> tuple[str, str]:
+    """Return the name before the first `=` and what stands behind it; no name where none stands there."""
+    found = _LHS.match(text)
+    if found is None:
+        return "", text
+    rest = text[found.end() :]
+    if _LHS.match(rest):
+        return "", text  # `x = y = 5`: which of both is it?
+    name = re.sub(r"[{}\s]|^m(?=\s*\\angle)", "", found[1] + found[2])
+    return name + re.sub(r"\s", "", found[3] or ""), rest
+
+
+def without_unit(body: str) -> tuple[str, str]:
+    r"""Return a value and its unit. Raises Unfamiliar for degrees inside a function: `\cos 20^\circ` has no unit."""
+    currency = _CURRENCY.match(body)
+    if currency is not None:
+        rest = currency[1] + body[currency.end() :]
+        return rest, {"\\$": "$", "\\pounds": "£", "\\euro": "€"}.get(currency[2], currency[2])
+    for pattern, unit in ((_PERCENT, "%"), (_DEGREE, "degree")):
+        found = pattern.search(body)
+        if found is not None and FUNCTION.search(body):
+            raise Unfamiliar
+        if found is not None:
+            return body[: found.start()].strip(), unit
+    found = _UNIT.search(body) or _PLAIN_UNIT.search(body)
+    if found is None:
+        return body, ""
+    groups = [group for group in found.groups() if group]
+    unit = " ".join(groups[0].casefold().split())
+    unit = _CURRENCY_NAMES.get(unit, _SHORT.get(unit, unit))
+    return body[: found.start()].strip(), f"{unit}^{groups[1]}" if len(groups) > 1 else unit
+
+
+# -------- Single numbers
 
 MAX_CHARACTERS = 80
 MAX_EXPONENT = 40

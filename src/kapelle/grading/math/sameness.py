@@ -22,8 +22,7 @@ from kapelle.grading.math.answers import (
 )
 from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, tidy
-from kapelle.grading.math.numeric import parse_number
-from kapelle.grading.math.parts import PLAIN_UNITS, is_word, times
+from kapelle.grading.math.numeric import PLAIN_UNITS, is_word, parse_number, times
 from kapelle.grading.text.match import plain_text
 
 Percent = Literal["figure", "hundredths"]
