@@ -354,11 +354,13 @@ class StepSurvey:
         self.run = run
         self._state = threading.Lock()
         self._known = dict(known)
-        self._there: Mapping[Place, Stamp] = {}
+        self.there: Mapping[Place, Stamp] = {}
+        """The steps that are recorded, as they were when last looked at."""
         self._missing: list[Place] = []
         """Newest last."""
         self._bytes = self._rows = 0
-        self._gone: list[Place] = []
+        self.gone: list[Place] = []
+        """Steps of the index that the run no longer has."""
         self._looked = self._listed = float("-inf")
         self._folders: object = None
 
@@ -374,7 +376,7 @@ class StepSurvey:
         self._folders, self._listed = folders, now
         there = stamps(self.run)
         with self._state:
-            self._there = there
+            self.there = there
             self._compare()
 
     def relearn(self, known: Mapping[Place, Stamp]) -> None:
@@ -387,14 +389,14 @@ class StepSurvey:
         """Note what was written into the index."""
         with self._state:
             self._known |= written
-            self._rows += sum(self._there.get(place) == stamp for place, stamp in written.items())
+            self._rows += sum(self.there.get(place) == stamp for place, stamp in written.items())
 
     def forget(self, places: Iterable[Place]) -> None:
         """Note what was taken out of the index."""
         with self._state:
             for place in places:
                 self._known.pop(place, None)
-            self._gone = [place for place in self._gone if place in self._known]
+            self.gone = [place for place in self.gone if place in self._known]
 
     def take(self) -> tuple[Place, Stamp] | None:
         """Return the newest step that the index lacks and nobody has taken yet; None without one."""
@@ -402,18 +404,13 @@ class StepSurvey:
             if not self._missing:
                 return None
             place = self._missing.pop()
-            self._bytes -= self._there[place][0]
-            return place, self._there[place]
-
-    @property
-    def gone(self) -> Sequence[Place]:
-        """Steps of the index that the run no longer has."""
-        return self._gone
+            self._bytes -= self.there[place][0]
+            return place, self.there[place]
 
     @property
     def lacking(self) -> bool:
         """Whether the index differs from the run."""
-        return bool(self._gone or self._missing)
+        return bool(self.gone or self._missing)
 
     @property
     def left(self) -> tuple[int, int]:
@@ -421,21 +418,16 @@ class StepSurvey:
         with self._state:
             return len(self._missing), self._bytes
 
-    @property
-    def there(self) -> Mapping[Place, Stamp]:
-        """The steps that are recorded, as they were when last looked at."""
-        return self._there
-
     def progress(self, ordered: bool, trouble: str = "") -> IndexProgress:
         """Return how far the index is."""
         with self._state:
-            return IndexProgress(self._rows, len(self._there), ordered, trouble)
+            return IndexProgress(self._rows, len(self.there), ordered, trouble)
 
     def _compare(self) -> None:
-        self._gone = [place for place in self._known if place not in self._there]
+        self.gone = [place for place in self._known if place not in self.there]
         self._missing = sorted(
-            (place for place, stamp in self._there.items() if self._known.get(place) != stamp),
+            (place for place, stamp in self.there.items() if self._known.get(place) != stamp),
             key=lambda place: place[1],
         )
-        self._rows = len(self._there) - len(self._missing)
-        self._bytes = sum(self._there[place][0] for place in self._missing)
+        self._rows = len(self.there) - len(self._missing)
+        self._bytes = sum(self.there[place][0] for place in self._missing)

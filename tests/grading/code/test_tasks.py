@@ -7,7 +7,7 @@ import pytest
 
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.tasks import cheating_solutions, humaneval_task, mbpp_task
+from kapelle.grading.code.tasks import CHEATS, CodeTask, humaneval_task, mbpp_task
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 
@@ -25,6 +25,12 @@ HUMANEVAL_LIKE = {
     "        assert candidate(encode(word)) == word\n",
     "entry_point": "decode",
 }
+
+
+def cheating_solutions(task: CodeTask) -> dict[str, str]:
+    """Return programs that must score 0 on a problem, by what they try."""
+    name = task.tests.candidate[0] if task.tests.candidate else "solution"
+    return {what: text.replace("{name}", name) for what, text in CHEATS.items()}
 
 
 @pytest.mark.slow

@@ -92,9 +92,8 @@ def classes(tree: ast.AST, own: Iterable[str]) -> frozenset[str]:
 
 def _is_check(node: ast.AST, candidates: Collection[str]) -> bool:
     if isinstance(node, ast.Assert):
-        return (isinstance(node.test, ast.Constant) and not node.test.value) or not _always_holds(
-            node.test, candidates
-        )
+        is_false = isinstance(node.test, ast.Constant) and not node.test.value
+        return is_false or not _always_holds(node.test, candidates)
     return isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_checking_call(node))
 
 
@@ -483,6 +482,10 @@ class _Rewriter(ast.NodeTransformer):
             )
         return node
 
+    def _checks(self, *body: ast.stmt) -> bool:
+        """Return whether anything in these statements checks something."""
+        return any(_is_check(each, self._candidates) for part in body for each in ast.walk(part))
+
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         counts = _is_check(node, self._candidates)
         self.generic_visit(node)
@@ -490,11 +493,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:
-        counts = any(
-            _is_check(each, self._candidates)
-            for part in (*node.body, *node.orelse)
-            for each in ast.walk(part)
-        )
+        counts = self._checks(*node.body, *node.orelse)
         node.test = _truth(node.test)
         self.generic_visit(node)
         node.test = _helper("check", node.test) if counts else node.test
@@ -505,7 +504,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._loop(node)
 
     def _loop(self, node: ast.For | ast.While) -> ast.AST | list[ast.AST]:
-        counts = any(_is_check(each, self._candidates) for part in node.orelse for each in ast.walk(part))
+        counts = self._checks(*node.orelse)
         self.generic_visit(node)
         return [ast.Expr(_helper("check", ast.Constant(value=True))), node] if counts else node
 
@@ -532,11 +531,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Try(self, node: ast.Try) -> ast.Try:
-        counts = any(
-            _is_check(each, self._candidates)
-            for part in (*node.body, *node.orelse)
-            for each in ast.walk(part)
-        )
+        counts = self._checks(*node.body, *node.orelse)
         caught = {
             each.id
             for handler in node.handlers

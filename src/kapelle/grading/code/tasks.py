@@ -102,9 +102,3 @@ CHEATS: Mapping[str, str] = {
     ),
 }
 """Programs that solve no problem whatever, by what they try; `{name}` is the function that is asked for."""
-
-
-def cheating_solutions(task: CodeTask) -> dict[str, str]:
-    """Return programs that must score 0 on a problem, by what they try."""
-    name = task.tests.candidate[0] if task.tests.candidate else "solution"
-    return {what: text.replace("{name}", name) for what, text in CHEATS.items()}

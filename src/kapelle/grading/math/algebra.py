@@ -78,10 +78,14 @@ def letter(name: str) -> Quotient:
 
 def add(one: Quotient, other: Quotient) -> Quotient:
     """Return the sum."""
-    if one.bottom == other.bottom:
-        return Quotient(_plus(one.top, other.top), one.bottom)
-    top = _plus(_times(one.top, other.bottom), _times(other.top, one.bottom))
-    return Quotient(top, _times(one.bottom, other.bottom))
+    top, more, bottom = one.top, other.top, one.bottom
+    if one.bottom != other.bottom:
+        top, more = _times(one.top, other.bottom), _times(other.top, one.bottom)
+        bottom = _times(one.bottom, other.bottom)
+    terms = dict(top)
+    for monomial, factor in more.items():
+        terms[monomial] = terms.get(monomial, Fraction(0)) + factor
+    return Quotient(_bounded(terms), bottom)
 
 
 def negate(value: Quotient) -> Quotient:
@@ -184,13 +188,6 @@ def _bounded(terms: dict[Monomial, Fraction]) -> Polynomial:
         if sum(exponent for _, exponent in letters) > MAX_DEGREE:
             raise TooLarge
     return kept
-
-
-def _plus(one: Polynomial, other: Polynomial) -> Polynomial:
-    terms = dict(one)
-    for monomial, factor in other.items():
-        terms[monomial] = terms.get(monomial, Fraction(0)) + factor
-    return _bounded(terms)
 
 
 def _times(one: Polynomial, other: Polynomial) -> Polynomial:

@@ -298,18 +298,9 @@ def in_figures(words: str) -> str:
     )
 
 
-PARTS = {
-    "half": 2,
-    "halve": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "seventh": 7,
-    "eighth": 8,
-    "ninth": 9,
-    "tenth": 10,
+PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
+    word: number
+    for number, word in enumerate(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 4)
 }
 """What a number of words counts, and how many of them are a whole."""
 

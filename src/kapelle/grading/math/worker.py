@@ -53,13 +53,9 @@ def compare(question: Json) -> Json:
         return False
 
 
-def main() -> None:
-    """Load math-verify, make it build its grammar once, and serve."""
+if __name__ == "__main__":
     logging.disable()
+    # The library builds its grammar once.
     for gold, answer in WARM:
         compare({"gold": f"${gold}$", "answer": f"${answer}$"})
     serve(compare)
-
-
-if __name__ == "__main__":
-    main()
