@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.errors import ConfigError, KapelleError
-from kapelle.runtime.foreign_code import place_of, reason
+from kapelle.runtime.foreign_code import check_parameters, place_of, reason
 from kapelle.runtime.plugins import catalogue, find_class
 
 if TYPE_CHECKING:
@@ -375,6 +375,18 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
             raise ConfigError(
                 f"{who}: `checks` holds {check!r:.60}. Put functions of a team there, which raise ConfigError."
             )
+    takes: list[tuple[str, object, tuple[str, ...]]] = [
+        ("`policy_loss`", row.policy_loss, ("outputs", "targets")),
+        ("`credit`", row.credit, ("groups", "signals")),
+        ("`memory`", row.memory, ("team", "seed")),
+        ("`returns`", row.returns, ("episode",)),
+        *((f"`gather` of {type(each).__name__}", each.gather, ("step", "engine")) for each in row.needs),
+        *((f"the hook {type(each).__name__}", each, ("step", "team", "engine")) for each in row.after_update),
+        *((f"the check `{each!r:.60}`", each, ("team",)) for each in row.checks),
+    ]
+    for what, function, names in takes:
+        if callable(function):
+            check_parameters(f"{who}: {what}", function, *names)
     critic: object = row.critic
     if critic is not None and not (isinstance(critic, CriticSpec) and _is_function(critic.loss)):
         raise ConfigError(

@@ -114,6 +114,13 @@ class Signals:
     more: Mapping[str, Mapping[TurnKey, Tensor]] = field(default_factory=dict)
     """Results of further signals, by their own names."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(
+                f"no field of `Signals` is called '{name}'. Read what a signal of your own gave as `signals['{name}']`"
+            )
+
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
         """Return the results of a signal by its own name; MissingSignal where none of `Algorithm.needs` gave them."""
         if name in self.more:

@@ -20,6 +20,11 @@ class Deaf:
     pass
 
 
+class Short:
+    def gather(self, step):
+        return {}
+
+
 """
 WITH = "import dataclasses; return dataclasses.replace(self.row(self.name, judge=self.credit), {})"
 
@@ -63,6 +68,22 @@ WRONG = {
     "a critic": (
         f"from kapelle.signals.critic_values import CriticValues; {BUILD[:-1]}, needs=(CriticValues('ppo'),))",
         "the `critic` of a signal is 'ppo'. Give a kapelle.algorithm.CriticSpec whose `loss` is a function.",
+    ),
+    "credit that takes less": (
+        "return self.row(self.name, judge=lambda groups, signals: {})",
+        "`credit` takes (groups, signals), but is called with (groups, signals, earlier).",
+    ),
+    "a loss that takes less": (
+        WITH.format("policy_loss=lambda outputs: None"),
+        "`policy_loss` takes (outputs), but is called with (outputs, targets).",
+    ),
+    "a signal that takes less": (
+        f"{BUILD[:-1]}, needs=(Short(),))",
+        "`gather` of Short takes (step), but is called with (step, engine).",
+    ),
+    "a check that takes more": (
+        WITH.format("checks=(lambda team, run: None,)"),
+        "takes (team, run), but is called with (team).",
     ),
     "a name": (WITH.format("name=None"), "`name` is None. Give a text."),
 }  # fmt: skip

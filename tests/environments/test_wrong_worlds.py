@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kapelle.cli import main
+from kapelle.cli.new import skeleton
 
 WORLD = """
 class Round:
@@ -519,3 +520,28 @@ def test_training_names_the_line_of_a_world_that_raises(
     line = text[: text.index("1 / 0")].count("\n") + 1
     assert f"ZeroDivisionError: division by zero (wrong.py, line {line})\n" in said.err
     assert "Traceback" not in said.err
+
+
+PROBLEM = 'return Problem(question, {"answer": max(digits)}, key=question)'
+QUESTIONS = {
+    "no problem": (PROBLEM, "return question", "`problem` returns '"),
+    "no answer": ('{"answer": max', '{"result": max', 'Task train-0 has no answer. Put it into its data: `{"answer": …}`.'),
+    "an answer of words": ("max(digits)}", "'many'}", "The answer of task train-0 is 'many', no number. Let `answers` return `words(…)`"),
+    "answers as a method": ("    @property\n", "", "Write it as a property that returns `numbers(…)`"),
+    "an unknown rule": ("last_number", "last_numbre", "are 'last_numbre'. Give a tuple such as ('last_number',). Did you mean 'last_number'?"),
+    "a rule without a tuple": ('("last_number",)', '"last_number"', "are 'last_number'. Give a tuple such as ('last_number',)."),
+    "a default of another type": ("(3, 4)", "3", "The default of `difficulty` in the class Largest cannot be 3: write a list"),
+}  # fmt: skip
+"""What is written in the environment that `kapelle new` writes, in place of what, and what is said of it."""
+
+
+@pytest.mark.parametrize("wrong", QUESTIONS)
+def test_a_mistake_in_an_environment_of_questions_is_one_sentence(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, why = QUESTIONS[wrong]
+    text = skeleton("environment", "largest")["largest.py"]
+    assert old in text
+    monkeypatch.chdir(tmp_path)
+    Path("largest.py").write_text(text.replace(old, new), encoding="utf-8")
+    assert why in refused(["validate", "largest.py:Largest"], capsys)

@@ -209,6 +209,10 @@ class Counting:
         return self.found(step) if callable(self.found) else self.found  # type: ignore[no-any-return]
 
 
+async def later() -> dict[str, dict[TurnKey, float]]:
+    return {}
+
+
 def misses(step: Sampled) -> Any:
     return {"values": step.nothing}  # type: ignore[attr-defined]
 
@@ -223,6 +227,7 @@ def misses(step: Sampled) -> Any:
             lambda step: {"reference": {FIRST: torch.zeros(99)}},
             rf"gave {AGENT} a tensor of shape \[99\] .* as `Signals.reference`",
         ),
+        (lambda step: later(), "the signal `Counting` is async. Write `def`, not `async def`"),
         (
             {"step": {}},
             "`gather` of the signal `Counting` returned a result named 'step'. Give it another name",
@@ -258,6 +263,13 @@ def test_credit_that_asks_for_what_no_signal_gave_is_told_what_was_gathered(aske
         AlgorithmError, match=rf"`credit` raised MissingSignal \(test_boundary.py, line \d+\): {says}"
     ):
         trained(lambda row: replace(row, credit=credit, memory=None, needs=(Counting(found),)))
+
+
+def test_results_of_a_signal_of_ones_own_are_no_attribute() -> None:
+    with pytest.raises(
+        AttributeError, match=r"Read what a signal of your own gave as `signals\['surprise'\]`"
+    ):
+        _ = Signals().surprise  # type: ignore[attr-defined]
 
 
 class Clumsy:

@@ -29,7 +29,6 @@ from kapelle.conformance.driving import (
     attempt,
     by_agent,
     drive,
-    in_words,
     scripted,
 )
 from kapelle.environment import (
@@ -400,17 +399,12 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
     high = environment.reward_range[1]
     for task in (*chosen["train"], *chosen["test"]):
         played = await attempt(environment, task, names, scripted(environment, task))
-        if (
-            isinstance(played, str)
-            or played.paid["solver"] != high
-            or played.outcome.success not in (None, 1.0)
-        ):
+        if isinstance(played, str):
+            return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {played}")]
+        if played.paid["solver"] != high or played.outcome.success not in (None, 1.0):
+            said = f"{played.paid} (success {played.outcome.success})"
             return [
-                Finding(
-                    "gold",
-                    "failed",
-                    f"task {task.id}, solved by the script, pays {in_words(played)}, not {high}",
-                )
+                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {said}, not {high}")
             ]
     found = [Finding("gold", "ok", "the script's solution earns the full reward")]
     for task in chosen["train"]:

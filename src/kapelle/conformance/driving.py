@@ -222,11 +222,6 @@ async def attempt(
         return str(error)
 
 
-def in_words(played: DrivenEpisode | str) -> str:
-    """Return what an episode paid, or why it failed, for a finding."""
-    return played if isinstance(played, str) else f"{played.paid} (success {played.outcome.success})"
-
-
 def always(text: str) -> Speaker:
     """Return a speaker that always gives the same text."""
     return lambda agent, view, move: text

@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -41,6 +41,7 @@ from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_numbe
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.runtime.deadlines import call, patience_here, within
+from kapelle.runtime.foreign_code import Unfit
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
 from kapelle.types import Json, Message, Split, Task
 
@@ -185,24 +186,54 @@ class Questions(Graded, Answerable, Scripted):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
         """Open the world of one question."""
-        answers = self.answers
+        answers = self._kind()
         return QuestionWorld(task, agents, lambda text: answers.grade(text, task), self.about(task))
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in its normal form, so that equal answers are equal texts; None without one."""
-        return self.answers.normal_form(text)
+        return self._kind().normal_form(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the answer, `task.data["answer"]`, in the form that is looked for first."""
-        return self.answers.written(str(task.data["answer"]))
+        return self._kind().written(str(answer_of(task)))
+
+    def _kind(self) -> Answers:
+        kind: object = self.answers
+        if not isinstance(kind, Answers):
+            raise Unfit(
+                f"`answers` is {kind!r:.60}. Write it as a property that returns `numbers(…)`, `words(…)` or `Answers(…)`."
+            )
+        return kind
+
+
+def answer_of(task: Task) -> Json:
+    """Return a task's own answer, `task.data["answer"]`; EpisodeError where there is none."""
+    if "answer" not in task.data:
+        raise EpisodeError(f'Task {task.id} has no answer. Put it into its data: `{{"answer": …}}`.')
+    return task.data["answer"]
+
+
+def _known_rules(rules: Sequence[ExtractionRule]) -> Sequence[ExtractionRule]:
+    known = get_args(ExtractionRule)
+    wrong = [rules] if isinstance(rules, str) else [rule for rule in rules if rule not in known]
+    if wrong or not rules:
+        named = f"{wrong[0]!r:.60}" if wrong else "nothing"
+        raise Unfit(
+            f"The rules that look for an answer are {named}. Give a tuple such as ('last_number',).{did_you_mean(str(named), known)}"
+        )
+    return rules
 
 
 def numbers(rules: Sequence[ExtractionRule]) -> Answers:
     """Return the kind of answer that is one number, `task.data["answer"]`, found by the first rule that applies."""
+    _known_rules(rules)
 
     def grade(text: str, task: Task) -> Grade:
-        gold = parse_number(str(task.data["answer"]))
-        assert gold is not None, "a task's own answer is a number"
+        gold = parse_number(str(answer_of(task)))
+        if gold is None:
+            raise EpisodeError(
+                f"The answer of task {task.id} is {answer_of(task)!r:.60}, no number. Let `answers` return `words(…)`, or give a number."
+            )
         return grade_numeric(text, gold, rules)
 
     def final_number(text: str) -> str | None:
@@ -222,12 +253,13 @@ def words(
     `read` returns the normal form of what a rule has found, and None if that is not an answer; the explanation then
     calls it `otherwise`.
     """
+    _known_rules(rules)
 
     def grade(text: str, task: Task) -> Grade:
         answer = read_answer(text, rules, read, otherwise)
         if isinstance(answer, Grade):
             return answer
-        gold = str(task.data["answer"])
+        gold = str(answer_of(task))
         gold = read(gold) or gold
         return right(answer) if answer == gold else wrong(answer, gold)
 
@@ -295,7 +327,9 @@ def draw_task(
     draw = random.Random(f"{name}/{seed}/{split}/{index}")
     level = draw.randint(*difficulty)
     for _ in range(TRIES):
-        problem = make(draw, level)
+        problem: object = make(draw, level)
+        if not isinstance(problem, Problem):
+            raise Unfit(f"`problem` returns {problem!r:.60}; return a kapelle.environments.Problem.")
         if split_of(problem.key) == split:
             return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
     raise DataError(

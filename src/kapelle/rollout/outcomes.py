@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pydantic
+
 from kapelle.environment import Outcome
 from kapelle.errors import EngineError, EpisodeError, KapelleError, TrainingHalted
 from kapelle.runtime.deadlines import GaveUp
-from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of
+from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of, words_of
 from kapelle.types import Group, Json, Turn
 
 DEEPEST = 64
@@ -194,6 +196,8 @@ def said(error: BaseException) -> str:
         message = f"(its message cannot be read: {type(again).__name__})"
     located = KapelleError | GaveUp | EnvironmentErrorElsewhere  # their messages stand by themselves
     where = "" if isinstance(error, located) else place_of(error)
+    if isinstance(error, pydantic.ValidationError) or message.startswith("'coroutine' object "):
+        message = words_of(error)
     return message[:LONGEST] + f"{' ' if message else ''}({where})" if where else message[:LONGEST]
 
 

@@ -20,6 +20,7 @@ from kapelle.environment import (
     Environment,
     Holding,
     PaysEpisodes,
+    PlayedFromOutside,
     RemoteWorld,
     WorkerLost,
     offers,
@@ -215,6 +216,11 @@ async def _attempt(
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
+            if scene.turns and not scene.stepped and not offers(play.environment, PlayedFromOutside):
+                raise EpisodeError(
+                    f"The workflow '{play.workflow.name}' ended without a step: the world heard none of its agents. Write "
+                    "`await scene.step({name: text})` in `run`."
+                )
             found = await play.timeline.during("grade", world.outcome())
             if offers(play.environment, PaysEpisodes):  # it pays whole episodes, by all that was said
                 paying = play.environment.pay(Episode(task, seed, names, scene.turns), found)

@@ -18,7 +18,7 @@ from kapelle.environment import (
     asks_questions,
     offers,
 )
-from kapelle.errors import ContextError, EpisodeError
+from kapelle.errors import ContextError, EpisodeError, did_you_mean
 from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
@@ -61,6 +61,13 @@ class LiveSeat:
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
+        wrong = [heard] if isinstance(heard, str) else [m for m in heard if not isinstance(m, str | Message)]
+        if wrong:  # the letters of a single text would pass as texts
+            kind = "text" if isinstance(heard, str) else type(wrong[0]).__name__
+            raise EpisodeError(
+                f"The workflow gives '{self.agent.name}' a {kind} to read. Give `say` texts, such as `turn.text`, and `together` a "
+                "list of texts for each agent."
+            )
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
         policy = play.team.policy(self.agent.name, self._turn_count)
         renderer = play.engine.renderer(policy.name)
@@ -222,6 +229,8 @@ class LiveScene:
         """Agent → its last request, and what of the answer was known when it was sent."""
         self.drafts: dict[str, Turn] = {}
         """Agent → its complete turn, until that is recorded."""
+        self.stepped = False
+        """Whether the workflow has moved in the world."""
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
         """Agent → what it earned before its first turn."""
@@ -232,6 +241,10 @@ class LiveScene:
         return tuple(self._turns)
 
     def __getitem__(self, name: str) -> LiveSeat:
+        if name not in self._seats:
+            raise EpisodeError(
+                f"The workflow lets {name!r:.60} speak, and there is no such agent.{did_you_mean(str(name), self._seats)}"
+            )
         return self._seats[name]
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
@@ -278,11 +291,13 @@ class LiveScene:
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
         """Let several agents answer at the same moment; see `workflow.Scene`."""
+        if not isinstance(words, Mapping):
+            raise EpisodeError(
+                f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
+            )
         # All are drafted before any is recorded, so that the agents do not see one another's texts.
         past, tree = self.turns, self.play.tree
-        drafts = await asyncio.gather(
-            *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
-        )
+        drafts = await asyncio.gather(*(self[name].draft(heard, fresh) for name, heard in words.items()))
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             # The tree chooses among several candidates, and the others become branches.
@@ -329,13 +344,24 @@ class LiveScene:
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move in the world now."""
-        return self._world.movers()
+        found = self._world.movers()
+        if isinstance(found, str):
+            raise EpisodeError(
+                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
+            )
+        return found
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Move in the world and add its rewards to the agents' last turns.
 
         An agent without a turn gets it on its first one; EpisodeError for an agent outside the team.
         """
+        for said in (*actions.values(), final or ""):
+            if not isinstance(said, str):
+                raise EpisodeError(
+                    f"The workflow gives `step` a {type(said).__name__}. Give texts by agent, such as `turn.text`."
+                )
+        self.stepped = True
         with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
         paid = payments(rewards, self.names)
@@ -350,6 +376,9 @@ class LiveScene:
 
     def settle(self, outcome: Outcome) -> Outcome:
         """Return the outcome, with earlier rewards of agents that had no turn added to their terminal reward."""
+        found: object = outcome
+        if not isinstance(found, Outcome):
+            raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
         rewards = payments(outcome.rewards, self.names)
         owed = {agent: rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
         return replace(outcome, rewards={**rewards, **owed})

@@ -5,11 +5,15 @@ What other people's code raises, an environment's above all, becomes one sentenc
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pydantic
 
 from kapelle import errors
 from kapelle.errors import ConfigError, EngineError, KapelleError
@@ -36,16 +40,43 @@ def place_of(error: BaseException) -> str:
     return "" if own is None else f"{Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}"
 
 
+def words_of(error: BaseException) -> str:
+    """Return the message of what other people's code raised in one line, without links to pydantic's pages."""
+    if isinstance(error, pydantic.ValidationError):
+        first = error.errors(include_url=False)[0]
+        frozen = first["type"] == "frozen_instance"
+        said = "settings are frozen, and nothing can be set on them" if frozen else first["msg"]
+        return f"`{'.'.join(map(str, first['loc']))}`: {said}"
+    try:
+        said = re.sub(r"\s*For further information visit https://errors\.pydantic\.dev\S*", "", str(error))
+        said = " ".join(said.split())[:300]
+    except Exception as again:  # noqa: BLE001 - an error's class may be theirs too
+        return f"its message cannot be read, {type(again).__name__}"
+    if re.match(r"'coroutine' object ", said):
+        said += ". Is an `await` missing?"
+    return said
+
+
 def reason(error: BaseException) -> str:
     """Return in one line what other people's code raised, and the last line of it that is theirs."""
-    try:
-        said = " ".join(str(error).split())[:300]
-    except Exception as again:  # noqa: BLE001 - an error's class may be theirs too
-        said = f"its message cannot be read, {type(again).__name__}"
+    said = words_of(error)
     if isinstance(error, KapelleError | GaveUp):
         return said
     where = place_of(error)
     return f"{type(error).__name__}{f': {said}' if said else ''}{f' ({where})' if where else ''}"
+
+
+def check_parameters(what: str, function: Callable[..., object], *names: str) -> None:
+    """Raise Unfit where a function cannot be called with arguments of these names, in this order."""
+    try:
+        taken = inspect.signature(function)
+    except ValueError:  # one that is written in C need not say what it takes
+        return
+    try:
+        taken.bind(*names)
+    except TypeError:
+        own = ", ".join(taken.parameters)
+        raise Unfit(f"{what} takes ({own}), but is called with ({', '.join(names)}).") from None
 
 
 def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:

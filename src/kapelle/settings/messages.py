@@ -117,6 +117,10 @@ def explain(
             one[2]["type"] != "extra_forbidden",
         ),
     )
+    first = str(problem["loc"][0]) if problem["loc"] else ""
+    if not keys and first in model.model_fields:
+        value = without_secrets(repr(problem["input"]))
+        return f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = _set_by(source)

@@ -5,6 +5,7 @@ Every message states what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Container, Iterator, Mapping
 
 from pydantic import BaseModel
@@ -34,7 +35,7 @@ from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.foreign_code import Unfit, asked
+from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.team import Team
@@ -84,7 +85,16 @@ def check_run(
             f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
             f"{', '.join(environment.in_memory)}. Write rows to a file and functions to a module, or set `training.overlap: false`."
         )
-    workflow.check(team.agents, environment)
+    try:
+        check_parameters("`check`", workflow.check, "agents", "environment")
+        asked("check", seconds, workflow.check, team.agents, environment)
+        check_parameters("`run`", workflow.run, "scene")
+        if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
+            raise Unfit(
+                "`run` has a `yield`. Write `async def run(self, scene)`, with `await` and without `yield`."
+            )
+    except Unfit as error:
+        raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
     _check_turns(workflow, team)
     for path in team.bases.values():
         if path not in given:

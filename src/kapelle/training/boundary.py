@@ -9,7 +9,7 @@ Shapes: T completion tokens of one turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, Loss
 from kapelle.errors import AlgorithmError, KapelleError, NumericsError
 from kapelle.rows import NAMED, Learners, Sampled, Signals, TurnKey
-from kapelle.runtime.foreign_code import place_of
+from kapelle.runtime.foreign_code import place_of, words_of
 from kapelle.types import Group, Turn
 
 P = ParamSpec("P")
@@ -205,10 +205,16 @@ def _called(
 ) -> R:
     """Return what a part of an algorithm returns; AlgorithmError names what it raised, and the line."""
     try:
-        return call(*given)
+        found = call(*given)
     except Exception as error:
         _tell_whose(f"Algorithm '{algorithm.name}': {who}", error, step)
         raise
+    if isinstance(found, Coroutine):
+        found.close()
+        raise AlgorithmError(
+            f"Algorithm '{algorithm.name}': {who} is async. Write `def`, not `async def`: its result is needed at once."
+        )
+    return found
 
 
 def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None:
@@ -216,7 +222,7 @@ def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None
     where = place_of(error)
     if not where or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
         return
-    said = " ".join(str(error).split())[:300]
+    said = words_of(error)
     if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
         turns = dict(step.turns)
         key = error.args[0]

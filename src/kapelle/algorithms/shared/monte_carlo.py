@@ -28,6 +28,7 @@ from kapelle.algorithms.shared.rewards import (
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.rows import Signal, Signals, TurnKey, turns_of
+from kapelle.runtime.foreign_code import check_parameters
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.signals.proximal import ProximalLogProbs
@@ -111,6 +112,7 @@ class MonteCarlo(Settings):
         the judge without any.
         """
         if judge is not None:
+            check_parameters(f"Algorithm '{name}': `credit`", judge, "groups", "signals", "earlier")
             credit = partial(judge, earlier=None)
             memory = lambda team, seed: ComparedWithEarlier(judge, self.umad)  # noqa: E731
         order = self.order.build(self.loss.old)

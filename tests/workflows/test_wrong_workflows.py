@@ -1,0 +1,83 @@
+"""A mistake in a workflow of one's own is one sentence: before a model loads where that can be seen, else as the episodes' reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kapelle.cli import main
+from kapelle.cli.new import skeleton
+
+STEP = "        await scene.step({writer: answer.text}, final=answer.text)\n"
+SIGNATURE = "self, agents: Sequence[kapelle.Agent], environment: kapelle.Environment"
+SMALL = ("warmup=null", "training.steps=1", "training.tasks_per_step=2", "evaluation=null")
+
+BEFORE = {
+    "check raises": ("len(agents) != 2", "len(agent) != 2", "`check` raises NameError: name 'agent' is not defined (talk.py, line"),
+    "check takes less": (SIGNATURE, "self, agents", "`check` takes (agents), but is called with (agents, environment)."),
+    "check waits": ("    def check(", "    async def check(", "`check` is async. Write `def`, not `async def`"),
+    "run takes less": ("self, scene: Scene", "self", "`run` takes (), but is called with (scene)."),
+    "run yields": (STEP, f"{STEP}        yield\n", "`run` has a `yield`. Write `async def run(self, scene)`, with `await` and without `yield`."),
+}  # fmt: skip
+"""What is written, in place of what, and what is said before a model is loaded."""
+
+WHILE = {
+    "a forgotten await": ("draft = await scene", "draft = scene", "'coroutine' object has no attribute 'text'. Is an `await` missing? (talk.py, line"),
+    "no await at all": ("await ", "", "'coroutine' object has no attribute 'text'. Is an `await` missing? (talk.py, line"),
+    "a forgotten step": (STEP, "        pass\n", "The workflow 'talk.py:Talk' ended without a step"),
+    "a step that is not awaited": ("await scene.step", "scene.step", "The workflow 'talk.py:Talk' ended without a step"),
+    "an agent that is not there": ("scene[critic]", "scene['judge']", "The workflow lets 'judge' speak, and there is no such agent. Known: agent_0, agent_1."),
+    "a number to read": ("say(notes.text)", "say(3)", "The workflow gives 'agent_0' a int to read. Give `say` texts"),
+    "a turn to read": ("say(notes.text)", "say(notes)", "The workflow gives 'agent_0' a Turn to read. Give `say` texts, such as `turn.text`"),
+    "a text in place of texts": (
+        "await scene[writer].say(question)",
+        "(await scene.together({writer: question}))[writer]",
+        "The workflow gives 'agent_0' a text to read. Give `say` texts, such as `turn.text`, and `together` a list of texts",
+    ),
+    "a list in place of a mapping": ("await scene[writer].say(question)", "(await scene.together([writer]))[writer]", "The workflow gives `together` a list."),
+    "a turn as an action": ("{writer: answer.text}", "{writer: answer}", "The workflow gives `step` a Turn. Give texts by agent"),
+    "a turn as the answer": ("final=answer.text", "final=answer", "The workflow gives `step` a Turn. Give texts by agent"),
+    "a change of its settings": ("        question =", "        self.n = 1\n        question =", "`n`: settings are frozen, and nothing can be set on them (talk.py, line"),
+}  # fmt: skip
+"""The same of what only an episode shows."""
+
+
+def refused(
+    case: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """Train with a changed workflow; return the one line that is said of it."""
+    old, new, _ = case
+    monkeypatch.chdir(tmp_path)
+    for file, text in skeleton("workflow", "talk").items():
+        assert old in text or file != "talk.py"
+        Path(file).write_text(text.replace(old, new) if file == "talk.py" else text, encoding="utf-8")
+    assert main(["train", "talk.yaml", *SMALL, "algorithm.group_size=2"]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.err.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("wrong", BEFORE)
+def test_a_wrong_workflow_is_refused_before_a_model_is_loaded(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(BEFORE[wrong], tmp_path, monkeypatch, capsys)
+    assert line.startswith("kapelle: The workflow 'talk.py:Talk' cannot be played: ")
+    assert BEFORE[wrong][2] in line
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("wrong", WHILE)
+def test_a_wrong_step_of_a_workflow_is_the_reason_that_is_given(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(WHILE[wrong], tmp_path, monkeypatch, capsys)
+    assert line.startswith("kapelle: 4 of 4 episodes of this step failed")
+    assert WHILE[wrong][2] in line
