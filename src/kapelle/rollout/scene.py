@@ -61,7 +61,8 @@ class LiveSeat:
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
-        wrong = [heard] if isinstance(heard, str) else [m for m in heard if not isinstance(m, str | Message)]
+        read: Sequence[object] = [heard] if isinstance(heard, str) else heard
+        wrong = [m for m in read if isinstance(heard, str) or not isinstance(m, str | Message)]
         if wrong:  # the letters of a single text would pass as texts
             kind = "text" if isinstance(heard, str) else type(wrong[0]).__name__
             raise EpisodeError(
@@ -344,12 +345,13 @@ class LiveScene:
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move in the world now."""
-        found = self._world.movers()
+        movers = self._world.movers()
+        found: object = movers
         if isinstance(found, str):
             raise EpisodeError(
                 f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
             )
-        return found
+        return movers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Move in the world and add its rewards to the agents' last turns.
