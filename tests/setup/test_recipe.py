@@ -332,16 +332,16 @@ class TestWrongKeys:
             load_recipe(str(tmp_path / "evil.yaml"))
 
 
-@pytest.mark.parametrize("called", ["mine.py:Mine", "mine:Mine", "installed"])
+@pytest.mark.parametrize("called", ["called_otherwise.py:Mine", "called_otherwise:Mine", "installed"])
 def test_a_piece_of_ones_own_has_the_name_that_the_recipe_gives_it(
     called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its class declares: a file, a module and an entry point are named alike."""
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "called_otherwise.py").write_text(
         "from typing import Literal\nfrom kapelle.workflows import Parallel\n\n"
         "class Mine(Parallel):\n    name: Literal['something_else'] = 'something_else'\n"
     )
-    point = EntryPoint("installed", "mine:Mine", "kapelle.workflows")
+    point = EntryPoint("installed", "called_otherwise:Mine", "kapelle.workflows")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
