@@ -11,7 +11,7 @@ from kapelle.algorithm import CriticSpec
 from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, read_settings
-from kapelle.models.renderer import ChatRenderer, light_renderer
+from kapelle.models.renderer import light_renderer
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
@@ -121,7 +121,11 @@ class PlannedRun:
 def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
     """Return what a run that passed all checks plans with; bases without a device of their own are on `device`."""
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
-    renderers = renderers_of(prepared)
+    # How text becomes tokens, by path of a base.
+    renderers = {
+        path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, config.model)
+        for path in set(team.bases.values())
+    }
     data = algorithm.data
     candidates = data.tree.candidates if data.tree else 1
     embeddings = algorithm.need(Embeddings)
@@ -190,15 +194,6 @@ def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, 
             any(path.endswith(OUTPUTS) for path in paths),
         )
     return found
-
-
-def renderers_of(prepared: PreparedRun) -> dict[str, ChatRenderer]:
-    """Return how text becomes tokens, by path of a base."""
-    model = prepared.config.model
-    return {
-        path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, model)
-        for path in set(prepared.team.bases.values())
-    }
 
 
 def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
