@@ -54,20 +54,20 @@ def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("word", "answer"),
     [
-        ("multistep", " Did you mean 'multi_step'?"),
-        ("arithmetik", " Did you mean 'arithmetic'?"),
-        ("dmeo", " Did you mean 'demo'?"),
-        ("zzz", " `kapelle recipes ls` lists recipes, `kapelle info` environments; a recipe of your own is a YAML file."),
+        ("multistep", "recipe or environment 'multistep'. Did you mean 'multi_step'?"),
+        ("arithmetik", "recipe or environment 'arithmetik'. Did you mean 'arithmetic'?"),
+        ("dmeo", "recipe 'dmeo'. Did you mean 'demo'?"),
+        ("zzz", "recipe or environment 'zzz'. `kapelle recipes ls` lists recipes, `kapelle info` environments; a recipe of your own is a YAML file."),
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_answered_with_the_recipe_or_environment_that_was_meant(
-    kapelle: Kapelle, word: str, meant: str
+    kapelle: Kapelle, word: str, answer: str
 ) -> None:
     said = kapelle("validate", word)
     assert said.code == 2
-    assert said.err == f"kapelle: Unknown recipe or environment '{word}'.{meant}\n"
+    assert said.err == f"kapelle: Unknown {answer}\n"
 
 
 @pytest.mark.parametrize("word", ["nli", "my_env.py:Env"])

@@ -140,7 +140,9 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
         return ConfigError(
             f"'{word}' is neither a recipe nor a setting, which has no spaces: write {key[0].rstrip('.')}=VALUE."
         )
-    hint = did_you_mean(word, [*recipes, *environments])
+    what, hint = "recipe", did_you_mean(word, recipes)
+    if environments and not hint.startswith(" Did you mean"):
+        what, hint = "recipe or environment", did_you_mean(word, [*recipes, *environments])
     named = [] if hint.startswith(" Did you mean") else settings_named(word)
     if named:
         hint = f" Did you mean the setting {named[0]}=VALUE?"
@@ -148,7 +150,7 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
         others = ", `kapelle info` environments" if environments else ""
         hint = "" if environments and hint.startswith(" Known:") else hint  # too many to read
         hint += f" `kapelle recipes ls` lists recipes{others}; a recipe of your own is a YAML file."
-    return ConfigError(f"Unknown recipe{' or environment' if environments else ''} '{word}'.{hint}")
+    return ConfigError(f"Unknown {what} '{word}'.{hint}")
 
 
 def check_class(section: str, name: str, found: type) -> None:
