@@ -41,6 +41,7 @@ ASSETS = ROOT / "docs" / "assets"
             "[a](../examples) [b](https://example.org/x.py)",
             "[a](files/examples/README.md) [b](https://example.org/x.py)",
         ),
+        ("[a\nb](../src/kapelle/types.py)", "[a\nb](files/src/kapelle/types.py.md)"),
         ("![a](pictures/x.png)", "![a](pictures/x.png)"),
         ("```\n[a](../src/kapelle/types.py)\n```", "```\n[a](../src/kapelle/types.py)\n```"),
     ],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")  # its text may begin on the line before
 FENCE = re.compile(r"^\s*(```|~~~)")
 OUTSIDE = re.compile(r"^[a-z][a-z+.-]*:")
 LANGUAGES = {
