@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from playwright.async_api import TimeoutError as NotSeen
 from playwright.async_api import async_playwright
 
 from kapelle.services.policy.service import PolicyServer
@@ -30,7 +31,10 @@ async def test_somebody_talks_with_the_team(server: PolicyServer) -> None:
         await page.locator("textarea").fill("<img src=x onerror=alert(1)> hello")
         await page.locator("textarea").press("Enter")
         for speaker in ("you", "first", "second"):
-            await page.get_by_text(speaker, exact=True).first.wait_for()
+            try:
+                await page.get_by_text(speaker, exact=True).first.wait_for()
+            except NotSeen:
+                pytest.fail(f"nothing from {speaker} in a minute: {await page.inner_text('body')} {wrong}")
         assert await page.locator("img").count() == 0, "what is said is text"
         assert "<img src=x" in await page.inner_text("body")
         await browser.close()
