@@ -102,13 +102,17 @@ class _Stream:
 class _Graph:
     """A captured graph, which is replayed on the same memory."""
 
+    capturing = False
+
     def __init__(self, **_: Any) -> None:
         self._number = 0
 
     def capture_begin(self, **_: Any) -> None:
         _device.twin_capture()
+        _Graph.capturing = True
 
     def capture_end(self) -> None:
+        _Graph.capturing = False
         self._number = _device.twin_captured()
 
     def replay(self) -> None:
@@ -173,6 +177,7 @@ def install() -> None:
         "get_rng_state_all": lambda: [_random_state() for _ in range(DEVICES)],
         "stream": lambda _: nullcontext(),
         "CUDAGraph": _Graph,
+        "is_current_stream_capturing": lambda: _Graph.capturing,
     }
     places: list[tuple[Any, dict[str, Any]]] = [
         (torch.cuda, answers),

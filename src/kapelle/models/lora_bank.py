@@ -25,6 +25,7 @@ from kapelle.errors import ModelError
 from kapelle.models.adapters import Layers, adapted_layers
 from kapelle.models.fast.routed_linear import (
     Gradients,
+    KeptStacks,
     Leg,
     Linear,
     backward_linear,
@@ -257,6 +258,8 @@ class BankedLinear(nn.Module):
         super().__init__()
         self.base = base
         self.adapters = nn.ModuleDict()
+        self.stacks = KeptStacks()
+        """The adapters' factors as grouped products read them."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     def merged(self, adapter: str | None) -> Tensor:
@@ -342,7 +345,7 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
         rows = slice(first * per_row, last * per_row)
         keys_n = layer.keys_of(factors, rows) if dropout and isinstance(layer, BankedLinear) else None
         legs.append(Leg(rows.start, rows.stop, place, place + 1, factors.scale, dropout, keys_n))
-    return Linear(weight, bias, tuple(legs))
+    return Linear(weight, bias, tuple(legs), layer.stacks if isinstance(layer, BankedLinear) else None)
 
 
 def computes_in(x: Tensor) -> torch.dtype:

@@ -19,13 +19,14 @@ from kapelle.models.fast import routed_linear
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.routed_linear import (
     AdapterGroup,
+    KeptStacks,
     add_updates,
     backward_updates,
     has_kernel,
     takes_groups,
 )
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import Route, linear
+from kapelle.models.lora_bank import BankedLinear, Route, linear
 from kapelle.team import Lora
 
 pytestmark = pytest.mark.skipif(
@@ -243,6 +244,122 @@ class TestStarts:
         apart = started()
         always(monkeypatch)
         assert started() < share * apart
+
+
+def forget_stacks(model: LanguageModel) -> None:
+    for module in model.model.modules():
+        if isinstance(module, BankedLinear):
+            module.stacks = KeptStacks()
+
+
+def fused_step(parameters: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -> None:
+    """A step as a learner takes it: it writes the weights and counts no version of them."""
+    for name, parameter in parameters.items():
+        parameter.grad = grads[name]
+    before = [parameter._version for parameter in parameters.values()]
+    torch.optim.AdamW(list(parameters.values()), lr=0.1, fused=True).step()
+    assert [parameter._version for parameter in parameters.values()] == before
+
+
+def sampled(model: LanguageModel, _parameters: object = None) -> Tensor:
+    tokens_N = torch.arange(6, 6 + sum(LENGTHS))
+    with torch.inference_mode(), model.computing(ROUTE):
+        return model.hidden(tokens_N, tokens_N - 6, plan_sequences(LENGTHS))
+
+
+class TestKeptStacks:
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int | None]]:
+        """The order of the adapters in each stack that was made."""
+        always(monkeypatch)
+        orders: list[Sequence[int | None]] = []
+        plain = routed_linear._stacked
+
+        def watched(groups: Any, order: Sequence[int | None], dtype: torch.dtype) -> Any:
+            orders.append(order)
+            return plain(groups, order, dtype)
+
+        monkeypatch.setattr(routed_linear, "_stacked", watched)
+        return orders
+
+    def test_passes_between_two_changes_make_one_for_each_layer(self, made: list[object]) -> None:
+        model, parameters = bank_of(KINDS)
+        first = learned(model, parameters)
+        once = len(made)
+        assert once == 2 * sum(isinstance(m, BankedLinear) for m in model.model.model.layers[0].modules())
+        assert same_bits(learned(model, parameters), first)
+        sampled(model)
+        assert len(made) == once
+
+    @pytest.mark.parametrize("what", ["step", "fill", "fill while sampling", "other memory"])
+    def test_a_change_is_seen(self, what: str, made: list[object]) -> None:
+        model, parameters = bank_of(KINDS)
+        before, said = learned(model, parameters), sampled(model)
+        if what == "step":
+            fused_step(parameters, before)
+        elif what == "other memory":
+            for number, parameter in enumerate(parameters.values()):
+                parameter.data = parameter.data + 0.1 * (number % 3)
+        else:
+            with torch.inference_mode(mode="sampling" in what):
+                other = {k: p + 0.1 * (p != 0) for k, p in model.bank.parameters("b").items()}
+                model.bank.fill("b", other)
+        after, then = learned(model, parameters), sampled(model)
+        forget_stacks(model)
+        assert same_bits(after, learned(model, parameters))
+        assert same_bits(then, sampled(model))
+        assert not same_bits(after["hidden"], before["hidden"])
+        assert not same_bits(then, said)
+
+    def test_what_sampling_made_serves_training(self, made: list[object]) -> None:
+        model, parameters = bank_of(KINDS)
+        sampled(model)
+        once = len(made)
+        grads = learned(model, parameters)
+        assert len(made) == once
+        forget_stacks(model)
+        assert same_bits(grads, learned(model, parameters))
+
+    def test_adapters_made_while_sampling_are_stacked_anew(self, made: list[object]) -> None:
+        with torch.inference_mode():
+            model, _ = bank_of(KINDS)
+        one = sampled(model)
+        once = len(made)
+        with torch.inference_mode():
+            model.bank.fill("a", {k: p * 2 for k, p in model.bank.parameters("a").items()})
+        assert not same_bits(sampled(model), one)
+        assert len(made) == 2 * once
+
+    def test_a_layer_keeps_few_of_them(self, made: list[object]) -> None:
+        x_NI = torch.ones(4, 8)
+        factors = {name: (torch.full((1, 8), float(name)), torch.ones(8, 1)) for name in range(9)}
+        stacks = KeptStacks()
+
+        def added(*names: int) -> list[float]:
+            out_NO = torch.zeros(4, 8)
+            groups = [AdapterGroup(k, k + 1, *factors[name], 1.0, 0.0) for k, name in enumerate(names)]
+            add_updates(groups, x_NI, out_NO, stacks)
+            return out_NO[:, 0].tolist()
+
+        for name in range(8):
+            assert added(name, name + 1) == [8.0 * name, 8.0 * name + 8.0, 0.0, 0.0]
+        assert len(stacks._kept) == routed_linear.STACKS
+        assert len(made) == 8
+        assert added(7, 8) == [56.0, 64.0, 0.0, 0.0]
+        assert len(made) == 8
+        assert added(8, 7) == [64.0, 56.0, 0.0, 0.0]
+        assert added(0, 1) == [0.0, 8.0, 0.0, 0.0]
+        assert len(made) == 10
+
+    def test_a_backward_pass_between_two_steps(self, made: list[object]) -> None:
+        """Passes, a step of its own for one adapter, passes: as without anything kept."""
+        model, parameters = bank_of(KINDS)
+        own = {name: p for name, p in parameters.items() if name.startswith("b ")}
+        for _ in range(2):
+            fused_step(own, learned(model, parameters))
+            grads = learned(model, parameters)
+            forget_stacks(model)
+            assert same_bits(grads, learned(model, parameters))
 
 
 class TestSeparation:

@@ -27,7 +27,8 @@ Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import pad
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 LEAST_ADAPTERS = 2
 """Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
@@ -43,6 +45,9 @@ ranks have to be padded."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
+
+STACKS = 4
+"""Stacks of factors that a layer keeps: passes with other adapters, or in another order, have others."""
 
 ALIGNMENT = 16
 """Bytes; the kernel needs every row to be a multiple."""
@@ -85,6 +90,8 @@ class Linear(NamedTuple):
     weight_OI: int
     bias_O: int | None
     legs: tuple[Leg, ...]
+    stacks: KeptStacks | None = None
+    """The layer's stacked factors from pass to pass; None stacks them anew in every pass."""
 
 
 class KeptForBackward(NamedTuple):
@@ -131,7 +138,7 @@ def forward_linear(
     """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
     out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
     if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
-        kept = [KeptForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO))]
+        kept = [KeptForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
     else:
         kept = []
         for leg in order.legs:
@@ -176,7 +183,9 @@ def backward_linear(
         made: list[Factored] = []
         if dx_NI is not None or learns:
             groups = _groups(order, tensors)
-            made = backward_updates(groups, *kept[0], x_NI, given_NO, dx_NI, factors=learns)
+            made = backward_updates(
+                groups, *kept[0], x_NI, given_NO, dx_NI, factors=learns, stacks=order.stacks
+            )
         for leg, factors in zip(order.legs, made, strict=False):
             for place, value in ((leg.a_rI, factors.a_rI), (leg.b_Or, factors.b_Or)):
                 if value is not None and grads.wanted[place]:
@@ -263,9 +272,11 @@ def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
     return x_NI.shape[1] % step == 0 == features_out % step
 
 
-def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:
+def add_updates(
+    groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: KeptStacks | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
-    stack = _Stack(groups, x_NI)
+    stack, ends_G = (stacks or KeptStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
         x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
@@ -273,8 +284,8 @@ def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) ->
             if group.dropout:
                 rows = slice(group.first, group.last)
                 x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
-    low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
-    out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
+    low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=ends_G)
+    out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=ends_G))
     return low_Nr, mask_NI
 
 
@@ -287,20 +298,21 @@ def backward_updates(
     dx_NI: Tensor | None,
     *,
     factors: bool,
+    stacks: KeptStacks | None = None,
 ) -> list[Factored]:
     """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
-    stack = _Stack(groups, x_NI)
+    stack, ends_G = (stacks or KeptStacks()).of(groups, x_NI)
     given_NO = _aligned(given_NO)
-    given_Nr = functional.grouped_mm(given_NO, stack.up_GOr, offs=stack.ends_G)
+    given_Nr = functional.grouped_mm(given_NO, stack.up_GOr, offs=ends_G)
     if dx_NI is not None:
-        through_NI = functional.grouped_mm(given_Nr, stack.down_GrI, offs=stack.ends_G)
+        through_NI = functional.grouped_mm(given_Nr, stack.down_GrI, offs=ends_G)
         dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
     if not factors:
         return [Factored(None, None) for _ in groups]
     if mask_NI is not None:
         x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = functional.grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G).to(groups[0].a_rI.dtype)
-    db_GOr = functional.grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G).to(groups[0].b_Or.dtype)
+    da_GrI = functional.grouped_mm(given_Nr.t(), _aligned(x_NI), offs=ends_G).to(groups[0].a_rI.dtype)
+    db_GOr = functional.grouped_mm(given_NO.t(), low_Nr, offs=ends_G).to(groups[0].b_Or.dtype)
     ranks = [len(group.a_rI) for group in groups]
     db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
     return [
@@ -309,36 +321,101 @@ def backward_updates(
     ]
 
 
-class _Stack:
-    """The factors of all groups in the type of an input; B carries the scale."""
+class _Stack(NamedTuple):
+    """The factors of all groups in one type; B carries the scale."""
 
-    def __init__(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> None:
-        step = ALIGNMENT // x_NI.element_size()
+    down_GrI: Tensor
+    up_GOr: Tensor
+    places: tuple[int, ...]
+    """Index of each given group in the stack, which has a group of zeros wherever rows have no adapter."""
+    sources: tuple[Tensor, ...]
+    """What it was made of: while they are held, no other tensor has their addresses."""
+
+
+class KeptStacks:
+    """The stacked factors of one layer, made when some adapters first meet in a pass and kept until a factor changes.
+
+    All microbatches of an optimiser step and all steps of decoding between two updates read one stack.
+    """
+
+    steps = 0
+    """Steps that optimisers of this process have taken; a fused one writes weights without counting it as a change."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[list[int], _Stack]] = {}
+        """By who reads in which order, with the versions of their factors; the last one was used last."""
+        self._steps = 0
+        """When they were made."""
+        self._recorded: deque[_Stack] = deque(maxlen=STACKS)
+        """Those that a CUDA graph reads, which does not hold them itself."""
+
+    def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, Tensor]:
+        """Return the stack in the type of `x_NI`, and the row after each of its groups' last, `_G`."""
+        order: list[int | None] = []  # of given groups; None is a group of zeros
+        ends = [0]
+        for number, group in enumerate(groups):
+            if group.first > ends[-1]:
+                order.append(None)
+                ends.append(group.first)
+            order.append(number)
+            ends.append(group.last)
+        if len(x_NI) > ends[-1]:
+            order.append(None)
+            ends.append(len(x_NI))
+        return self._stack(groups, order, x_NI.dtype), _ends(tuple(ends[1:]), x_NI.device)
+
+    def _stack(
+        self, groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype
+    ) -> _Stack:
+        factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
+        if any(tensor.is_inference() for tensor in factors):  # they do not count their changes
+            return _stacked(groups, order, dtype)
+        if self._steps != KeptStacks.steps:
+            self._kept.clear()
+            self._steps = KeptStacks.steps
+        readers = (dtype, *order, *(t.data_ptr() for t in factors), *(group.scale for group in groups))
+        versions = [tensor._version for tensor in factors]  # noqa: SLF001 — it has no public name
+        made_of, stack = self._kept.pop(readers, ([], None))
+        if stack is None or made_of != versions:
+            stack = _stacked(groups, order, dtype)
+            while len(self._kept) >= STACKS:
+                del self._kept[next(iter(self._kept))]
+        self._kept[readers] = versions, stack
+        if stack.down_GrI.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._recorded.append(stack)
+        return stack
+
+
+def _count_step(*_: object) -> None:
+    KeptStacks.steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def _stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
+    # What sampling made, training uses too.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        step = ALIGNMENT // dtype.itemsize
         rank = -(-max(len(group.a_rI) for group in groups) // step) * step
+        scaled = _scaled(groups, [group.b_Or for group in groups])
         downs: list[Tensor] = []
         ups: list[Tensor] = []
-        ends = [0]
-        self.places: list[int] = []
-        """Index of each given group in the stack, which has a group of zeros wherever rows have no adapter."""
-
-        def leave_out(first: int) -> None:
-            """Make rows up to `first` that no group covers a group of zeros."""
-            if first > ends[-1]:
+        for number in order:
+            if number is None:
                 downs.append(groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1]))
                 ups.append(groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank))
-                ends.append(first)
-
-        for group, b_Or in zip(groups, _scaled(groups, [group.b_Or for group in groups]), strict=True):
-            leave_out(group.first)
-            self.places.append(len(downs))
-            more = rank - len(group.a_rI)
-            downs.append(pad(group.a_rI, (0, 0, 0, more)) if more else group.a_rI)
-            ups.append(pad(b_Or, (0, more)) if more else b_Or)
-            ends.append(group.last)
-        leave_out(len(x_NI))
-        self.down_GrI = torch.stack(downs).to(x_NI.dtype)
-        self.up_GOr = torch.stack(ups).to(x_NI.dtype)
-        self.ends_G = _ends(tuple(ends[1:]), x_NI.device)
+            else:
+                a_rI, b_Or = groups[number].a_rI, scaled[number]
+                more = rank - len(a_rI)
+                downs.append(pad(a_rI, (0, 0, 0, more)) if more else a_rI)
+                ups.append(pad(b_Or, (0, more)) if more else b_Or)
+        return _Stack(
+            torch.stack(downs).to(dtype),
+            torch.stack(ups).to(dtype),
+            tuple(place for place, number in enumerate(order) if number is not None),
+            tuple(tensor.detach() for group in groups for tensor in (group.a_rI, group.b_Or)),
+        )
 
 
 def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
