@@ -17,6 +17,7 @@ from kapelle.models.fast import fused, routed_linear
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
+from kapelle.models.weights import weights_hash
 from kapelle.rows import Sample
 from kapelle.types import Sampling
 
@@ -133,3 +134,12 @@ def test_a_rest_gives_the_memory_back() -> None:
     assert torch.cuda.memory_allocated() > rested
     decoder.release_caches()
     assert torch.cuda.memory_allocated() <= rested
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+def test_weights_have_one_hash_wherever_they_lie(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = {str(k): (20 * torch.randn(1 + 301 * k, generator=generator)).to(dtype) for k in range(9)}
+    there = {name: tensor.to(DEVICE) for name, tensor in weights.items()}
+    assert weights_hash(there) == weights_hash(weights)
+    assert weights_hash({**there, "4": weights["4"]}) == weights_hash(weights)  # on two devices

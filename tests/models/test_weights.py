@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from tests.support.tiny import stir, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kapelle.errors import ModelError
+from kapelle.models import weights
 from kapelle.models.adapters import named
 from kapelle.models.language_model import load_language_model
 from kapelle.models.lora_bank import layers_of
+from kapelle.models.weights import _mixed as mixed
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora
@@ -54,6 +58,73 @@ class TestHash:
     def test_it_takes_half_precision(self, dtype: torch.dtype) -> None:
         ones = weights_hash({"a": torch.ones(3, dtype=dtype)})
         assert ones != weights_hash({"a": torch.tensor([1.0, 1.0, 1.01], dtype=dtype)})
+
+    def test_it_is_what_plain_integers_give(self) -> None:
+        tensors = {
+            "b": torch.arange(-9, 10, dtype=torch.int16),
+            "a": torch.linspace(-3, 3, 5, dtype=torch.float64),
+            "c": torch.tensor(True),
+            "none": torch.zeros(0, 4),
+        }
+        assert weights_hash(tensors) == by_plain_integers(tensors)
+        assert weights_hash({}) == by_plain_integers({})
+
+    def test_how_tensors_are_taken_together_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = torch.Generator().manual_seed(0)
+        tensors = {str(k): torch.randn(k, generator=generator) for k in range(40)}
+        tensors["half"] = torch.randn(1001, generator=generator).bfloat16()[1:]  # begins between two words
+        expected = weights_hash(tensors)
+        for words in (1, 7, 1 << 20):
+            monkeypatch.setattr(weights, "_words_at_once", lambda _, words=words: words)
+            assert weights_hash(tensors) == expected
+
+    def test_accidents_change_it(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        plain = torch.randn(64, generator=generator)
+        seen = {weights_hash({"a": plain})}
+        made = 1
+        for one in range(0, 64, 3):
+            for other in range(one + 1, 64, 5):
+                swapped, signs, zeros = plain.clone(), plain.clone(), plain.clone()
+                swapped[[one, other]] = plain[[other, one]]
+                signs[[one, other]] *= -1
+                zeros[one:other] = 0
+                seen |= {weights_hash({"a": each}) for each in (swapped, signs, zeros)}
+                made += 3
+        bits = plain.view(torch.int32)
+        for place in range(64 * 32):
+            flipped = bits.clone()
+            flipped[place // 32] ^= -(1 << 31) if place % 32 == 31 else 1 << place % 32
+            seen.add(weights_hash({"a": flipped.view(torch.float32)}))
+            made += 1
+        assert len(seen) == made
+
+    def test_each_bit_of_a_word_changes_half_of_the_mixed_ones(self) -> None:
+        words = torch.randint(-(1 << 62), 1 << 62, (2000,), generator=torch.Generator().manual_seed(2))
+        before = mixed(words, 5)
+        for bit in range(64):
+            one = torch.tensor(-(1 << 63) if bit == 63 else 1 << bit)
+            changed = (mixed(words ^ one, 5) ^ before)[:, None] >> torch.arange(64) & 1
+            share_64 = changed.double().mean(0)
+            assert float((share_64 - 0.5).abs().max()) < 0.06  # five standard errors
+
+
+def by_plain_integers(tensors: dict[str, torch.Tensor]) -> str:
+    """The definition of `weights_hash`, word by word."""
+    header, content = "", b""
+    for name in sorted(tensors):
+        header += f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n"
+        content += bytes(tensors[name].reshape(-1).view(torch.uint8).tolist())
+        content += bytes(-len(content) % 8)
+    total = 0
+    for place in range(len(content) // 8):
+        word = int.from_bytes(content[8 * place : 8 * place + 8], "little")
+        word ^= place * 0x9E3779B97F4A7C15 % 2**64
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
+            word = (word ^ word >> 32) * factor % 2**64
+        total = (total + word) % 2**64
+    found = hashlib.blake2b(header.encode() + total.to_bytes(8, "little"), digest_size=8).digest()
+    return "v2-" + base64.b32encode(found).decode().lower().rstrip("=")
 
 
 class TestAdapters:

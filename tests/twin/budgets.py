@@ -1,24 +1,29 @@
-"""How often sampling and updates ask a GPU for something: nothing grows with rows, tokens or samples unnoticed.
+"""How often sampling, updates and publishing ask a GPU for something: nothing grows with rows, tokens or samples unnoticed.
 
 Cohorts, rows that joined at different times, have an attention each: launches grow with them, waits do not.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 import torch
 from tests.engines.test_on_a_gpu import model_on_device
+from tests.support.episodes import TASK
 from tests.support.tiny import draw_samples, lora_policies, train_engine, with_behaviour
 from tests.twin.cuda import Counts, counted
 
 from kapelle.algorithms.grpo import GRPO
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
+from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
+from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.train.protocol import Objective
 from kapelle.models.fast import fused
+from kapelle.team import Lora
 from kapelle.types import Sampling
 
 STEPS = 8
@@ -81,4 +86,34 @@ def test_an_update_of_one_pass_costs_the_same_for_any_number_of_samples_and_toke
     assert few == many == long
     assert many["waits"] + many["down"] <= 12  # finite losses and sums once, the rest for each learner
     assert many["up"] <= 13
+    assert not many.keys() & {"across", "refused"}
+
+
+def publish(*, tokens: int, rank: int = 2) -> Counts:
+    """Count the publish of two adapters to the engine that samples in their memory, after answers of so many tokens."""
+    model = model_on_device("bfloat16", adapted=False)
+    policies = lora_policies("a", "b", lora=Lora(rank=rank))
+    trainer = train_engine(policies, models={"base": model})
+    engine = LocalEngine({"base": model}, policies)
+
+    async def answers() -> None:
+        sampling = Sampling(max_tokens=tokens)
+        asked = [Request(name, name, (), (7, 8, 9), sampling, k, TASK) for k, name in enumerate("abab")]
+        await asyncio.gather(*(engine.generate(request) for request in asked))
+
+    asyncio.run(answers())
+    engine.release_caches()  # as a run does before it learns
+    with counted() as counts:
+        for version, name in enumerate("ab", 1):
+            engine.load(name, trainer.weights(name), version)
+    return counts
+
+
+def test_a_publish_waits_once_for_each_policy() -> None:
+    few, many, wide = publish(tokens=2), publish(tokens=40), publish(tokens=2, rank=16)
+    assert few == many == wide
+    assert many["down"] + many["waits"] == 2
+    assert (
+        many["launches"] <= 2 * 20
+    )  # words of all tensors together; one by one they would be 28 times as many
     assert not many.keys() & {"across", "refused"}

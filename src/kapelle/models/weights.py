@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,24 +20,87 @@ from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
 
-def weights_hash(tensors: Mapping[str, Tensor], *, widened: bool = False) -> str:
-    """Return 16 hex digits that depend on every name, type, shape and byte of the weights.
+def weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Return 16 characters, `v2-` and 64 bits, that depend on every name, type, shape and byte of the weights.
 
-    `widened` weights are hashed as float32, one after another.
+    It is computed where the tensors lie, with one wait for each device, and every device computes the same. Two sets of
+    weights that differ by accident share it with a probability of 2⁻⁶⁴; nobody may rely on it against intent. What files of
+    folders and checkpoints are compared by is BLAKE2 and SHA-256 (`hash_of_base`, `checksums`). Hashes without `v2-` in older
+    episodes are BLAKE2 too.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        tensor = as_float(tensor) if widened else tensor
+    names = sorted(tensors)
+    for name in names:
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+    sums: dict[torch.device, list[Tensor]] = {}
+    place = 0
+    for words in _words([tensors[name] for name in names]):
+        for part in words.split(_words_at_once(words.device)):
+            sums.setdefault(part.device, []).append(_mixed(part, place).sum())
+            place += len(part)
+    total = sum(int(torch.stack(found).sum()) for found in sums.values())
+    digest.update((total % 2**64).to_bytes(8, "little"))
+    return f"v2-{base64.b32encode(digest.digest()).decode().lower().rstrip('=')}"
+
+
+def _words_at_once(device: torch.device) -> int:
+    """Return how many words are mixed at once: what fits into a CPU's cache, or 128 MiB, of which another one is made."""
+    return 1 << 17 if device.type == "cpu" else 1 << 24
+
+
+def _words(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the bytes of all tensors as int64, each tensor filled up with zeros; small neighbours come as one."""
+    waiting: list[Tensor] = []
+    held = 0
+    for tensor in tensors:
+        content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        room = 8 * _words_at_once(content.device)
+        if waiting and (waiting[0].device != content.device or held + len(content) > room):
+            yield _joined(waiting)
+            waiting, held = [], 0
+        waiting.append(content)
+        if len(content) % 8:
+            waiting.append(torch.zeros(-len(content) % 8, dtype=torch.uint8, device=content.device))
+        held += len(content)
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(contents: Sequence[Tensor]) -> Tensor:
+    alone = len(contents) == 1 and contents[0].storage_offset() % 8 == 0
+    return (contents[0] if alone else torch.cat(list(contents))).view(torch.int64)
+
+
+def _mixed(words: Tensor, place: int) -> Tensor:
+    """Return words mixed with their places, from `place` on: a bit that changes changes each bit of its word half of the time.
+
+    As MurmurHash3's `fmix64` does, with its constants. Integers wrap around alike on every device, and a sum of mixed words
+    does not depend on the order in which a device adds them.
+    """
+    mixed = torch.arange(place, place + len(words), device=words.device).mul_(-0x61C8864680B583EB)
+    mixed.bitwise_xor_(words)
+    low, high = mixed.view(torch.int32).view(-1, 2).unbind(1)
+    low.bitwise_xor_(high)
+    mixed.mul_(-0x00AE502812AA7333)
+    low.bitwise_xor_(high)
+    mixed.mul_(-0x3B314601E57A13AD)
+    low.bitwise_xor_(high)
+    return mixed
+
+
+def hash_of_base(base: LanguageModel) -> str:
+    """Return 16 hex digits of a base's own weights as float32, which do not depend on the type that holds them.
+
+    They are compared across runs and machines, and stand in adapters and checkpoints.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    weights = base.base_parameters()
+    for name in sorted(weights):
+        tensor = as_float(weights[name].detach().cpu().contiguous())
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         # Of a copy: memory that NumPy has seen cannot be given back, as FSDP does with gathered weights.
         digest.update(tensor.reshape(-1).view(torch.uint8).clone().numpy().data)
     return digest.hexdigest()
-
-
-def hash_of_base(base: LanguageModel) -> str:
-    """Return the hash of a base's own weights as float32, which does not depend on the type that holds them."""
-    return weights_hash(base.base_parameters(), widened=True)
 
 
 def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:

@@ -4,7 +4,7 @@ One line is one turn, in the order of the episode:
 
     {"task": "train-17", "episode": 2, "turn": 1, "agent": "actor", "reward": 1.0,
      "messages": [{"role": "user", "content": "2,11+1"}], "completion": "132",
-     "policy": "actor", "version": 50, "weights_hash": "3f…"}
+     "policy": "actor", "version": 50, "weights_hash": "v2-…"}
 
 `messages` is the agent's own conversation up to this turn and `completion` its answer, so that a line is one SFT
 example for that agent. `reward` is the episode's: the team's score where the environment has one,
@@ -88,7 +88,7 @@ def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number
 # One line is one answer; the environment `labelled` reads such a file as it is:
 #
 #     {"question": "48/2", "solution": "24", "is_correct": 1.0, "agent": "ada", "round": 1,
-#      "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "3f…"}
+#      "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "v2-…"}
 #
 # `round` is the number of the agent's own turn in its episode, from 1. An answer is right when `is_correct` is above ½.
 
