@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle.runtime.tensors import leaves
+from kapelle.runtime.tensors import leaves, read_together
 
 if TYPE_CHECKING:
     import torch
@@ -18,33 +18,56 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
     Wrong are NaN, infinities, numbers so large that the sum of their squares overflows float32 or their own wider type
     (the next forward pass makes infinities of them), and an AdamW second moment below 0. Reads every tensor once and
-    synchronises once per device and type.
+    synchronises once per device; only where something is wrong are they read one by one.
     """
+    kinds = _by_kind(tensors)
+    if all(read_together([_sound(kind) for kind in kinds])):
+        return None
+    for name, tensor in (named for kind in kinds for named in kind.items()):
+        bad = int((~tensor.isfinite()).sum())
+        if bad:
+            return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
+        if not bool(tensor.norm(dtype=_wide(tensor)).isfinite()):
+            return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
+        if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
+            return (
+                f"the second moment {name} falls to {float(tensor.min()):.3g}, though it is a mean of squares"
+            )
+    return None
+
+
+def soundness(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return scalars, true if training can continue from the tensors of one device and type; waits for no device."""
+    return [_sound(kind) for kind in _by_kind(tensors)]
+
+
+def _by_kind(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Return those that have numbers to look at, by device and type."""
+    found: dict[object, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            found.setdefault((tensor.device, tensor.dtype), {})[name] = tensor.detach()
+    return list(found.values())
+
+
+def _sound(alike: Mapping[str, torch.Tensor]) -> torch.Tensor:
     import torch
 
-    real = {name: t.detach() for name, t in tensors.items() if t.is_floating_point() and t.numel()}
-    by_device: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in real.items():
-        by_device.setdefault((tensor.device, tensor.dtype), []).append(name)
-    for (_, dtype), names in by_device.items():
-        wide = torch.promote_types(dtype, torch.float32)  # squares are summed in it
-        chosen = [real[name] for name in names]
-        # One kernel for all; the norm takes a tenth of the time of the maximum on a CPU.
-        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=wide))  # noqa: SLF001
-        seconds = [real[name] for name in names if name.endswith(_SECOND_MOMENT)]
-        least = torch.stack([tensor.min() for tensor in seconds]) if seconds else norms.new_zeros(1)
-        if bool(norms.isfinite().all() & (least >= 0).all()):
-            continue
-        for name in names:
-            tensor = real[name]
-            bad = int((~tensor.isfinite()).sum())
-            if bad:
-                return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
-            if not bool(tensor.norm(dtype=wide).isfinite()):
-                return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
-            if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
-                return f"the second moment {name} falls to {float(tensor.min()):.3g}, though it is a mean of squares"
-    return None
+    all_of_them = list(alike.values())
+    # One kernel for all; the norm takes a tenth of the time of the maximum on a CPU.
+    norms = torch.stack(torch._foreach_norm(all_of_them, 2, dtype=_wide(all_of_them[0])))  # noqa: SLF001
+    sound = norms.isfinite().all()
+    seconds = [tensor for name, tensor in alike.items() if name.endswith(_SECOND_MOMENT)]
+    if seconds:
+        sound &= (torch.stack([tensor.min() for tensor in seconds]) >= 0).all()
+    return sound
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """Return the type in which squares are summed."""
+    import torch
+
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
         return
     for key, each in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
         yield from leaves(each, f"{place}.{key}" if place else str(key))
+
+
+def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the elements of each tensor, flat and in float64 on the CPU, with one wait for each device."""
+    found: dict[int, Tensor] = {}
+    for device in {each.device for each in tensors}:
+        here = {id(each): each for each in tensors if each.device == device}
+        flat = torch.cat([each.detach().double().reshape(-1) for each in here.values()]).cpu()
+        found |= zip(here, flat.split([each.numel() for each in here.values()]), strict=True)
+    return [found[id(each)] for each in tensors]
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from tests.support.tiny import same_bits
 from torch import nn
 
-from kapelle.engines.train.torch.learner import Learner, rate_at
+from kapelle.engines.train.torch.learner import Learner, rate_at, take_steps
 from kapelle.errors import NumericsError
 from kapelle.settings.schema import OptimizerConfig
 
@@ -125,6 +125,23 @@ class TestBadGradients:
         push(other, 1.0, 1.0)
         push(other, 0.5, 0.5)
         assert same_bits(one.state(), other.state())
+
+    def test_a_first_step_that_is_left_out_leaves_no_moments(self) -> None:
+        one, untouched = learner(1.0, 2.0), learner(1.0, 2.0)
+        push(one, 1.0, math.nan, on_bad="skip")
+        assert same_bits(one.state(), untouched.state())
+
+    @pytest.mark.parametrize("settled", ["before", "after"])
+    def test_of_several_each_counts_what_its_weights_took(self, settled: str) -> None:
+        good, bad = learner(1.0), learner(1.0)
+        for one, gradient in ((good, 1.0), (bad, math.nan)):
+            (one.parameters["w0"] * gradient).sum().backward()
+        order = [good, bad] if settled == "before" else [bad, good]
+        with pytest.raises(NumericsError, match="gradient of 'actor' is not finite at its update 0"):
+            take_steps(dict.fromkeys(order, 1.0), "stop")
+        assert [(one.steps, one.version, one.changed) for one in (good, bad)] == [(1, 1, True), (0, 0, False)]
+        assert values(good) == pytest.approx([0.9])
+        assert values(bad) == [1.0]
 
 
 class TestLossScale:

@@ -34,7 +34,7 @@ from kapelle.engines.train.protocol import (
     UpdateLimits,
 )
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
-from kapelle.engines.train.torch.learner import Learner
+from kapelle.engines.train.torch.learner import Learner, take_steps
 from kapelle.engines.train.torch.sharing import AmongRanks, UpdateSums, add_metric, means
 from kapelle.errors import CheckpointError, ContextError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
@@ -43,6 +43,7 @@ from kapelle.models.weights import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed
+from kapelle.runtime.tensors import read_together
 from kapelle.team import Critic, Policy, embedder_name, reference_name
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
@@ -69,7 +70,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
         `equalise` decides which passes are taken.
         """
-        self._limits, self._seed = setup.limits, setup.seed
+        self._limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self._placements: dict[str, Placement] = {}
         self.learners: dict[str, Learner] = {}
         """By name: trained policies, then trained critics."""
@@ -198,7 +199,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         """Take one optimiser step of every learner of these samples; `fresh` compares with the sampler before."""
         learners = self.learners
         try:
-            sums = self._sharing.summed(samples, partial(self._accumulate, objective), learners)
+            sums = self._sharing.summed(samples, partial(self._accumulate, objective, fresh), learners)
             for name in sorted(sums.bad):
                 if self._limits.non_finite == "stop":
                     raise NumericsError(
@@ -207,26 +208,44 @@ class TorchTrainEngine(TrainEngine, Examines):
                     )
             if fresh:
                 self._compare(sums.gaps, samples, totals)
+            weights: dict[Learner, float] = {}
             for name, learner in learners.items():
-                if name not in sums.weight and name not in sums.bad:
-                    continue
                 weight = sums.weight.get(name, 0.0)
-                if name in sums.bad or weight == 0:
+                if name not in sums.bad and weight != 0:
+                    weights[learner] = weight
+                elif name in sums.weight or name in sums.bad:
                     learner.forget_gradient()
                     add_metric(totals, f"skipped/{name}", 1.0, 1.0)
-                    continue
-                taken = learner.step(weight, self._limits.non_finite, self._sharing.agreed)
-                for metric, value in taken.items():
-                    add_metric(totals, f"{metric}/{name}", value, 1.0)
-                for metric, (total, share) in sums.sums[name].items():
+            taken = take_steps(weights, self._limits.non_finite, self._sharing.agreed)
+            for learner, row in zip(weights, taken, strict=True):
+                for metric, value in row.items():
+                    add_metric(totals, f"{metric}/{learner.name}", value, 1.0)
+                for metric, (total, share) in sums.sums[learner.name].items():
                     add_metric(totals, metric, total, share)
         except BaseException:
             for learner in learners.values():
                 learner.forget_gradient()  # or the next update would include it
             raise
 
-    def _accumulate(self, objective: Objective, samples: Sequence[Sample]) -> UpdateSums:
-        """Add the gradients of the samples' losses to those of their learners, and return the sums to divide by."""
+    def _accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
+        """Add the gradients of the samples' losses to those of their learners, and return the sums to divide by.
+
+        No pass waits for the one before it: losses are read when all passes are under way. Where one then turns out not to be
+        finite and is to be left out, all passes are taken again, each waiting for its losses. Processes that take every
+        pass together cannot begin again alone; there each pass waits from the start.
+        """
+        leaves_out = self._limits.non_finite == "skip"
+        sums = self._pass_over(samples, objective, compared=compared, waits=leaves_out and self._in_lockstep)
+        if sums.bad and leaves_out and not self._in_lockstep:
+            for learner in self.learners.values():
+                learner.forget_gradient()
+            sums = self._pass_over(samples, objective, compared=compared, waits=True)
+        return sums
+
+    def _pass_over(
+        self, samples: Sequence[Sample], objective: Objective, *, compared: bool, waits: bool
+    ) -> UpdateSums:
+        """Take all passes, forward and backward; one that `waits` leaves losses that are not finite out of its backward pass."""
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
@@ -240,8 +259,8 @@ class TorchTrainEngine(TrainEngine, Examines):
                         entropy_K = output.entropy_K if objective.entropy else None
                         loss = objective.policy_loss(Outputs(output.logp_K, entropy_K), part.targets)
                     found.append((name, part, output, loss))
-                totals = [loss.total.detach().double() for *_, loss in found]
-                finite = torch.stack(totals).isfinite().tolist() if totals else []  # one wait for a GPU
+                totals = read_together([loss.total for *_, loss in found]) if waits else []
+                finite = [bool(total.isfinite()) for total in totals] if waits else [True] * len(found)
                 for (name, part, output, loss), is_finite in zip(found, finite, strict=True):
                     learner = self.learners[name]
                     if not is_finite:
@@ -250,9 +269,8 @@ class TorchTrainEngine(TrainEngine, Examines):
                     sums.add(name, loss)
                     if isinstance(output, TokenStatistics):
                         sums.add_statistics(name, output, part.targets)
-                        if Column.BEHAVIOUR in part.targets.columns:
-                            gap_K = (output.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()
-                            sums.gaps.append((name, gap_K[part.targets.mask_K.bool()]))
+                        if compared:
+                            sums.add_gaps(name, output.logp_K, part.targets)
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
                 if self._forward.anchor is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,11 +17,27 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kapelle.errors import CheckpointError, NumericsError
-from kapelle.models.finite import poisoned
+from kapelle.models.finite import poisoned, soundness
+from kapelle.runtime.tensors import read_together
 from kapelle.settings.schema import OptimizerConfig
 
 Agreed = Callable[[str | None], str | None]
 """Takes what is wrong in this process, and returns what is wrong in some process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device was asked for, of which nothing was read."""
+
+    rate: float
+    before: Mapping[str, Any] | None
+    """A copy of what the learner was, to which an undone step returns; None where a broken one stops the run."""
+    unmoved: Sequence[nn.Parameter]
+    """Parameters that never had moments before."""
+    learned: Mapping[str, Tensor]
+    """Weights and moments after it, by name."""
+    unread: Sequence[Tensor]
+    """Scalars: the gradient's norm, whether that is finite, and whether what was learned is sound, for each device."""
 
 
 class Learner:
@@ -57,64 +75,82 @@ class Learner:
         return self._scaler.scale(loss)
 
     def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
-        """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
+        """Take a step alone; see `take_steps`."""
+        return take_steps({self: weight}, on_bad, agreed)[0]
 
-        A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-        is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
-        optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
-        this "skip" keeps a copy of them during the step. Where processes hold parts of the weights, `agreed` makes what
-        is wrong with the part of one known to all.
+    def launch(self, weight: float, *, undoable: bool) -> LaunchedStep:
+        """Ask the device for a step and for what has to be known of it, and wait for nothing.
+
+        The weights stay as they are where the gradient is not finite.
         """
-        # A step that breaks the weights is noticed after it was taken: `skip` then returns to this copy.
-        before = _snapshot(self.state(parts=True)) if on_bad == "skip" else None
+        # A step that breaks the weights is noticed after it was taken: one that can be undone keeps this copy until then.
+        before = _snapshot(self.state(parts=True)) if undoable else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._scaler.unscale_(self._optimizer)
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        pushed = [p for p in self.parameters.values() if p.grad is not None]
         # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
-        torch._foreach_div_(grads, weight)
+        torch._foreach_div_([p.grad for p in pushed if p.grad is not None], weight)
         bound = self._settings.max_grad_norm
-        norm = gathered(
-            nn.utils.clip_grad_norm_(list(self.parameters.values()), math.inf if bound is None else bound)
-        )
-        finite = bool(torch.isfinite(norm))
-        if not finite and on_bad == "stop" and not self._scaler.is_enabled():
-            raise NumericsError(
-                f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
-                "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
-            )
+        norm = gathered(nn.utils.clip_grad_norm_(pushed, math.inf if bound is None else bound))
+        finite = torch.isfinite(norm)
+        unmoved = [p for p in pushed if p not in self._optimizer.state]
+        if self._scaler.is_enabled():
+            self._scaler.step(self._optimizer)  # looks at the gradients itself
+        elif self._settings.name == "adamw":
+            # The fused kernel reads it where the gradients are, and then leaves everything as it is.
+            stepping: Any = self._optimizer
+            stepping.found_inf = finite.logical_not().float()
+            stepping.step()
+            del stepping.found_inf
+        elif bool(finite):
+            self._optimizer.step()
+        self._scaler.update()
+        learned = {f"weights.{name}": local_part(p.detach()) for name, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            moments = self._optimizer.state.get(parameter, {})
+            learned |= {
+                f"optimizer.{name}.{k}": local_part(v)
+                for k, v in moments.items()
+                if k != "step" and isinstance(v, Tensor)
+            }
+        return LaunchedStep(rate, before, unmoved, learned, [norm, finite, *soundness(learned)])
+
+    def settle(
+        self, step: LaunchedStep, read: Sequence[float], on_bad: str, agreed: Agreed
+    ) -> dict[str, float]:
+        """Say what became of a step, of whose `unread` these are the values: count it, undo it, or raise NumericsError."""
+        norm, finite, sound = read[0], bool(read[1]), all(read[2:])
         undone = False
-        if finite or self._scaler.is_enabled():
-            self._scaler.step(self._optimizer)
-            learned = {f"weights.{name}": local_part(p.detach()) for name, p in self.parameters.items()}
-            for name, parameter in self.parameters.items():
-                moments = self._optimizer.state.get(parameter, {})
-                learned |= {
-                    f"optimizer.{name}.{k}": local_part(v)
-                    for k, v in moments.items()
-                    if k != "step" and isinstance(v, Tensor)
-                }
-            wrong = agreed(poisoned(learned))
-            if wrong is not None and before is None:
+        if not finite and not self._scaler.is_enabled():
+            for parameter in step.unmoved:
+                self._optimizer.state.pop(parameter, None)  # zeros that were made for the step
+            if on_bad == "stop":
                 raise NumericsError(
-                    f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke its weights: {wrong}. No "
+                    f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
+                    "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+                )
+        else:
+            wrong = agreed(None if sound else poisoned(step.learned))
+            if wrong is not None and step.before is None:
+                raise NumericsError(
+                    f"The update {self.steps} of '{self.name}' at a rate of {step.rate:g} broke its weights: {wrong}. No "
                     "checkpoint holds them. Continue from the last one with a lower rate (`kapelle train --resume RUN "
                     "optimizer.lr=…`), leave such updates out (`training.non_finite=skip`), or go further back "
                     "(`kapelle runs rollback RUN --to STEP`)."
                 )
             undone = wrong is not None
-        self._scaler.update()
-        if undone and before is not None:
-            self.load_state(before)
+        if undone and step.before is not None:
+            self.load_state(step.before)
             finite = False
         self.steps += finite
         self.version += finite
         self.changed = self.changed or finite
         self.forget_gradient()
-        size = {"grad_norm": float(norm)} if finite else {}
+        size = {"grad_norm": norm} if finite else {}
         undo = {"undone": 1.0} if undone else {}
-        return {**size, "lr": rate, "skipped": float(not finite), **undo}
+        return {**size, "lr": step.rate, "skipped": float(not finite), **undo}
 
     def forget_gradient(self) -> None:
         """Drop what was accumulated since the last step."""
@@ -174,6 +210,36 @@ class Learner:
             learner.load_state(state)
             learner.version = version
             learner.changed = True
+
+
+def take_steps(
+    weights: Mapping[Learner, float], on_bad: str, agreed: Agreed = lambda wrong: wrong
+) -> list[dict[str, float]]:
+    """Divide each learner's accumulated gradient of sums by its weight, clip it, step; return norms and rates, in order.
+
+    All steps are launched before anything is read, so that a GPU is waited for once. Then every learner is settled, and the
+    first fault is raised: what the learners count is what their weights are.
+
+    A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
+    is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
+    optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
+    this "skip" keeps a copy of them during the step, one learner after the other. Where processes hold parts of the weights,
+    `agreed` makes what is wrong with the part of one known to all.
+    """
+    undoable = on_bad == "skip"
+    rows: list[dict[str, float]] = []
+    faults: list[NumericsError] = []
+    for together in [[learner] for learner in weights] if undoable else [list(weights)]:
+        steps = [learner.launch(weights[learner], undoable=undoable) for learner in together]
+        numbers = map(float, read_together([number for step in steps for number in step.unread]))
+        for learner, step in zip(together, steps, strict=True):
+            try:
+                rows.append(learner.settle(step, list(islice(numbers, len(step.unread))), on_bad, agreed))
+            except NumericsError as fault:
+                faults.append(fault)
+    if faults:
+        raise faults[0]
+    return rows
 
 
 def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Shapes: K target tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ from kapelle.functional.divergences import TokenStatistics
 from kapelle.functional.policy_losses import token_log_ratio
 from kapelle.rows import Column, Sample
 from kapelle.runtime.ranks import Ranks
-from kapelle.runtime.tensors import packed, unpacked
+from kapelle.runtime.tensors import packed, read_together, unpacked
 
 TAIL = 2.0
 """A token is in the tail if the new weights make it more than this many times more, or less, likely."""
@@ -55,28 +56,36 @@ class UpdateSums:
     """Learners with a loss that is not finite: nothing that they accumulated counts."""
     gaps: list[tuple[str, Tensor]] = field(default_factory=list)
     """Learners and |trainer − sampler| log-prob of their target tokens."""
+    unread_gaps: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    """The same before `read`, of all tokens, with the mask of those that count."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
     """Learner, metric (empty for the weight), sum and weight that `read` has not added yet: reading one waits for a GPU."""
 
     def add(self, learner: str, loss: Loss) -> None:
         """Add a batch's loss and metrics; `read` makes them count."""
-        self.unread.append((learner, "", loss.weight, loss.weight))
+        self.unread.append((learner, "", loss.total.detach(), loss.weight))
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             self.unread.append((learner, f"{name}/{learner}", total, weight))
 
     def read(self) -> None:
-        """Read what was added, with one wait for each device."""
-        values: dict[int, float] = {}
-        for device in {each.device for entry in self.unread for each in entry[2:]}:
-            here = {id(each): each for entry in self.unread for each in entry[2:] if each.device == device}
-            read = torch.stack([each.detach().double().reshape(()) for each in here.values()]).tolist()
-            values |= zip(here, read, strict=True)
-        for learner, metric, total, weight in self.unread:
+        """Read what was added, with one wait for each device; learners with a loss that is not finite are `bad` from then on."""
+        scalars = [each for entry in self.unread for each in entry[2:]]
+        columns = [each for entry in self.unread_gaps for each in entry[1:]]
+        read = read_together([*scalars, *columns])
+        values = [float(each) for each in read[: len(scalars)]]
+        for (learner, metric, *_), total, weight in zip(self.unread, values[::2], values[1::2], strict=True):
             if metric:
-                add_metric(self.sums.setdefault(learner, {}), metric, values[id(total)], values[id(weight)])
-            else:
-                self.weight[learner] = self.weight.get(learner, 0.0) + values[id(weight)]
+                add_metric(self.sums.setdefault(learner, {}), metric, total, weight)
+                continue
+            self.weight[learner] = self.weight.get(learner, 0.0) + weight
+            if not math.isfinite(total):
+                self.bad.add(learner)
+        for (learner, gap_K, _), own_K, mask_K in zip(
+            self.unread_gaps, read[len(scalars) :: 2], read[len(scalars) + 1 :: 2], strict=True
+        ):
+            self.gaps.append((learner, own_K[mask_K.bool()].to(gap_K.dtype)))
         self.unread.clear()
+        self.unread_gaps.clear()
 
     def merge(self, other: UpdateSums) -> None:
         """Add what another process has accumulated."""
@@ -87,6 +96,12 @@ class UpdateSums:
                 add_metric(self.sums.setdefault(name, {}), metric, total, weight)
         self.bad |= other.bad
         self.gaps.extend(other.gaps)
+
+    def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets) -> None:
+        """Add how far the trainer's log-probs are from the sampler's, where the samples have those."""
+        if Column.BEHAVIOUR in targets.columns:
+            gap_K = (logp_K.detach() - targets[Column.BEHAVIOUR]).abs()
+            self.unread_gaps.append((policy, gap_K, targets.mask_K))
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
