@@ -44,8 +44,8 @@ test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solut
 test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
 
-test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, and kill some (minutes)
-	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli)
+test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
+	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)
 
 test-types: $(STAMPS)/test ## let mypy and pyright read README, pages and examples, without a plugin (minutes; seconds the second time)
 	@$(BIN)/python -m pytest -m types $(or $(TESTS),tests/repository)

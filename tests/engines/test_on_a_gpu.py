@@ -1,32 +1,64 @@
-"""On a CUDA device: recorded steps, grouped adapters, fused attention and given-back memory change no number.
+"""On a CUDA device: sampling, updates and whole runs come to what they come to on a CPU, and killed runs go on.
 
-Everything here has a twin that runs on a CPU, where torch computes the same in another way.
+`pytest -m gpu` runs it on a real one; tests of two devices skip where there is one. The same file runs on the twin
+(`tests/twin`). Numbers are compared with those of a CPU or of plain steps, whose tests are elsewhere.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from tests.support.tiny import LORA, lora_policies, stir, tiny_model, train_engine
+from tests.faults.rank_kills import apart
+from tests.support.killed_ranks import Kill, Way, said, train
+from tests.support.killed_runs import Death
+from tests.support.ranks import run_ranks
+from tests.support.tiny import (
+    LORA,
+    SIZE,
+    draw_samples,
+    first_gradient,
+    lora_policies,
+    sections,
+    stir,
+    tiny_model,
+    train_engine,
+    with_behaviour,
+)
+from tests.training.test_ranks import FEW, SHARDED, Case, furthest, learn_all, learned
 from torch import Tensor
 
+from kapelle.algorithms.grpo import GRPO
+from kapelle.cli import main
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
+from kapelle.engines.train.protocol import Objective
 from kapelle.models.fast import fused, routed_linear
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
-from kapelle.models.weights import weights_hash
+from kapelle.models.weights import save_model, weights_hash
 from kapelle.rows import Sample
+from kapelle.runs.reader import read_metrics
+from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
 DEVICE = "cuda"
+
+# Processes are forked from one that has asked for GPUs: asked in this way, it does not start CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
 
 JOBS = [
     Job(name, tuple(range(7, 7 + length)), Sampling(max_tokens=70), length)
@@ -35,20 +67,24 @@ JOBS = [
 ]
 
 
-def model_on_device(dtype: str = "float32", *, adapted: bool = True) -> LanguageModel:
+def model_on_device(dtype: str = "float32", *, adapted: bool = True, device: str = DEVICE) -> LanguageModel:
     """A tiny base, with two adapters."""
     model = tiny_model(dtype=dtype)
-    torch.nn.Module.to(model.model, DEVICE)
+    torch.nn.Module.to(model.model, device)
     for seed, name in enumerate(("a", "b") if adapted else ()):
         model.bank.add(name, LORA, seed)
         stir(model.bank.parameters(name), seed)
     return model
 
 
-def told_by(decoder: Decoder) -> list[RowOutput]:
-    said = decoder.join(JOBS)
+def finish(decoder: Decoder) -> None:
     while decoder.in_flight:
         decoder.advance(100)
+
+
+def told_by(decoder: Decoder) -> list[RowOutput]:
+    said = decoder.join(JOBS)
+    finish(decoder)
     return said
 
 
@@ -74,8 +110,7 @@ def test_sampler_and_trainer_agree() -> None:
     jobs = [job for job in JOBS if job.adapter]
     decoder = Decoder(model, 2)
     said = decoder.join(jobs)
-    while decoder.in_flight:
-        decoder.advance(100)
+    finish(decoder)
     samples = [
         Sample(
             str(job.adapter),
@@ -143,3 +178,171 @@ def test_weights_have_one_hash_wherever_they_lie(dtype: torch.dtype) -> None:
     there = {name: tensor.to(DEVICE) for name, tensor in weights.items()}
     assert weights_hash(there) == weights_hash(weights)
     assert weights_hash({**there, "4": weights["4"]}) == weights_hash(weights)  # on two devices
+
+
+STOPPING = [
+    Job(job.adapter, job.prompt, Sampling(max_tokens=70, stop=stop), job.seed)
+    for job, stop in zip(JOBS, 3 * [("e",), (), ("zq", "t"), ("never said",)], strict=True)
+]
+
+
+@pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
+def test_stop_strings_end_the_same_rows_as_on_a_cpu(recorder_on: Any) -> None:
+    outputs = []
+    for device in ("cpu", DEVICE):
+        decoder = Decoder(
+            model_on_device(device=device), 3, recorder_on=recorder_on if device == DEVICE else nowhere
+        )
+        outputs.append(decoder.join(STOPPING))
+        finish(decoder)
+    here, there = outputs
+    assert [one.text for one in there] == [one.text for one in here]
+    assert [one.finish_reason for one in there] == [one.finish_reason for one in here]
+    assert [one.ids for one in there] == [one.ids for one in here]
+    assert {"stop", "length"} <= {one.finish_reason for one in here}
+
+
+@pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
+@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
+def test_rows_that_join_at_different_times_say_what_they_say_alone(
+    most: float, recorder_on: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "LARGEST", most)
+    decoder = Decoder(model_on_device(), 3, kept_tokens=1 << 16, recorder_on=recorder_on)
+    together: list[RowOutput] = []
+    for k, job in enumerate(STOPPING):
+        together += decoder.join([job])
+        decoder.advance(1 + 5 * (k % 3))
+    finish(decoder)
+    # A turn that goes on from what was said reads the cache that is kept of it.
+    turns = [
+        Job(job.adapter, (*job.prompt, *one.ids, 9, 8, 7), Sampling(max_tokens=20), job.seed)
+        for job, one in zip(STOPPING, together, strict=True)
+    ]
+    assert decoder.kept_places > 0
+    second = decoder.join(turns[:5])
+    decoder.advance(3)
+    second += decoder.join(turns[5:])
+    finish(decoder)
+    for job, one in zip((*STOPPING, *turns), (*together, *second), strict=True):
+        alone = Decoder(model_on_device(device="cpu"), 3)
+        (other,) = alone.join([job])
+        finish(alone)
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def updated(device: str, dtype: str, adapters: str) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Take an update; return its metrics and the gradients of its adapters, one vector each."""
+    model = model_on_device(dtype, adapted=False, device=device)
+    engine = train_engine(lora_policies(*adapters), models={"base": model})
+    samples = with_behaviour(engine, draw_samples([*adapters], [(9, 20), (5, 40), (30, 7), (12, 1)]))
+    metrics = engine.update(samples, Objective(GRPO().build().policy_loss))
+    gradients = {
+        name: torch.cat([each.cpu().flatten() for each in first_gradient(engine, name).values()])
+        for name in adapters
+    }
+    return metrics, gradients
+
+
+@pytest.mark.parametrize("adapters", ["a", "abcd"], ids=["one adapter", "four adapters"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_an_update_is_that_of_a_cpu_in_float32(dtype: str, bound: float, adapters: str) -> None:
+    expected, straight = updated("cpu", "float32", adapters)
+    metrics, gradients = updated(DEVICE, dtype, adapters)  # compares its log-probs with the sampler's
+    assert metrics.keys() == expected.keys()
+    for name in adapters:
+        length = float(straight[name].norm())
+        assert length > 0
+        assert float((gradients[name] - straight[name]).norm()) <= bound * length
+    for name, value in metrics.items():
+        if name.startswith(("loss", "gradient_norm", "entropy")):
+            assert value == pytest.approx(expected[name], rel=bound, abs=bound), name
+
+
+def test_the_demo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
+    words = (
+        "demo",
+        "training.steps=2",
+        f"model.device={DEVICE}",
+        "warmup.steps=40",
+        "evaluation.problems=40",
+    )
+    assert main(["train", *words, "--run-dir", str(tmp_path / "run"), "--no-rich"]) == 0
+    rows = read_metrics(tmp_path / "run")
+    assert len(rows) == 2
+    assert all(math.isfinite(value) for row in rows for name, value in row.items() if "loss" in name)
+    assert all(0 < row["parity/max"] <= 1e-4 for row in rows)
+
+
+@pytest.mark.parametrize("place", ["in a rollout", "between updates", "state written"])
+def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
+    way, run, whole = Way("ddp", steps=3, device=DEVICE), tmp_path / "run", tmp_path / "whole"
+    assert train(way, whole, 1) == [0], said(whole)
+    assert train(way, run, 1, Kill(Death(place, 2))) == [-9]
+    assert train(way, run, 1) == [0], said(run)
+    assert apart(run, whole) == []
+
+
+@two_devices
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_a_run_on_two_gpus_goes_on_with_one(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
+    way, run, whole = Way(engine, steps=3, device=DEVICE), tmp_path / "run", tmp_path / "whole"
+    assert train(way, whole, 2) == [0, 0], said(whole)
+    assert train(way, run, 2, Kill(Death("in an update", 8))) == [-9, -9]
+    assert train(way, run, 1) == [0], said(run)
+    assert apart(run, whole) == []
+
+
+@two_devices
+@pytest.mark.parametrize("cases", [FEW, SHARDED], ids=["ddp", "fsdp"])
+def test_two_gpus_learn_what_a_cpu_learns(cases: list[Case]) -> None:
+    on_gpus = [(name, {**over, "model": {"device": DEVICE}}) for name, over in cases]
+    one, other = run_ranks(2, learn_all, on_gpus)
+    assert not isinstance(one, str), one
+    assert not isinstance(other, str), other
+    for number, case in enumerate(cases):
+        alone, rows = learned(case)
+        for weights, theirs in (one[number], other[number]):
+            assert furthest(weights, alone) <= 1e-4, case
+            assert furthest(weights, one[number][0]) == 0, case
+            for row, found in zip(rows, theirs, strict=True):
+                assert found == pytest.approx(row, rel=1e-3, abs=1e-4), case
+
+
+@two_devices
+def test_models_on_two_gpus_and_the_cpu_learn_together(tmp_path: Path) -> None:
+    save_model(tmp_path / "other", tiny_model(3))
+    save_model(tmp_path / "third", tiny_model(4))
+
+    def metrics(first: str, second: str) -> list[dict[str, float]]:
+        weights = {
+            "a": "lora",
+            "b": {"model": str(tmp_path / "other"), "train": "lora", "device": second},
+            "c": {"model": str(tmp_path / "third"), "train": "full", "device": "cpu"},
+        }
+        team = {
+            "agents": [{"name": name, "weights": of} for name, of in weights.items()],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 4},
+        }
+        model = {"embedded": SIZE, "device": first}
+        optimizer = {"lr": 1e-2, "eps": 1e-2}
+        chosen = sections(algorithm={"name": "ippo"}, model=model, team=team, optimizer=optimizer)
+        with Trainer(**chosen) as trainer:
+            steps = trainer.steps(2)
+            return [
+                {k: v for k, v in step.metrics.items() if not k.startswith(("time/", "memory/"))}
+                for step in steps
+            ]
+
+    here, there = metrics("cpu", "cpu"), metrics("cuda:0", "cuda:1")
+    for one, other in zip(here, there, strict=True):
+        assert other == pytest.approx(one, rel=1e-2, abs=1e-3)

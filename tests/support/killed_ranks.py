@@ -100,12 +100,14 @@ class Way:
     engine: str = "ddp"
     background: bool = False
     steps: int = 4
+    device: str | None = None
 
     def recipe(self, place: Path) -> Path:
         """Write the recipe of this way and return it."""
         tree = yaml.safe_load(RECIPE) | {"train_engine": {"name": self.engine, "timeout": 20}}
         tree["checkpoint"]["background"] = self.background
         tree["training"]["steps"] = self.steps
+        tree["model"]["device"] = self.device
         if self.engine == "fsdp":
             tree |= WHOLE
         place.mkdir(parents=True, exist_ok=True)
@@ -177,6 +179,7 @@ def _train(
     if ranks > 1:
         os.environ.update(environment(rank, ranks, port))
     (pids / str(rank)).write_text(str(os.getpid()))
+    torch.set_num_threads(1)  # makes torch's threads anew after the fork; two threads at once would fail to
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(int(saved))  # only a checkpoint brings back the generators of a run that nobody killed
     if kill is not None and kill.death is not None and kill.rank in (rank, None):

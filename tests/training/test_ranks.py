@@ -44,7 +44,8 @@ def learned(case: Case, steps: int = STEPS) -> tuple[Weights, list[dict[str, flo
         rows = [dict(step.metrics) for step in trainer.steps(steps)]
         critics = [critic.name for critic in trainer.team.critics.values() if critic.trained]
         weights: Weights = {
-            name: frozen_copy(trainer.engine.weights(name)) for name in [*trainer.team.trained, *critics]
+            name: {key: tensor.cpu() for key, tensor in frozen_copy(trainer.engine.weights(name)).items()}
+            for name in [*trainer.team.trained, *critics]
         }
     return weights, [{k: v for k, v in row.items() if not k.startswith(OTHERWISE)} for row in rows]
 

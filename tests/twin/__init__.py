@@ -5,12 +5,15 @@ where tensors live, what autocast does to their types, how often a step launches
 captured, and that results are those of a CPU. They say nothing about speed, races of streams, CUDA's own rounding and
 nondeterminism, the alignment that kernels want, cuDNN's choices or NCCL (`docs/performance.md`).
 
-A process has the twin if `python -m pytest -p tests.twin.plugin` started it, as `test_on_the_twin.py` does.
+A process has the twin if `python -m pytest -p tests.twin.plugin` started it, as `test_on_the_twin.py` does; so have all
+processes of Python that it starts, such as ranks and samplers.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import hashlib
 import shutil
 import subprocess
@@ -32,6 +35,12 @@ def library() -> Path:
         if not made.is_file():
             _compile(torch, made)
     return made
+
+
+@functools.cache
+def device() -> ctypes.CDLL:
+    """Load the device into this process, which must not have asked torch yet what devices there are."""
+    return ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
 
 
 def _compile(torch: Path, made: Path) -> None:

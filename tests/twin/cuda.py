@@ -1,6 +1,6 @@
 """Makes `torch.cuda` speak of the twin, and counts launches, waits and copies by the line of kapelle that asked for them.
 
-To be imported before torch, which asks once what devices there are.
+The device is to be loaded before torch, which asks once what devices there are.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from contextlib import ContextDecorator, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from tests.twin import library
+from tests.twin import device
 
-assert "torch" not in sys.modules, "the twin comes before torch: `python -m pytest -p tests.twin.plugin`"
-_device = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+assert "torch" not in sys.modules or device.cache_info().currsize, (
+    "the twin comes before torch: `python -m pytest -p tests.twin.plugin`"
+)
+_device = device()
 for _name in ("bytes", "captured", "size"):
     getattr(_device, f"twin_{_name}").restype = ctypes.c_long
 for _name in ("size", "forget", "replay"):
     getattr(_device, f"twin_{_name}").argtypes = [ctypes.c_long]
+_device.twin_resize.argtypes = [ctypes.c_long, ctypes.c_long]
 
 import torch  # noqa: E402
+from torch import distributed  # noqa: E402
 
 DEVICES = 2
 MEMORY = 140 << 30
@@ -94,6 +98,27 @@ class _Stream:
         self.device = torch.device("cuda", max(_index_of(device), 0))
 
     def wait_stream(self, other: _Stream) -> None: ...
+
+    def wait_event(self, event: _Event) -> None: ...
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+    def synchronize(self) -> None:
+        _hear("synchronize", "waits")
+
+
+class _Event:
+    """A moment of the only stream, which is over."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, stream: _Stream | None = None) -> None: ...
+
+    def wait(self, stream: _Stream | None = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         _hear("synchronize", "waits")
@@ -167,6 +192,7 @@ def install() -> None:
         },
         **{name: partial(_Stream) for name in ("current_stream", "default_stream")},
         "Stream": _Stream,
+        "Event": _Event,
         "current_device": lambda: _device.twin_device(-1),
         "set_device": lambda device: _device.twin_device(_index_of(device)),
         "device": _On,
@@ -184,6 +210,8 @@ def install() -> None:
         (torch.cuda.random, {"manual_seed_all": lambda _: None}),
         (torch.version, {"cuda": "13.0"}),
         (torch.Tensor, {"record_stream": lambda *_: None}),
+        (torch.UntypedStorage, {"resize_": _resize_of(torch.UntypedStorage.resize_)}),
+        (distributed, {"init_process_group": _by_gloo(distributed.init_process_group)}),
         *(
             (kind, {"__deepcopy__": _deepcopy_of(kind.__deepcopy__)})
             for kind in (torch.Tensor, torch.nn.Parameter)
@@ -192,6 +220,27 @@ def install() -> None:
     for place, named in places:
         for name, answer in named.items():
             setattr(place, name, answer)
+
+
+def _by_gloo(plain: Any) -> Any:
+    """Let gloo stand for NCCL, which the device's collectives reach through the CPU's (`device.cpp`)."""
+
+    def joined(backend: str, **settings: Any) -> None:
+        plain(backend.replace("nccl", "gloo"), **settings)
+
+    return joined
+
+
+def _resize_of(plain: Any) -> Any:
+    """A CPU build cannot change the size of a CUDA storage in Python; the device can."""
+
+    def resized(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != "cuda":
+            return plain(self, size)  # type: ignore[no-any-return]
+        _device.twin_resize(self._cdata, size)
+        return self
+
+    return resized
 
 
 def _deepcopy_of(plain: Any) -> Any:

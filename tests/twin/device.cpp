@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -137,6 +138,11 @@ template <class Change> IValue mapped(const IValue& value, Change change) {
     c10::List<std::optional<Tensor>> list;
     for (const auto& each : value.toOptionalTensorVector()) list.push_back(each ? std::optional<Tensor>(change(*each)) : std::nullopt);
     return list;
+  }
+  if (value.isList() && value.toListRef().size() && value.toListRef()[0].isTensorList()) {
+    c10::List<std::vector<Tensor>> lists;
+    for (const IValue& each : value.toListRef()) lists.push_back(mapped(each, change).toTensorVector());
+    return lists;
   }
   return value;
 }
@@ -385,12 +391,28 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     if (each.name.rfind("aten::_foreach_", 0) == 0 && each.overload_name.find("out") == std::string::npos)
       library.impl((each.name.substr(6) + (each.overload_name.empty() ? "" : "." + each.overload_name)).c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
 }
+// Collectives run on the backend of the CPU, which is gloo, and stand for NCCL's.
+struct Silent final : c10::WarningHandler { void process(const c10::Warning&) override {} };
+TORCH_LIBRARY_IMPL(c10d, CUDA, library) {
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard replaced(&silent);  // torch says that its own kernels are replaced
+  for (const char* name : {"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_",
+       "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "barrier"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
+}
 
 extern "C" {
 void twin_listen(void (*with)(const char*, int, long)) { listener = with; }
 int twin_device(int index) { return index < 0 ? current : std::exchange(current, index); }
 long twin_bytes(int most) { return most ? most_bytes_held : bytes_held; }
 void twin_reset_most() { most_bytes_held = bytes_held.load(); }
+void twin_resize(long storage, long bytes) {
+  auto* cuda = reinterpret_cast<StorageImpl*>(storage);
+  Storage cpu = Held::of(*cuda).cpu;
+  at::native::resize_bytes_cpu(cpu.unsafeGetStorageImpl(), static_cast<size_t>(bytes));
+  cuda->set_data_ptr_noswap(on_device(cpu, cuda->device().index()));
+  cuda->set_nbytes(cpu.nbytes());
+}
 void twin_capture() { capturing = new Graph(); }
 long twin_captured() {
   static long made = 0;

@@ -12,16 +12,13 @@ import torch
 import yaml
 from tests.faults.data import write_data
 from tests.faults.recipes import SANDBOXED, write_recipes
-from tests.support.tiny import SIZE, sections, tiny_model
 
 from kapelle.cli import main
 from kapelle.models.fast import fused
-from kapelle.models.weights import save_model
 from kapelle.runs.reader import read_metrics
 from kapelle.runs.step_rows import lines_of, stored_steps
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.setup.recipe import builtin_recipes
-from kapelle.training.trainer import Trainer
 
 KINDS = sorted(set(builtin_recipes()) - SANDBOXED)
 
@@ -89,32 +86,6 @@ def test_half_precision_trains_and_keeps_parity(
     rows = read_metrics(run)
     assert rows
     assert all(math.isfinite(value) for row in rows for name, value in row.items() if "loss" in name)
-
-
-def test_models_on_two_gpus_and_the_cpu_learn_together(tmp_path: Path) -> None:
-    save_model(tmp_path / "other", tiny_model(3))
-    save_model(tmp_path / "third", tiny_model(4))
-
-    def metrics(first: str, second: str) -> list[dict[str, float]]:
-        weights = {
-            "a": "lora",
-            "b": {"model": str(tmp_path / "other"), "train": "lora", "device": second},
-            "c": {"model": str(tmp_path / "third"), "train": "full", "device": "cpu"},
-        }
-        team = {
-            "agents": [{"name": name, "weights": of} for name, of in weights.items()],
-            "lora": {"rank": 2, "alpha": 4.0},
-            "sampling": {"max_tokens": 4},
-        }
-        model = {"embedded": SIZE, "device": first}
-        optimizer = {"lr": 1e-2, "eps": 1e-2}
-        chosen = sections(algorithm={"name": "ippo"}, model=model, team=team, optimizer=optimizer)
-        with Trainer(**chosen) as trainer:
-            return [dict(step.metrics) for step in trainer.steps(2)]
-
-    for one, other in zip(metrics("cpu", "cpu"), metrics("cuda:0", "cuda:1"), strict=True):
-        for name in one.keys() - {name for name in one if name.startswith(("time/", "memory/"))}:
-            assert other[name] == pytest.approx(one[name], rel=1e-2, abs=1e-3), name
 
 
 def test_generators_of_more_gpus_than_there_are_are_left_out() -> None:

@@ -26,6 +26,7 @@ pytestmark = [
         "tests/engines/test_on_a_gpu.py",
         "tests/twin/budgets.py",
         "tests/twin/runs_on_both.py",
+        pytest.param("tests/twin/processes.py", marks=pytest.mark.ranks),
         pytest.param("tests/twin/families.py", marks=pytest.mark.models),
     ],
 )
