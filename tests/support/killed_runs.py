@@ -148,7 +148,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
         "in a rollout": (LocalEngine, "generate", "before"),
         "in an update": (ForwardPass, "outputs", "before"),
         "in an evaluation": (evaluation, "summarise", "before"),
-        "between updates": (Learner, "step", "before"),
+        "between updates": (Learner, "launch", "before"),
         "after a step, nothing recorded": (Loop, "step", "after"),
         "metrics recorded": (RunDirectory, "record_metrics", "after"),
         "episodes recorded": (RunDirectory, "record_episodes", "after"),
