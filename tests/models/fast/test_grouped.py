@@ -15,7 +15,7 @@ from tests.support.tiny import same_bits, stir, tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kapelle.models.fast import routed_linear
+from kapelle.models.fast import kernels, routed_linear
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.routed_linear import (
     AdapterGroup,
@@ -401,10 +401,11 @@ class TestSeparation:
 class TestRule:
     @pytest.fixture
     def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A machine whose first GPU is a Hopper, the second an Ampere."""
+        """A machine without Triton, whose first GPU is a Hopper, the second an Ampere, the third a Turing."""
+        monkeypatch.setattr(kernels, "has_triton", lambda: False)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device: [(9, 0), (8, 0)][device.index or 0]
+            torch.cuda, "get_device_capability", lambda device: [(9, 0), (8, 0), (7, 5)][device.index or 0]
         )
 
     @pytest.mark.usefixtures("gpu")
@@ -420,6 +421,28 @@ class TestRule:
     )
     def test_where_the_kernel_is(self, device: str, dtype: torch.dtype, expected: bool) -> None:
         assert has_kernel(torch.device(device), dtype) is expected
+
+    @pytest.mark.usefixtures("gpu")
+    @pytest.mark.parametrize(
+        ("device", "dtype", "ours"),
+        [
+            ("cuda:0", torch.bfloat16, False),  # torch has one
+            ("cuda:0", torch.float16, True),
+            ("cuda:1", torch.bfloat16, True),
+            ("cuda:1", torch.float16, True),
+            ("cuda:1", torch.float32, True),
+            ("cuda:1", torch.float64, False),
+            ("cuda:2", torch.float16, False),
+            ("cpu", torch.float16, False),
+        ],
+    )
+    @pytest.mark.parametrize("right", [True, False])
+    def test_where_ours_stands_in(
+        self, device: str, dtype: torch.dtype, ours: bool, right: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kernels, "has_triton", lambda: True)
+        monkeypatch.setattr(kernels, "holds", lambda *_: right)
+        assert routed_linear.triton_has_kernel(torch.device(device), dtype) is (ours and right)
 
     @pytest.mark.usefixtures("gpu")
     def test_a_build_for_other_gpus_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ both passes by hand saves what autograd costs: split and joined activations and 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors, so no gradient
 crosses from one adapter to another.
 
-Several adapters are one grouped product where there is a kernel for it; else each has its own products. A GPU is mostly idle
-while products of few rows are started. `grouped_mm` computes the products of all groups of rows in one kernel, forward,
+Several adapters are one grouped product where there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
+its own products. A GPU is mostly idle while products of few rows are started. A grouped product computes the products of all groups of rows in one kernel, forward,
 backward, and, with both sides flat, the gradient of each group's weight. The factors are stacked; smaller ranks are filled
 up with zeros, which changes no number. Rows without an adapter are a group whose factors are zero, because rows outside all
 groups are not computed.
@@ -28,7 +28,7 @@ Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
@@ -39,12 +39,17 @@ from torch.nn import functional
 from torch.nn.functional import pad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from kapelle.models.fast import kernels
+
 LEAST_ADAPTERS = 2
 """Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
 ranks have to be padded."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
+
+LEAST_CAPABILITY = (8, 0)
+"""From which compute capability our kernel for grouped products multiplies by tensor cores in both half precisions."""
 
 STACKS = 4
 """Stacks of factors that a layer keeps: passes with other adapters, or in another order, have others."""
@@ -254,7 +259,12 @@ class Factored(NamedTuple):
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether grouped products of a type are one kernel on a device."""
+    """Return whether grouped products of a type are one kernel on a device: torch's, or ours in Triton."""
+    return torch_has_kernel(device, dtype) or triton_has_kernel(device, dtype)
+
+
+def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch's grouped product is one kernel for a type on a device."""
     return (
         hasattr(functional, "grouped_mm")  # since torch 2.10
         and device.type == "cuda"
@@ -264,12 +274,65 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
+def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether our grouped products (`triton_products.py`) stand in for torch's, and give plain numbers, for a type on a device."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and dtype in kernels.BOUNDS
+        and not torch_has_kernel(device, dtype)
+        and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+        and kernels.has_triton()
+        and kernels.holds("Triton's grouped products", (device, dtype), lambda: _trial(device, dtype))
+    )
+
+
+def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield both products of four groups, one of them empty, and of one at a time."""
+    from kapelle.models.fast import triton_products
+
+    ends = (3, 3, 70, 150)
+    x_NI = kernels.drawn(150, 72, seed=0, device=device, dtype=dtype)
+    w_GIO = kernels.drawn(4, 24, 72, seed=1, device=device, dtype=dtype).transpose(1, 2)
+    y_NO = kernels.drawn(150, 24, seed=2, device=device, dtype=dtype)
+    ends_G = torch.tensor(ends, dtype=torch.int32, device=device)
+    rows = [slice(first, last) for first, last in zip((0, *ends), ends, strict=False)]
+    yield (
+        triton_products.grouped(x_NI, w_GIO, ends_G),
+        torch.cat([x_NI[own] @ w_IO for own, w_IO in zip(rows, w_GIO, strict=True)]),
+    )
+    yield (
+        triton_products.grouped_outer(x_NI, y_NO, ends_G),
+        torch.stack([x_NI[own].t() @ y_NO[own] for own in rows]),
+    )
+
+
 def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
     """Return whether the updates of so many adapters are grouped for an input: at least `LEAST`, and a kernel for them."""
     if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
         return False
+    if triton_has_kernel(x_NI.device, x_NI.dtype):
+        return True
     step = ALIGNMENT // x_NI.element_size()
     return x_NI.shape[1] % step == 0 == features_out % step
+
+
+def _grouped(x_NI: Tensor, weight_GIO: Tensor, ends_G: Tensor) -> Tensor:
+    """Return each group's rows times its own weight, `_NO`."""
+    if triton_has_kernel(x_NI.device, x_NI.dtype):
+        from kapelle.models.fast import triton_products
+
+        return triton_products.grouped(x_NI, weight_GIO, ends_G)
+    return functional.grouped_mm(_aligned(x_NI), weight_GIO, offs=ends_G)
+
+
+def _grouped_outer(left_NI: Tensor, right_NO: Tensor, ends_G: Tensor) -> Tensor:
+    """Return the sum of each group's outer products, `_GIO`."""
+    if triton_has_kernel(left_NI.device, left_NI.dtype):
+        from kapelle.models.fast import triton_products
+
+        return triton_products.grouped_outer(left_NI, right_NO, ends_G)
+    return functional.grouped_mm(_aligned(left_NI).t(), _aligned(right_NO), offs=ends_G)
 
 
 def add_updates(
@@ -284,8 +347,8 @@ def add_updates(
             if group.dropout:
                 rows = slice(group.first, group.last)
                 x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
-    low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=ends_G)
-    out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=ends_G))
+    low_Nr = _grouped(x_NI, stack.down_GrI.transpose(1, 2), ends_G)
+    out_NO.add_(_grouped(low_Nr, stack.up_GOr.transpose(1, 2), ends_G))
     return low_Nr, mask_NI
 
 
@@ -302,17 +365,16 @@ def backward_updates(
 ) -> list[Factored]:
     """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
     stack, ends_G = (stacks or KeptStacks()).of(groups, x_NI)
-    given_NO = _aligned(given_NO)
-    given_Nr = functional.grouped_mm(given_NO, stack.up_GOr, offs=ends_G)
+    given_Nr = _grouped(given_NO, stack.up_GOr, ends_G)
     if dx_NI is not None:
-        through_NI = functional.grouped_mm(given_Nr, stack.down_GrI, offs=ends_G)
+        through_NI = _grouped(given_Nr, stack.down_GrI, ends_G)
         dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
     if not factors:
         return [Factored(None, None) for _ in groups]
     if mask_NI is not None:
         x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = functional.grouped_mm(given_Nr.t(), _aligned(x_NI), offs=ends_G).to(groups[0].a_rI.dtype)
-    db_GOr = functional.grouped_mm(given_NO.t(), low_Nr, offs=ends_G).to(groups[0].b_Or.dtype)
+    da_GrI = _grouped_outer(given_Nr, x_NI, ends_G).to(groups[0].a_rI.dtype)
+    db_GOr = _grouped_outer(given_NO, low_Nr, ends_G).to(groups[0].b_Or.dtype)
     ranks = [len(group.a_rI) for group in groups]
     db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
     return [
