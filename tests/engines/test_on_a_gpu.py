@@ -30,7 +30,7 @@ from tests.support.tiny import (
     with_behaviour,
 )
 from tests.training.test_ranks import FEW, SHARDED, Case, furthest, learn_all, learned
-from torch import Tensor
+from torch import Tensor, nn
 
 from kapelle.algorithms.grpo import GRPO
 from kapelle.cli import main
@@ -38,6 +38,7 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.learner import Learner
 from kapelle.models.fast import fused, routed_linear
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
@@ -45,6 +46,7 @@ from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.rows import Sample
 from kapelle.runs.reader import read_metrics
+from kapelle.settings.schema import OptimizerConfig
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
@@ -143,6 +145,34 @@ def test_grouped_adapters_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(routed_linear, "has_kernel", lambda _device, _dtype: False)
     for one, other in zip(together, learned(), strict=True):
         assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])
+def test_an_optimiser_goes_on_with_what_one_on_another_device_saved(way: tuple[str, str]) -> None:
+    def learner_on(device: str) -> Learner:
+        generator = torch.Generator().manual_seed(3)
+        weights = {
+            name: nn.Parameter(torch.randn(5, 3, generator=generator).to(device)) for name in ("v", "w")
+        }
+        return Learner(
+            "a", weights, OptimizerConfig(lr=0.1, weight_decay=0.1, eps=1e-3), 0.1, 10, scaled=False
+        )
+
+    def push(one: Learner, by: float) -> None:
+        sum((p * p * by).sum() for p in one.parameters.values()).backward()  # type: ignore[union-attr]
+        assert one.step(2.0, "stop")["skipped"] == 0.0
+
+    here, there = (learner_on(device) for device in way)
+    for by in (1.0, -0.5):
+        push(here, by)
+    there.load_state(here.state())
+    for one in (here, there):
+        push(one, 2.0)
+    assert {t.device.type for t in there.state()["optimizer"]["w"].values()} == {way[1]}
+    for name, weight in here.parameters.items():
+        assert torch.allclose(weight.cpu(), there.parameters[name].cpu(), atol=1e-6)
+        for key, moment in here.state()["optimizer"][name].items():
+            assert torch.allclose(moment.cpu(), there.state()["optimizer"][name][key].cpu(), atol=1e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])

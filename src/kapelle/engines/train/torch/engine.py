@@ -11,11 +11,12 @@ Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from kapelle.engines.train.protocol import (
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner, take_steps
 from kapelle.engines.train.torch.sharing import AmongRanks, UpdateSums, add_metric, means
-from kapelle.errors import CheckpointError, ContextError, ModelError, NumericsError
+from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
@@ -45,6 +46,16 @@ from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.tensors import read_together
 from kapelle.team import Critic, Policy, embedder_name, reference_name
+
+LOG = logging.getLogger(__name__)
+
+EASED = (
+    "Set `training.gradient_checkpointing: true`, `model.dtype: bfloat16` or a lower `sampling.max_tokens`, or give the device less "
+    "else to hold (`kapelle plan` says what it holds)."
+)
+"""What leaves a pass more memory."""
+
+Result = TypeVar("Result")
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
 """Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""
@@ -235,17 +246,26 @@ class TorchTrainEngine(TrainEngine, Examines):
         pass together cannot begin again alone; there each pass waits from the start.
         """
         leaves_out = self._limits.non_finite == "skip"
-        sums = self._pass_over(samples, objective, compared=compared, waits=leaves_out and self._in_lockstep)
+
+        def taken(*, waits: bool) -> UpdateSums:
+            return self._forward.fitting(
+                lambda: self._pass_over(samples, objective, compared=compared, waits=waits)
+            )
+
+        sums = taken(waits=leaves_out and self._in_lockstep)
         if sums.bad and leaves_out and not self._in_lockstep:
-            for learner in self.learners.values():
-                learner.forget_gradient()
-            sums = self._pass_over(samples, objective, compared=compared, waits=True)
+            sums = taken(waits=True)
         return sums
 
     def _pass_over(
         self, samples: Sequence[Sample], objective: Objective, *, compared: bool, waits: bool
     ) -> UpdateSums:
-        """Take all passes, forward and backward; one that `waits` leaves losses that are not finite out of its backward pass."""
+        """Take all passes from the first, forward and backward.
+
+        One that `waits` leaves losses that are not finite out of its backward pass.
+        """
+        for learner in self.learners.values():
+            learner.forget_gradient()  # of passes that are taken again
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
@@ -429,14 +449,21 @@ class ForwardPass:
         With `limits.gradient_checkpointing` a backward pass computes each decoder block again.
         """
         self._placements = placements
-        self._limits = limits
+        self._recompute = limits.gradient_checkpointing
         self._equalise = equalise
+        self._most_tokens = limits.microbatch_tokens
+        """Of a pass; less than the setting once memory has run out."""
+        self._tokens, self._largest = 0, 0
+        """Of the latest pass, and of the largest one beside it."""
         self.anchor: Tensor | None = None
         """A loss of zero that depends on the last pass, where every process has to go back through it; else None."""
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        return self.fitting(lambda: self._embed(samples))
+
+    def _embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         answers: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
             placement = self._placements[batch.owners[0][0]]
@@ -455,6 +482,9 @@ class ForwardPass:
 
         With `entropy`, return log-probs and entropies `_T2` instead; then all samples are policies'.
         """
+        return self.fitting(lambda: self._score(samples, entropy))
+
+    def _score(self, samples: Sequence[Sample], entropy: bool) -> list[Tensor]:
         answers: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
             found = self.outputs(batch, Entropy.MEASURED if entropy else Entropy.LEFT_OUT)
@@ -475,7 +505,7 @@ class ForwardPass:
         """
         placement = self._placements[batch.owners[0][0]]
         route = [(self._placements[name].adapter, first, last) for name, first, last in batch.owners]
-        recompute = self._limits.gradient_checkpointing and torch.is_grad_enabled()
+        recompute = self._recompute and torch.is_grad_enabled()
         with placement.model.computing(route, keys_N):
             hidden_ND = placement.model.hidden(
                 batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute
@@ -506,16 +536,56 @@ class ForwardPass:
         found: dict[str, list[tuple[list[int], Batch]]] = {name: [] for name in names.values()}
         for base, chosen in bases.items():
             model = self._placements[names[base]].model
-            for members, room in passes(chosen, samples, self._limits.microbatch_tokens):
+            for members, room in passes(chosen, samples, self._most_tokens):
                 own = [samples[k] for k in members]
                 packed = pack(own, room, model.device, share=model.flat is not None)
                 found[names[base]].extend((members, batch) for batch in packed)
         taken = [each for own in found.values() for each in own]
         if self._equalise is not None:
             taken = self._equalise(found)
-        for each in taken:
+        self._largest = max((len(batch.tokens_N) for _, batch in taken), default=0)
+        for members, batch in taken:
             stop_if_asked()
-            yield each
+            self._tokens = len(batch.tokens_N)
+            yield members, batch
+
+    def fitting(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns; where a pass of it runs out of memory, do all of it again with passes half as large.
+
+        Work begins from nothing each time: what a failed backward pass has added to a gradient cannot be told from the rest. The
+        smaller passes stay. Raises EngineError where a sequence alone, or samples that have to stay together, do not fit.
+        """
+        failed = 0
+        while True:
+            most = self._most_tokens
+            try:
+                found = work()
+            except torch.OutOfMemoryError as error:
+                asked = self._tokens
+                if self._equalise is not None:
+                    raise EngineError(
+                        f"A pass of {asked} tokens does not fit in memory. Processes that share out a base take every pass together, "
+                        f"so none takes it again alone: set `training.microbatch_tokens` below {asked}. {EASED} The device says: {error}"
+                    ) from error
+                if asked > most or asked <= 1:
+                    raise EngineError(
+                        f"A pass of {asked} tokens does not fit in memory, and it holds what cannot be split: one sequence, or samples "
+                        f"that a loss compares. {EASED} The device says: {error}"
+                    ) from error
+            else:
+                if failed:
+                    LOG.warning(
+                        "A pass of %d tokens does not fit in memory: passes have at most %d from now on. The gradients are the "
+                        "same; set `training.microbatch_tokens=%d` to begin with them.",
+                        failed,
+                        most,
+                        most,
+                    )
+                return found
+            # The failed pass's tensors hang on the exception, which is gone here.
+            torch.cuda.empty_cache()
+            failed = failed or asked
+            self._most_tokens = min(most, self._largest) // 2
 
 
 def _counts(part: MicroBatch) -> list[int]:
