@@ -375,8 +375,8 @@ class TrainingConfig(Settings):
     max_failed_share: Annotated[float, FREE] = Field(default=0.2, ge=0.0, le=1.0)
     """The run stops when a larger share of a step's episodes fails."""
     parity_tolerance: Annotated[float | None, FREE] = Field(default=None, gt=0)
-    """Largest |trainer − sampler| log-prob (nats); None uses 1e-4 in float32 and a measured bound
-    in half precision."""
+    """Largest |trainer − sampler| log-prob (nats), in half precision of all but a few tokens; None uses 1e-4 in float32, 0.25 in
+    bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """What happens to a step whose loss or gradient is not finite."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +17,23 @@ from tests.support.tiny import (
     model_of,
     same_bits,
     stir,
+    tiny_model,
     train_engine,
     with_behaviour,
     with_columns,
 )
 from torch import Tensor
 
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
+from kapelle.engines.train import parity
 from kapelle.engines.train.parity import exact_logprobs, judge_in_float64, rounding_of
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ParityError
+from kapelle.models.fast import fused
 from kapelle.rows import Sample
+from kapelle.types import Sampling
 
 OBJECTIVE = Objective(CLIPPED, VALUES)
 
@@ -172,3 +180,218 @@ class TestFaults:
         model_of(engine, "a").flat = None
         found = judge_in_float64(wrong, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
         assert "no pass in float64" in str(found.refused)
+
+
+HEALTHY = {
+    # Largest of a million about 1 nat, as bfloat16 runs of large models show; the last one has a heavier tail.
+    "t4, mean 0.011": (4.0, 0.011),
+    "t4, mean 0.02": (4.0, 0.02),
+    "t3, mean 0.011": (3.0, 0.011),
+}
+
+
+def rounding(kind: str, rows: int, tokens: int, seed: int) -> Tensor:
+    """Gaps as rounding makes them: Student's t, of rows that are harder or easier to compute than others."""
+    freedom, mean = HEALTHY[kind]
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(rows * tokens, 1 + int(freedom), generator=generator)
+    gap_K = normal[:, 0].abs() / normal[:, 1:].square().mean(1).sqrt()
+    scale_S = (0.4 * torch.randn(rows, generator=generator) - 0.08).exp()
+    usual = {3.0: 1.1027, 4.0: 1.0}[freedom]  # E|t|
+    return gap_K * scale_S.repeat_interleave(tokens) * mean / usual
+
+
+def step_of(gap_K: Tensor, rows: int, learners: Sequence[str] | None = None) -> float:
+    sample_K = torch.arange(rows).repeat_interleave(len(gap_K) // rows)
+    return parity._improbability_of_step(gap_K, sample_K, learners or ["a"] * rows, BOUND)
+
+
+BOUND = parity.PARITY[torch.bfloat16]
+
+
+class TestWhatRoundingMakes:
+    @pytest.mark.parametrize("kind", HEALTHY)
+    @pytest.mark.parametrize(("rows", "tokens"), [(10, 100), (100, 10), (1, 1000), (500, 200), (512, 2048)])
+    def test_it_is_never_suspect_however_long_the_step(self, kind: str, rows: int, tokens: int) -> None:
+        long = rows * tokens > 1e5
+        for seed in range(1 if long else 5):
+            gap_K = rounding(kind, rows, tokens, seed)
+            assert step_of(gap_K, rows) > 0.5
+            assert not long or float(gap_K.max()) > 2 * BOUND, "its largest gap alone would stop it"
+
+    @pytest.mark.parametrize("tokens", [10**3, 10**4, 10**5, 10**6])
+    def test_a_false_alarm_is_rarer_than_one_in_a_million_steps(self, tokens: int) -> None:
+        """For gaps 0.02·t₄, by the exact tail: P(|t₄| > x) = 1 − u(3 − u²)/2 with u = x/√(4 + x²)."""
+        chance = 0.0
+        for doubling in range(parity.DOUBLINGS):
+            x = torch.tensor(BOUND * 2**doubling / 0.02, dtype=torch.float64)
+            u = x / (4 + x * x).sqrt()
+            tail = float((1 - u) ** 2 * (2 + u) / 2)
+            count, allowed = torch.arange(1.0, 10_000).double(), tokens * parity.TAIL / 8**doubling
+            refused = parity.DOUBLINGS * torch.special.gammainc(count, torch.tensor(allowed).double())
+            fewest = count[refused < parity.CERTAIN][0]
+            chance += float(torch.special.gammainc(fewest, torch.tensor(tokens * tail).double()))
+        # The mean: Bernstein's bound for gaps whose mean is 0.02 and mean square 0.02² · E t₄² = 0.0008.
+        over = tokens * (parity.MEAN * BOUND - 0.02)
+        chance += math.exp(-(over**2) / (2 * (tokens * 8e-4 + BOUND * over / 3)))
+        assert chance < 1e-6
+
+    def test_what_is_far_too_much_is_certain(self) -> None:
+        gap_K = rounding("t4, mean 0.011", 500, 200, 0)
+        for worse in (gap_K * 4, gap_K + 0.03, gap_K * torch.nan):
+            assert step_of(worse, 500) < parity.CERTAIN
+
+    def test_one_sample_or_one_learner_of_many_is_not_diluted(self) -> None:
+        gap_K = rounding("t4, mean 0.011", 500, 200, 1)
+        one_row = gap_K.clone()
+        one_row[4000:4200:3] += 0.3
+        assert step_of(one_row, 500) < parity.CERTAIN
+        assert float(one_row.mean()) < 0.013
+        assert int((one_row > BOUND).sum()) < parity.TAIL * len(one_row)
+        one_learner = gap_K.clone()
+        one_learner[:4000] += 0.08
+        learners = ["a"] * 20 + ["b"] * 480
+        assert step_of(one_learner, 500, learners) < parity.CERTAIN
+        assert step_of(one_learner, 500, ["a", "b"] * 250) > parity.SUSPECT
+
+    def test_a_token_that_is_off_by_far_is_suspect(self) -> None:
+        gap_K = torch.full((1000,), 0.01)
+        gap_K[17] = 0.9
+        assert step_of(gap_K, 20) > parity.SUSPECT
+        gap_K[17] = 10.0
+        assert step_of(gap_K, 20) < parity.SUSPECT
+
+
+@pytest.fixture(scope="module")
+def half() -> tuple[TorchTrainEngine, Callable[..., list[Sample]]]:
+    """A bfloat16 engine with two adapters, and what samples with it."""
+    model = tiny_model(dtype="bfloat16", size=0.2)
+    engine = train_engine(lora_policies("a", "b"), models={"base": model})
+    for seed, name in enumerate("ab"):
+        stir(engine.weights(name), seed, 0.2)
+
+    def sampled(adapter: str | None = "a", temperature: float = 1.0) -> list[Sample]:
+        """Tokens and log-probs of the sampler's own pass, in a step that says adapter `a` at temperature 1."""
+        jobs = [
+            Job(adapter, tuple(range(7 + k, 15 + k)), Sampling(max_tokens=40, temperature=temperature), k)
+            for k in range(48)
+        ]
+        return [
+            Sample(
+                "a",
+                (*job.prompt, *output.ids),
+                tuple(range(len(job.prompt), len(job.prompt) + len(output.ids))),
+                {"advantage": torch.ones(len(output.ids)), "behaviour": torch.tensor(output.logprobs)},
+            )
+            for job, output in zip(jobs, decode(model, jobs), strict=True)
+        ]
+
+    return engine, sampled
+
+
+Half = tuple[TorchTrainEngine, "Callable[..., list[Sample]]"]
+
+
+class TestFaultsInHalfPrecision:
+    @pytest.fixture(autouse=True)
+    def _pass_of_real_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fused, "LARGEST", 0)
+
+    def refused(self, engine: TorchTrainEngine, samples: Sequence[Sample]) -> None:
+        with pytest.raises(ParityError, match=r"the sampler is off by .* sampled with other weights"):
+            engine.check_parity(samples)
+
+    def test_what_the_same_weights_sampled_passes(self, half: Half) -> None:
+        engine, sampled = half
+        found = engine.check_parity(sampled())
+        assert 1e-3 < found["parity/mean"] < parity.MEAN * BOUND
+        assert "parity/rounded" not in found
+
+    def test_a_token_above_the_bound_is_rounding_and_costs_no_pass(
+        self, half: Half, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, sampled = half
+        samples = sampled()
+        samples[3].columns["behaviour"][5] -= 0.6
+        monkeypatch.setattr(parity, "judge_in_float64", None)
+        found = engine.check_parity(samples)
+        assert found["parity/rounded"] == 1
+        assert found["parity/max"] > 2 * BOUND
+
+    @pytest.mark.parametrize(
+        "other", [{"adapter": "b"}, {"adapter": None}, {"temperature": 0.8}, {"temperature": 0.9}], ids=str
+    )
+    def test_another_adapter_or_temperature_is_caught(self, half: Half, other: dict[str, Any]) -> None:
+        engine, sampled = half
+        self.refused(engine, sampled(**other))
+
+    def test_another_adapter_in_one_row_is_caught(self, half: Half) -> None:
+        engine, sampled = half
+        self.refused(engine, [*sampled()[:-1], sampled("b")[-1]])
+
+    def test_rows_that_are_swapped_are_caught(self, half: Half) -> None:
+        engine, sampled = half
+        samples = sampled()
+        first, second = (samples[k].columns["behaviour"] for k in (3, 40))
+        common = min(len(first), len(second))
+        first[:common], second[:common] = second[:common].clone(), first[:common].clone()
+        self.refused(engine, samples)
+
+    def test_other_positions_are_caught(self, half: Half) -> None:
+        engine, sampled = half
+        samples, model = sampled(), model_of(engine, "a")
+        columns = []
+        with torch.no_grad(), model.bank.routed([("a", 0, 1)]), torch.autocast("cpu", torch.bfloat16):
+            for sample in samples:
+                tokens = torch.tensor([sample.tokens])
+                places = 2 * torch.arange(tokens.shape[1])[None]
+                logits = model.model(input_ids=tokens, position_ids=places, use_cache=False).logits[0]
+                logp_LV = logits.float().log_softmax(-1)
+                targets = torch.tensor(sample.targets)
+                columns.append(logp_LV[targets - 1].gather(1, tokens[0][targets][:, None])[:, 0])
+        self.refused(engine, with_columns(samples, behaviour=columns))
+
+    def test_the_weights_before_one_step_are_caught(self, half: Half) -> None:
+        engine, sampled = half
+        before, samples = frozen_copy(engine.weights("a")), sampled()
+        engine.update(samples, Objective(CLIPPED, VALUES))  # at a rate of 1e-2
+        try:
+            self.refused(engine, samples)
+            assert engine.check_parity(sampled())["parity/max"] < BOUND
+        finally:
+            engine.load_weights("a", before)
+
+    def test_without_a_float64_pass_the_certain_is_refused_and_the_doubtful_passes(self, half: Half) -> None:
+        engine, sampled = half
+        model, samples = model_of(engine, "a"), sampled()
+        flat, model.flat = model.flat, None
+        try:
+            with pytest.raises(ParityError, match=r"rounding does not make that, and .* no pass in float64"):
+                engine.check_parity(sampled("b"))
+            samples[3].columns["behaviour"][5] -= 10.0
+            assert engine.check_parity(samples)["parity/rounded"] == 1
+        finally:
+            model.flat = flat
+
+    def test_a_bounded_number_of_samples_is_looked_into(
+        self, half: Half, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, sampled = half
+        scored: list[int] = []
+        score, gaps = engine._forward.score, engine._gaps
+
+        def counting(samples: Sequence[Sample]) -> list[Tensor]:
+            scored.append(sum(len(sample.tokens) for sample in samples))
+            return score(samples)
+
+        wrong = sampled("b") + sampled("b", 0.7)
+        found = gaps(wrong)
+        monkeypatch.setattr(engine._forward, "score", counting)
+        monkeypatch.setattr(engine, "_gaps", lambda _: found)
+        monkeypatch.setattr(parity, "MOST_TOKENS", 300)
+        monkeypatch.setattr(parity, "exact_logprobs", lambda *asked: torch.zeros(len(asked[3])).double())
+        monkeypatch.setattr(parity, "rounding_of", lambda *asked: torch.ones(len(asked[3])).double() / 100)
+        with pytest.raises(ParityError):
+            engine.check_parity(wrong)
+        assert len(scored) == 1
+        assert 200 < scored[0] <= 300

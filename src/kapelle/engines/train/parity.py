@@ -1,15 +1,23 @@
 """Whether trainer and sampler agree on weights and distribution, token by token; float64 judges where they do not.
 
-The largest gap of a step does not decide by itself. Weights that have grown can make one token in a thousand depend on
-sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
+The largest gap of a step does not decide by itself: it grows with the number of tokens. In half precision rounding has a heavy
+tail, and one token in a million is off by a nat in a run that is right. So there the step is held to what rounding makes
+of *many* tokens (`improbability`): the mean, and how many tokens are above the bound, above twice, four times … the bound, of
+each learner and of each sample. Both tests are exact for any number of tokens, so that a long step is not stopped sooner than a
+short one, and a fault in a few samples is not diluted.
+
+In float32 a gap above the bound is rare, and always looked into. Weights that have grown can make one token in a thousand
+depend on sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
 elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
 trainer close to float64 and the sampler far from it, or changes more than a few tokens.
 
-So a step with gaps above the bound passes only if few tokens are above it (`SHARE`), none by more than `CEILING` bounds,
-and each by no more than `ROUNDINGS` times the effect of rounding errors of the compute type on that token. It costs
-nothing while there is no such gap.
+What is looked into is a bounded number of sequences (`MOST_ROWS`, `MOST_TOKENS`), the worst and some that are drawn: they are
+scored once more and computed in float64. The step passes only if few tokens are above the bound (`SHARE`), none by more than
+`CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the compute type on that token, and
+neither side is off by more than `TIMES` the other.
 
-Shapes: T targets of one sample, L its tokens, D hidden size, H query heads, J key heads, E head size, O and I features, R draws.
+Shapes: K targets of several samples, T targets of one sample, L its tokens, D hidden size, H query heads, J key heads, E head size, O
+and I features, R draws, S samples.
 """
 
 from __future__ import annotations
@@ -22,14 +30,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kapelle.engines.train.torch.sharing import add_metric
+from kapelle.engines.train.torch.sharing import Gaps, add_metric
 from kapelle.errors import ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear
 from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by compute type; half precision as measured."""
+"""Default bound on |trainer − sampler| log-prob (nats) by compute type; in half precision hardly a token is above it."""
+
+ROUGH = frozenset([torch.bfloat16, torch.float16])
+"""Compute types whose rounding puts some tokens above every useful bound."""
+
+TAIL = 2e-3
+"""Greatest share of tokens that rounding of such a type puts above the bound; an eighth of it above twice the bound, and so on.
+
+Differences whose largest of a million is 1 nat and whose mean is 0.02 have 0.0003."""
+
+MEAN = 1 / 8
+"""Greatest mean gap (in bounds, each gap cut at one bound) that rounding of such a type makes. Measured: 0.05."""
+
+TAIL_OF_ONE, MEAN_OF_ONE = 25 * TAIL, 4 * MEAN
+"""The same two for one sample alone: some texts are harder to compute than others. Those of several lie between."""
+
+DOUBLINGS = 7
+"""Multiples of the bound above which tokens are counted: 1, 2, 4, … ; the last one is 16 nats in bfloat16."""
+
+SUSPECT = 1e-2
+"""A step less probable than this is looked into: rounding is far from the limits above, so hardly ever one that is right."""
+
+CERTAIN = 1e-9
+"""A step less probable than this is refused where there is no float64 to ask."""
 
 SHARE = 0.01
 """Greatest share of a step's tokens above the bound; one token always may be."""
@@ -40,8 +71,17 @@ CEILING = 100.0
 ROUNDINGS = 16.0
 """Greatest gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
 
+TIMES = 3.0
+"""Greatest median distance of one side from float64, in those of the other side and of rounding errors."""
+
 MOST_ROWS = 64
 """Most sequences that are computed in float64."""
+
+MOST_TOKENS = 1 << 15
+"""Most tokens of these sequences, except that one sequence always is."""
+
+FEW = 32
+"""Fewest tokens whose median is compared."""
 
 
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
@@ -50,7 +90,7 @@ LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class ParityFinding:
-    """The verdict of float64 on a step whose largest gap is above the bound."""
+    """The verdict of float64 on a step that is looked into."""
 
     tokens: int
     """Tokens above the bound."""
@@ -78,31 +118,124 @@ class ParityFinding:
         return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
 
 
+def improbability(gap_K: Tensor, group_K: Tensor, samples_G: Tensor, bound: float) -> Tensor:
+    """Return a bound `_G` (float64) on the probability that rounding makes gaps as bad as these of each group of tokens.
+
+    `group_K` are the tokens' groups, `samples_G` says of how many samples each has tokens. Rounding puts a token above the
+    bound with probability `TAIL` at most, above 2ʲ bounds with `TAIL`/8ʲ (a power law with exponent 3), and the mean of gaps
+    that are cut at the bound is `MEAN` bounds at most. The number of tokens above a multiple is then below a Poisson number; the
+    mean has Bernstein's bound, for the largest variance that its range and mean allow. The result is the smallest of these
+    probabilities times their number. Without tokens it is 1.
+    """
+    groups, gap_K = len(samples_G), gap_K.double().nan_to_num(torch.inf)
+    tokens_G = torch.bincount(group_K, minlength=groups).double()
+    tail_G, mean_G = (
+        of_all + (of_one - of_all) / samples_G.double()
+        for of_all, of_one in ((TAIL, TAIL_OF_ONE), (MEAN, MEAN_OF_ONE))
+    )
+    found = []
+    for doubling in range(DOUBLINGS):
+        above_G = torch.bincount(group_K[gap_K > bound * 2**doubling], minlength=groups).double()
+        expected_G = (tokens_G * tail_G / 8**doubling).clamp_min(1e-300)
+        at_least_G = torch.special.gammainc(above_G.clamp_min(1), expected_G)  # P(Poisson(expected) ≥ above)
+        found.append(torch.where(above_G > 0, at_least_G, 1.0))
+    over_G = torch.bincount(group_K, (gap_K / bound).clamp_max(1), minlength=groups) - tokens_G * mean_G
+    variance_G = tokens_G * mean_G * (1 - mean_G)
+    exponent_G = over_G.square() / (2 * (variance_G + over_G.abs() / 3)).clamp_min(1e-300)
+    found.append(torch.where(over_G > 0, (-exponent_G).exp(), 1.0))
+    return (len(found) * torch.stack(found).min(0).values).clamp_max(1)
+
+
 def check_parity(
-    gaps: Sequence[Tensor],
+    gaps: Sequence[Gaps],
+    samples: Sequence[Sample],
+    compute: torch.dtype,
     bound: float,
     totals: dict[str, list[float]],
-    judge: Callable[[float, float], ParityFinding],
+    score: Callable[[Sequence[Sample]], list[Tensor]],
+    models: LearnerModels,
 ) -> None:
-    """Record the largest and the mean gap; without gaps nothing happens.
+    """Record the largest and the mean gap of models of one compute type; without gaps nothing happens.
 
-    Where one is above the bound, `judge(bound, worst)` compares both sides with float64: ParityError if rounding
-    does not explain it, else the number of such tokens is recorded too.
+    Where they are more than rounding makes, some of the samples are scored once more (`score`, the trainer's forward pass) and
+    compared with float64: ParityError if rounding does not explain them. Else the number of tokens above the bound is
+    recorded too, if there are any. `samples` are those of the step, which `gaps` refer to.
     """
-    if not gaps:
+    gap_K = torch.cat([each.gap_K.to(gaps[0].gap_K.device) for each in gaps]) if gaps else torch.zeros(0)
+    if not len(gap_K):
         return
-    gap = torch.cat([each.to(gaps[0].device) for each in gaps])
-    worst = float(gap.max())
-    if not worst <= bound:
-        found = judge(bound, worst)
-        if found.refused is not None:
-            raise ParityError(
-                f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): {found.describe()}. See "
-                "docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a run is resumed."
+    worst, total = torch.stack([gap_K.double().max(), gap_K.double().sum()]).tolist()  # one wait for a GPU
+    mean, rough = total / len(gap_K), compute in ROUGH
+    above = 0
+    if not worst <= bound or (rough and not mean <= MEAN * bound):
+        gap_K = gap_K.cpu()
+        members = [k for each in gaps for k in each.samples]
+        counts = torch.tensor([_counted(samples[k]) for k in members])
+        sample_K = torch.arange(len(members)).repeat_interleave(counts)
+        above_K = ~(gap_K <= bound)
+        above = int(above_K.sum())
+        probability = 0.0
+        if rough:
+            probability = _improbability_of_step(
+                gap_K, sample_K, [samples[k].learner for k in members], bound
             )
-        totals["parity/rounded"] = [found.tokens + totals.get("parity/rounded", [0.0])[0], 1.0]
+        if probability < SUSPECT:
+            largest_S = torch.zeros(len(members), dtype=gap_K.dtype).scatter_reduce(
+                0, sample_K, gap_K.nan_to_num(torch.inf), "amax"
+            )
+            chosen = _chosen(largest_S, [samples[k] for k in members], 0.0 if rough else bound)
+            seen_K = gap_K[torch.isin(sample_K, torch.tensor(chosen))]
+            found = judge_in_float64(
+                [samples[members[k]] for k in chosen],
+                score,
+                models,
+                bound,
+                float(seen_K.clamp_max(bound).mean()) if rough else worst,
+                rough=rough,
+                counted=(above, len(gap_K)),
+                probability=probability,
+            )
+            if found.refused is not None:
+                raise ParityError(
+                    f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}), on average by {mean:.2g}: "
+                    f"{found.describe()}. See docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a "
+                    "run is resumed."
+                )
+    if above:
+        totals["parity/rounded"] = [above + totals.get("parity/rounded", [0.0])[0], 1.0]
     totals["parity/max"] = [max(worst, totals.get("parity/max", [0.0])[0]), 1.0]
-    add_metric(totals, "parity/mean", float(gap.sum()), float(gap.numel()))
+    add_metric(totals, "parity/mean", total, float(len(gap_K)))
+
+
+def _improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
+    """Return the same of the most improbable learner or sample, times how many there are; `learners` are those of the samples."""
+    names = sorted(set(learners))
+    learner_S = torch.tensor([names.index(name) for name in learners])
+    of_learners = improbability(gap_K, learner_S[sample_K], learner_S.bincount(minlength=len(names)), bound)
+    of_samples = improbability(gap_K, sample_K, torch.ones(len(learners)), bound)
+    return 2 * min(len(each) * float(each.min()) for each in (of_learners, of_samples))
+
+
+def _counted(sample: Sample) -> int:
+    """Return how many targets of a sample count."""
+    return len(sample.targets) if sample.mask is None else int(sample.mask.sum())
+
+
+def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[int]:
+    """Return which samples with a gap above `least` are computed in float64: half by their largest gap, half drawn.
+
+    The drawn ones show what the others are like; the draw is the same at each call.
+    """
+    order = [k for k in largest_S.argsort(descending=True, stable=True).tolist() if largest_S[k] > least]
+    worst, others = order[: MOST_ROWS // 2], order[MOST_ROWS // 2 :]
+    drawn = torch.randperm(len(others), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen: list[int] = []
+    filled = 0
+    for k in [*worst, *(others[place] for place in drawn[: MOST_ROWS - len(worst)])]:
+        if not chosen or filled + len(samples[k].tokens) <= MOST_TOKENS:
+            chosen.append(k)
+            filled += len(samples[k].tokens)
+    return chosen
 
 
 def judge_in_float64(
@@ -110,48 +243,79 @@ def judge_in_float64(
     score: Callable[[Sequence[Sample]], list[Tensor]],
     models: LearnerModels,
     bound: float,
-    worst: float,
+    seen: float,
+    *,
+    rough: bool = False,
+    counted: tuple[int, int] | None = None,
+    probability: float = 0.0,
 ) -> ParityFinding:
-    """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's forward pass."""
+    """Judge some samples of a step; `score` is the trainer's forward pass.
+
+    `seen` is their largest gap, of a `rough` compute type the mean of their gaps, each cut at the bound. `counted` says how many tokens of
+    the step are above the bound, and of how many; None takes those of the samples. `probability` is that of the step.
+    """
     policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
     suspects: list[tuple[float, Sample, Tensor, Tensor]] = []
-    """Samples with a gap above the bound: the largest one, the sample, the trainer's log-probs, where it is above."""
-    total = 0
+    """Samples to compare: their largest gap, the sample, the trainer's log-probs, where they are above the bound."""
+    above, total, cut = 0, 0, 0.0
     for sample, trainer_T in zip(policy, score(policy), strict=True):
         counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
         gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
         above_T = ~(gap_T <= bound) & counts_T.bool()  # NaN is above every bound
-        total += len(above_T)
-        if bool(above_T.any()):
+        above += int(above_T.sum())
+        total += int(counts_T.sum()) if rough else len(above_T)
+        cut += float((gap_T.nan_to_num(torch.inf).clamp_max(bound) * counts_T).sum())
+        if rough or bool(above_T.any()):
             suspects.append((float((gap_T * counts_T).max()), sample, trainer_T, above_T))
     suspects.sort(key=lambda suspect: -suspect[0])
-    finding = ParityFinding(sum(int(above_T.sum()) for *_, above_T in suspects), total)
-    if not suspects or not worst <= 2 * suspects[0][0]:
+    finding = ParityFinding(*(counted or (above, total)))
+    # Packed otherwise, a rough type rounds otherwise: its mean is compared, with room.
+    same = (
+        seen <= 4 * cut / max(total, 1) + bound / 10
+        if rough
+        else bool(suspects) and seen <= 2 * suspects[0][0]
+    )
+    if not same:
         return replace(finding, refused="scored once more, the trainer returns other log-probs")
     model = models[suspects[0][1].learner][0]
     if model.flat is None or model.sharded_pass is not None:
-        return replace(
-            finding, refused="for this architecture or engine there is no pass in float64 to compare with"
-        )
+        if rough and probability >= CERTAIN:
+            return finding
+        why = "for this architecture or engine there is no pass in float64 to compare with"
+        return replace(finding, refused=f"rounding does not make that, and {why}" if rough else why)
     try:
-        compared = (
-            _compared(sample, trainer_T, above_T, models, finding)
+        compared = [
+            (sample.learner, *_against_float64(sample, trainer_T, models), above_T)
             for _, sample, trainer_T, above_T in suspects[:MOST_ROWS]
-        )
-        found = max(compared, key=_unexplained)
+        ]
     except (torch.OutOfMemoryError, MemoryError):
+        if rough and probability >= CERTAIN:
+            return finding
         return replace(finding, refused="there was no memory to compare them with float64")
-    if not _unexplained(found) <= ROUNDINGS:
+    # What rounding explains least: a token above the bound, or in a rough type the usual token of a sample or a learner.
+    least: list[tuple[float, ParityFinding]] = []
+    for learner, off_2T, rounding_T, above_T in compared:
+        for off_2, rounding in zip(off_2T.T[above_T], rounding_T[above_T], strict=True):
+            unexplained = float(off_2.max()) / (ROUNDINGS * max(float(rounding), 1e-12))
+            least.append((unexplained, _found(finding, learner, off_2, rounding)))
+    for learner in sorted({learner for learner, *_ in compared}) if rough else ():
+        own = [(off_2T, rounding_T) for each, off_2T, rounding_T, _ in compared if each == learner]
+        together = tuple(torch.cat(each, -1) for each in zip(*own, strict=True))
+        for off_2K, rounding_K in [*own, together]:
+            if len(rounding_K) >= FEW:
+                off_2, rounding = off_2K.median(1).values, rounding_K.median()
+                usual = max(float(off_2.min()), float(rounding), 1e-12)
+                least.append(
+                    (float(off_2.max()) / (TIMES * usual), _found(finding, learner, off_2, rounding))
+                )
+    unexplained, found = max(least, key=lambda each: each[0], default=(0.0, finding))
+    if not unexplained <= 1:
         if found.sampler >= found.trainer:
             why = "the tokens were sampled with other weights, or from another distribution, than those that are trained"
         else:
             why = "the trainer does not compute what its weights define; please report it"
         return replace(found, refused=why)
-    if (
-        found.tokens > max(1, SHARE * found.total)
-        or len(suspects) > MOST_ROWS
-        or not worst <= CEILING * bound
-    ):
+    if found.tokens > max(1, SHARE * found.total) or (not rough and not seen <= CEILING * bound):
         why = (
             "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
             "lower `optimizer.lr`"
@@ -160,27 +324,18 @@ def judge_in_float64(
     return found
 
 
-def _compared(
-    sample: Sample, trainer_T: Tensor, above_T: Tensor, models: LearnerModels, finding: ParityFinding
-) -> ParityFinding:
-    """Return the finding at the token of a sample that rounding explains least."""
+def _found(finding: ParityFinding, learner: str, off_2: Tensor, rounding: Tensor) -> ParityFinding:
+    sampler, trainer = off_2.tolist()
+    return replace(finding, learner=learner, sampler=sampler, trainer=trainer, rounding=float(rounding))
+
+
+def _against_float64(sample: Sample, trainer_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
+    """Return how far sampler and trainer are from float64 `_2T` (nats), and what rounding makes `_T`."""
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     exact_T = exact_logprobs(*arguments)
-    rounding_T = rounding_of(*arguments, exact_T)
-    logprobs = (sample.columns[Column.BEHAVIOUR], trainer_T)
-    off_by = [(each.double() - exact_T).abs().nan_to_num(torch.inf) for each in logprobs]
-    each = [
-        replace(finding, learner=sample.learner, sampler=float(s), trainer=float(t), rounding=float(r))
-        for s, t, r, above in zip(*off_by, rounding_T, above_T, strict=True)
-        if above
-    ]
-    return max(each, key=_unexplained)
-
-
-def _unexplained(found: ParityFinding) -> float:
-    assert found.rounding is not None
-    return max(found.sampler, found.trainer) / max(found.rounding, 1e-12)
+    logprobs_2T = torch.stack([sample.columns[Column.BEHAVIOUR], trainer_T])
+    return (logprobs_2T.double() - exact_T).abs().nan_to_num(torch.inf), rounding_of(*arguments, exact_T)
 
 
 # The log-probs of one sequence in float64: the reference when trainer and sampler disagree.

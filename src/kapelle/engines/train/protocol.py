@@ -40,7 +40,8 @@ class UpdateLimits:
     microbatch_tokens: int = 4096
     """Most tokens in one forward and backward pass."""
     parity_tolerance: float | None = None
-    """Greatest |trainer − sampler| log-prob (nats); None takes the compute type's (`parity.PARITY`)."""
+    """Greatest |trainer − sampler| log-prob (nats), in half precision of all but a few tokens; None takes the compute type's
+    (`parity.PARITY`)."""
     non_finite: str = "stop"
     """What happens at a loss or gradient that is not finite: `stop` raises NumericsError, `skip` leaves the step out."""
     total_steps: int = 1_000_000

@@ -24,7 +24,7 @@ from torch import Tensor
 from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes, token_keys
-from kapelle.engines.train.parity import PARITY, check_parity, judge_in_float64
+from kapelle.engines.train.parity import PARITY, check_parity
 from kapelle.engines.train.protocol import (
     HEAD,
     Examines,
@@ -36,7 +36,7 @@ from kapelle.engines.train.protocol import (
 )
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner, take_steps
-from kapelle.engines.train.torch.sharing import AmongRanks, UpdateSums, add_metric, means
+from kapelle.engines.train.torch.sharing import AmongRanks, Gaps, UpdateSums, add_metric, means
 from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
@@ -269,7 +269,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
-            for _, batch in self._forward.batches(samples):
+            for chosen, batch in self._forward.batches(samples):
                 losses, found = [], []
                 for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
                     if isinstance(output, Tensor):
@@ -290,7 +290,8 @@ class TorchTrainEngine(TrainEngine, Examines):
                     if isinstance(output, TokenStatistics):
                         sums.add_statistics(name, output, part.targets)
                         if compared:
-                            sums.add_gaps(name, output.logp_K, part.targets)
+                            members = tuple(chosen[k] for k in part.samples)
+                            sums.add_gaps(name, output.logp_K, part.targets, members)
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
                 if self._forward.anchor is not None:
@@ -318,25 +319,25 @@ class TorchTrainEngine(TrainEngine, Examines):
                     tensor.copy_(before)
         return means(totals)
 
-    def _gaps(self, samples: Sequence[Sample]) -> list[tuple[str, Tensor]]:
-        policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
-        scored = self._sharing.rows(policy, self._forward.score)
-        return [
-            (sample.learner, (s - sample.columns[Column.BEHAVIOUR]).abs())
-            for s, sample in zip(scored, policy, strict=True)
-        ]
+    def _gaps(self, samples: Sequence[Sample]) -> list[Gaps]:
+        policy = [k for k, sample in enumerate(samples) if Column.BEHAVIOUR in sample.columns]
+        scored = self._sharing.rows([samples[k] for k in policy], self._forward.score)
+        gaps = []
+        for k, scored_T in zip(policy, scored, strict=True):
+            gap_T, mask_T = (scored_T - samples[k].columns[Column.BEHAVIOUR]).abs(), samples[k].mask
+            gaps.append(Gaps(samples[k].learner, gap_T if mask_T is None else gap_T[mask_T.bool()], (k,)))
+        return gaps
 
     def _compare(
-        self, gaps: Sequence[tuple[str, Tensor]], samples: Sequence[Sample], totals: dict[str, list[float]]
+        self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
         """Judge each compute type by its own bound: one model in half precision excuses no other."""
         models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
         score = partial(self._sharing.rows, work=self._forward.score)
-        for kind in dict.fromkeys(models[name][0].dtype for name, _ in gaps):
-            own = [gap for name, gap in gaps if models[name][0].dtype == kind]
-            judged = [sample for sample in samples if models[sample.learner][0].dtype == kind]
+        for kind in dict.fromkeys(models[gap.learner][0].dtype for gap in gaps):
+            own = [gap for gap in gaps if models[gap.learner][0].dtype == kind]
             bound = self._limits.parity_tolerance or PARITY[kind]
-            check_parity(own, bound, totals, partial(judge_in_float64, judged, score, models))
+            check_parity(own, samples, kind, bound, totals, score, models)
 
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call, with their version."""

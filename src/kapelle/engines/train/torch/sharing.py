@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,17 @@ def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
     return row
 
 
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """How far trainer and sampler are apart at the counted targets of some samples of one learner."""
+
+    learner: str
+    gap_K: Tensor
+    """|trainer − sampler| log-prob (nats), one sample after another."""
+    samples: tuple[int, ...]
+    """Which samples of the step they are, by index."""
+
+
 @dataclass(slots=True)
 class UpdateSums:
     """Sums of one optimiser step, by learner."""
@@ -54,9 +65,8 @@ class UpdateSums:
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     """Learners with a loss that is not finite: nothing that they accumulated counts."""
-    gaps: list[tuple[str, Tensor]] = field(default_factory=list)
-    """Learners and |trainer − sampler| log-prob of their target tokens."""
-    unread_gaps: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    gaps: list[Gaps] = field(default_factory=list)
+    unread_gaps: list[tuple[Gaps, Tensor]] = field(default_factory=list)
     """The same before `read`, of all tokens, with the mask of those that count."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
     """Learner, metric (empty for the weight), sum and weight that `read` has not added yet: reading one waits for a GPU."""
@@ -70,7 +80,7 @@ class UpdateSums:
     def read(self) -> None:
         """Read what was added, with one wait for each device; learners with a loss that is not finite are `bad` from then on."""
         scalars = [each for entry in self.unread for each in entry[2:]]
-        columns = [each for entry in self.unread_gaps for each in entry[1:]]
+        columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.gap_K, mask_K)]
         read = read_together([*scalars, *columns])
         values = [float(each) for each in read[: len(scalars)]]
         for (learner, metric, *_), total, weight in zip(self.unread, values[::2], values[1::2], strict=True):
@@ -80,10 +90,10 @@ class UpdateSums:
             self.weight[learner] = self.weight.get(learner, 0.0) + weight
             if not math.isfinite(total):
                 self.bad.add(learner)
-        for (learner, gap_K, _), own_K, mask_K in zip(
+        for (gaps, _), gap_K, mask_K in zip(
             self.unread_gaps, read[len(scalars) :: 2], read[len(scalars) + 1 :: 2], strict=True
         ):
-            self.gaps.append((learner, own_K[mask_K.bool()].to(gap_K.dtype)))
+            self.gaps.append(replace(gaps, gap_K=gap_K[mask_K.bool()].to(gaps.gap_K.dtype)))
         self.unread.clear()
         self.unread_gaps.clear()
 
@@ -97,11 +107,11 @@ class UpdateSums:
         self.bad |= other.bad
         self.gaps.extend(other.gaps)
 
-    def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets) -> None:
-        """Add how far the trainer's log-probs are from the sampler's, where the samples have those."""
+    def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
+        """Add how far the trainer's log-probs of samples, by index, are from the sampler's, where the samples have those."""
         if Column.BEHAVIOUR in targets.columns:
             gap_K = (logp_K.detach() - targets[Column.BEHAVIOUR]).abs()
-            self.unread_gaps.append((policy, gap_K, targets.mask_K))
+            self.unread_gaps.append((Gaps(policy, gap_K, samples), targets.mask_K))
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
@@ -158,10 +168,10 @@ class AmongRanks:
         """Accumulate this rank's samples and add up what all ranks have accumulated, sums and gradients."""
         if self._ranks.size == 1:
             return accumulate(samples)
-        own = [samples[k] for k in shard_samples(samples, self._ranks.size)[self._ranks.rank]]
+        dealt = shard_samples(samples, self._ranks.size)[self._ranks.rank]
 
         def share() -> bytes:
-            sums = accumulate(own)
+            sums = accumulate([samples[k] for k in dealt])
             # A gradient that is shared out (`DTensor`) was summed where it was made.
             numbers = {
                 name: [
@@ -175,15 +185,17 @@ class AmongRanks:
                 "weight": sums.weight,
                 "sums": sums.sums,
                 "bad": sorted(sums.bad),
-                "gaps": [name for name, _ in sums.gaps],
+                "gaps": [(each.learner, [dealt[k] for k in each.samples]) for each in sums.gaps],
                 "gradients": numbers,
             }
-            return packed(plain, {str(k): gap_K for k, (_, gap_K) in enumerate(sums.gaps)})
+            return packed(plain, {str(k): each.gap_K for k, each in enumerate(sums.gaps)})
 
         with_gradient = {name: set[int]() for name in learners}
         joined = UpdateSums()
         for plain, tensors in [unpacked(part) for part in self._meet("update", share)]:
-            gaps = [(name, tensors[str(k)]) for k, name in enumerate(plain["gaps"])]
+            gaps = [
+                Gaps(name, tensors[str(k)], tuple(members)) for k, (name, members) in enumerate(plain["gaps"])
+            ]
             joined.merge(UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps))
             for name, numbers in plain["gradients"].items():
                 with_gradient[name] |= set(numbers)
