@@ -39,8 +39,8 @@ from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.learner import Learner
-from kapelle.models.fast import fused, routed_linear
-from kapelle.models.fast.attention import attention
+from kapelle.models.fast import fused, kernels, routed_linear
+from kapelle.models.fast.attention import Span, attend_by_plan, attention, plan_spans, takes_runs
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
@@ -127,7 +127,9 @@ def test_sampler_and_trainer_agree() -> None:
 
 
 def test_grouped_adapters_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not routed_linear.has_kernel(torch.device(DEVICE), torch.bfloat16):
+    """In every type for which torch, or Triton if it is installed, has a kernel."""
+    grouped = [dtype for dtype in kernels.BOUNDS if routed_linear.has_kernel(torch.device(DEVICE), dtype)]
+    if not grouped:
         pytest.skip("this device has no kernel for grouped products")
     model = model_on_device()
     layer = model.model.model.layers[0].self_attn.q_proj
@@ -135,16 +137,35 @@ def test_grouped_adapters_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     reads = [model.bank.parameters(name) for name in ("a", "b")]
     own = [p for each in reads for key, p in each.items() if "layers.0.self_attn.q_proj" in key]
 
-    def learned() -> list[Tensor]:
-        x = x_NI.to(DEVICE, torch.bfloat16).requires_grad_(True)
+    def learned(dtype: torch.dtype) -> list[Tensor]:
+        x = x_NI.to(DEVICE, dtype).requires_grad_(True)
         with model.bank.routed([("a", 0, 13), (None, 13, 20), ("b", 20, 40)]):
             y_NO = linear(layer, x)
         return [y_NO.detach(), *torch.autograd.grad(y_NO.float().square().sum(), (x, *own))]
 
-    together = learned()
+    together = [learned(dtype) for dtype in grouped]
     monkeypatch.setattr(routed_linear, "has_kernel", lambda _device, _dtype: False)
-    for one, other in zip(together, learned(), strict=True):
-        assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max())
+    for dtype, each in zip(grouped, together, strict=True):
+        for one, other in zip(each, learned(dtype), strict=True):
+            assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max()), dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_kernel_attends_for_all_spans(dtype: torch.dtype) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("flash attention begins with compute capability 8")
+    spans = [Span(0, 90, None), Span(90, 33, (0, 90)), Span(123, 1, (0, 90)), Span(124, 150, None)]
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, given = (torch.randn(274, heads, 64, generator=generator) for heads in (8, 2, 2, 8))
+
+    def gathered(device: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(device, dtype).requires_grad_(True) for x in (q, k, v)]
+        out = attend_by_plan(plan_spans(spans, device), inputs[0], inputs[1], inputs[2], 0.125)
+        return [out.detach(), *torch.autograd.grad(out, inputs, given.to(device, dtype))]
+
+    assert takes_runs(q.to(DEVICE, dtype), 2)
+    for one, other in zip(gathered(DEVICE, dtype), gathered("cpu", torch.float32), strict=True):
+        assert float((one.cpu().float() - other).abs().max()) <= 0.02 * float(other.abs().max())
 
 
 @pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])

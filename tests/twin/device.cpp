@@ -358,6 +358,69 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_back(const Tensor& g, const
   return {dq, dk, dv, Tensor()};
 }
 
+// Attention of sequences of any length, one after another: causal from their last tokens on, query heads that share key heads.
+struct Sequences {
+  std::vector<std::array<int64_t, 4>> rows;  // first query, last query, first key, last key
+  Sequences(const Tensor& q_ends, const Tensor& k_ends, int64_t most_q, int64_t most_k) {
+    TORCH_CHECK(q_ends.scalar_type() == at::kInt && k_ends.scalar_type() == at::kInt && q_ends.is_contiguous() && k_ends.is_contiguous(), "twin: ends are int32");
+    const int *a = q_ends.data_ptr<int>(), *b = k_ends.data_ptr<int>();
+    for (int64_t k = 0; k + 1 < q_ends.numel(); ++k) {
+      TORCH_CHECK(a[k + 1] - a[k] <= most_q && b[k + 1] - b[k] <= most_k, "twin: a sequence is longer than the longest");
+      rows.push_back({a[k], a[k + 1], b[k], b[k + 1]});
+    }
+  }
+};
+Tensor heads_first(const Tensor& x, int64_t first, int64_t last, int64_t heads) {
+  return x.slice(0, first, last).to(at::kFloat).transpose(0, 1).repeat_interleave(heads / x.size(1), 0);
+}
+Tensor scores_of(const Tensor& q, const Tensor& k, double scale, bool causal) {
+  Tensor scores = at::matmul(q, k.transpose(1, 2)) * scale;
+  if (causal) scores.masked_fill_(at::ones({q.size(1), k.size(1)}, at::kBool).tril(k.size(1) - q.size(1)).logical_not(), -std::numeric_limits<double>::infinity());
+  return scores;
+}
+bool looks_back(bool causal, std::optional<c10::SymInt> left, std::optional<c10::SymInt> right) {
+  TORCH_CHECK(!left || *left < 0, "twin: no windows");
+  return causal || (right && *right == 0);
+}
+void check_flash(const Tensor& q) {
+  TORCH_CHECK(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16, "FlashAttention only support fp16 and bf16 data type");
+  TORCH_CHECK(q.size(-1) % 8 == 0 && q.size(-1) <= 256 && q.stride(-1) == 1, "twin: flash attention takes whole rows of 16 bytes");
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_sequences(const Tensor& q, const Tensor& k, const Tensor& v, Optional q_ends, Optional k_ends, c10::SymInt most_q, c10::SymInt most_k,
+    double, bool causal, bool, std::optional<double> scale, std::optional<c10::SymInt> left, std::optional<c10::SymInt> right, Optional used, Optional, Optional pages, std::optional<int64_t>) {
+  check_flash(q);
+  TORCH_CHECK(!(used && used->defined()) && !(pages && pages->defined()), "twin: no pages");
+  Call call;
+  Tensor a = call.down(q), b = call.down(k), c = call.down(v), out = at::empty_like(a), logs = at::empty({a.size(1), a.size(0)}, at::kFloat);
+  for (auto [q0, q1, k0, k1] : Sequences(call.down(*q_ends), call.down(*k_ends), most_q.expect_int(), most_k.expect_int()).rows) {
+    Tensor scores = scores_of(heads_first(a, q0, q1, a.size(1)), heads_first(b, k0, k1, a.size(1)), scale.value_or(std::pow(a.size(2), -0.5)), looks_back(causal, left, right));
+    out.slice(0, q0, q1).copy_(at::matmul(scores.softmax(-1), heads_first(c, k0, k1, a.size(1))).transpose(0, 1));
+    logs.slice(1, q0, q1).copy_(scores.logsumexp(-1));
+  }
+  report("flash attention of sequences", LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out));
+  return {call.up(out), call.up(logs), nothing(q), nothing(q), nothing(q)};
+}
+std::tuple<Tensor, Tensor, Tensor> flash_of_sequences_back(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& logs, const Tensor& q_ends, const Tensor& k_ends,
+    c10::SymInt most_q, c10::SymInt most_k, double, bool causal, const Tensor&, const Tensor&, std::optional<double> given_scale, std::optional<c10::SymInt> left, std::optional<c10::SymInt> right) {
+  check_flash(q);
+  Call call;
+  Tensor a = call.down(q), b = call.down(k), c = call.down(v), d = call.down(g), o = call.down(out), l = call.down(logs);
+  Tensor dq = at::empty_like(a), dk = at::empty_like(b), dv = at::empty_like(c);
+  const double scale = given_scale.value_or(std::pow(a.size(2), -0.5));
+  auto own_heads = [&](const Tensor& x) { return x.unflatten(0, {b.size(1), -1}).sum(1).transpose(0, 1); };
+  for (auto [q0, q1, k0, k1] : Sequences(call.down(q_ends), call.down(k_ends), most_q.expect_int(), most_k.expect_int()).rows) {
+    Tensor each_q = heads_first(a, q0, q1, a.size(1)), each_k = heads_first(b, k0, k1, a.size(1)), given = heads_first(d, q0, q1, a.size(1));
+    Tensor weights = (scores_of(each_q, each_k, scale, looks_back(causal, left, right)) - l.slice(1, q0, q1).unsqueeze(-1)).exp();
+    Tensor pull = at::matmul(given, heads_first(c, k0, k1, a.size(1)).transpose(1, 2)) - (given * heads_first(o, q0, q1, a.size(1))).sum(-1, true);
+    Tensor slope = weights * pull * scale;
+    dq.slice(0, q0, q1).copy_(at::matmul(slope, each_k).transpose(0, 1));
+    dk.slice(0, k0, k1).copy_(own_heads(at::matmul(slope.transpose(1, 2), each_q)));
+    dv.slice(0, k0, k1).copy_(own_heads(at::matmul(weights.transpose(1, 2), given)));
+  }
+  report("flash attention of sequences, backward", LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out));
+  return {call.up(dq), call.up(dk), call.up(dv)};
+}
+
 // Convolutions of one channel each have kernels of their own on CUDA.
 Tensor depthwise(const Tensor& x, const Tensor& w, at::IntArrayRef, Optional b, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation) {
   Call call;
@@ -384,6 +447,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_scaled_dot_product_flash_attention_backward", &flash_back);
   library.impl("_scaled_dot_product_efficient_attention", &efficient);
   library.impl("_scaled_dot_product_efficient_attention_backward", &efficient_back);
+  library.impl("_flash_attention_forward", &flash_of_sequences);
+  library.impl("_flash_attention_backward", &flash_of_sequences_back);
   library.impl("_conv_depthwise2d", &depthwise);
   // These would fall into several operations, which CUDA runs as one.
   for (const char* name : {"copy_", "_grouped_mm", "set_", "set_.source_Tensor", "record_stream"}) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());

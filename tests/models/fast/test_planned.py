@@ -33,7 +33,8 @@ def dense(spans: list[Span], q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Ten
             seen_NN[n, start : n + 1] = True
             if prefix is not None:
                 seen_NN[n, prefix[0] : sum(prefix)] = True
-    k_NHE, v_NHE = (x.repeat_interleave(2, 1) for x in (k_NJE, v_NJE))
+    each = q_NHE.shape[1] // k_NJE.shape[1]
+    k_NHE, v_NHE = (x.repeat_interleave(each, 1) for x in (k_NJE, v_NJE))
     score_HNN = torch.einsum("nhe,mhe->hnm", q_NHE, k_NHE) * 0.3
     weight_HNN = score_HNN.masked_fill(~seen_NN, -torch.inf).softmax(-1)
     return torch.einsum("hnm,mhe->nhe", weight_HNN, v_NHE)

@@ -8,18 +8,24 @@ times as long as the products that it replaces, and up to a few hundred keys its
 keys. So up to `PRODUCT_KEYS` keys attention is written as batched products here, a few queries at a time against
 the keys that they can see, with a backward pass of our own. Longer sequences, and other devices, take the fused one.
 
+On CUDA in half precision one kernel computes all sequences of a pass as they lie, without buckets, masks or repeated key heads.
+
 Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J query heads per key head, E head
 size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from kapelle.models.fast import kernels
 
 WASTE = 0.1
 """Most of a bucket that may be padding: fewer, larger calls against idle work."""
@@ -41,14 +47,6 @@ class Bucket(NamedTuple):
     """True where a query may attend to a key; None with `key_BM` None."""
 
 
-class AttentionPlan(NamedTuple):
-    """Which tokens attend to which."""
-
-    buckets: tuple[Bucket, ...]
-    where_N: Tensor | None
-    """Place of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
-
-
 class Span(NamedTuple):
     """A run of flat tokens that attend causally to each other, and to all of a prefix."""
 
@@ -56,6 +54,64 @@ class Span(NamedTuple):
     length: int
     prefix: tuple[int, int] | None
     """(start, length) of the prefix; None without one."""
+
+
+class Runs(NamedTuple):
+    """Spans one after another, as kernels for sequences of any length take them; S of them."""
+
+    query_ends_S: Tensor
+    """Row after each span's last query, int32, with 0 before the first: S + 1 numbers."""
+    key_ends_S: Tensor
+    """The same of its keys."""
+    most_queries: int
+    """Of one span."""
+    most_keys: int
+    key_M: Tensor | None
+    """Flat place of each key: of a span its prefix, then its own tokens; None where keys are the queries."""
+
+
+class AttentionPlan:
+    """Which tokens attend to which, in the form that each kernel wants; a form is made when it is first asked for."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device | str = "cpu") -> None:
+        """Plan for spans that cover the flat tokens in order; tensors are made on this device."""
+        self.spans = tuple(spans)
+        self._device = device
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The spans by their lengths."""
+        return self._bucketed[0]
+
+    @property
+    def where_N(self) -> Tensor | None:  # noqa: N802 — the suffix is its shape
+        """Place of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
+        return self._bucketed[1]
+
+    @cached_property
+    def _bucketed(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
+        with torch.inference_mode(mode=False):  # a plan may be read first by a pass that keeps no gradients
+            return _in_buckets(self.spans, self._device)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The spans one after another."""
+        queries = [span.length for span in self.spans]
+        keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans]
+        with torch.inference_mode(mode=False):
+            if len(set(queries)) == 1 and keys == queries:  # nothing has to be copied to the device
+                ends_S = torch.arange(len(queries) + 1, dtype=torch.int32, device=self._device) * queries[0]
+                return Runs(ends_S, ends_S, queries[0], queries[0], None)
+            ends = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32)
+            query_ends_S, key_ends_S = ends.to(self._device)
+            key_M = None
+            if keys != queries:
+                runs = [
+                    run for start, length, prefix in self.spans for run in (prefix, (start, length)) if run
+                ]
+                key_M = torch.cat([torch.arange(start, start + length) for start, length in runs])
+                key_M = key_M.to(self._device)
+            return Runs(query_ends_S, key_ends_S, max(queries), max(keys), key_M)
 
 
 def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> AttentionPlan:
@@ -68,10 +124,17 @@ def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -
 
 def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> AttentionPlan:
     """Return the plan of spans that cover the flat tokens in order."""
+    return AttentionPlan(spans, device)
+
+
+def _in_buckets(
+    spans: Sequence[Span], device: torch.device | str
+) -> tuple[tuple[Bucket, ...], Tensor | None]:
+    """Return buckets of spans, and the place of each flat token in them, None if the order is the same."""
     lengths = {span.length for span in spans}
     if len(lengths) == 1 and all(span.prefix is None for span in spans):
         places = torch.arange(sum(span.length for span in spans), device=device)
-        return AttentionPlan((Bucket(places.view(len(spans), -1), None, None),), None)
+        return (Bucket(places.view(len(spans), -1), None, None),), None
     buckets: list[Bucket] = []
     where = torch.empty(sum(span.length for span in spans), dtype=torch.long)
     offset = 0
@@ -91,7 +154,7 @@ def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Att
             sides = (in_prefix_BM[:, None].expand(-1, length, -1), causal_LL.expand(len(members), -1, -1))
             key_BM, mask_BLM = torch.cat((prefix_BM, query_BL), dim=1), torch.cat(sides, dim=2)
             buckets.append(Bucket(query_BL.to(device), key_BM.to(device), mask_BLM.to(device)))
-    return AttentionPlan(tuple(buckets), where.to(device))
+    return tuple(buckets), where.to(device)
 
 
 def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -118,6 +181,15 @@ def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length where there is one."""
+    if takes_runs(q_NHE, k_NJE.shape[1]):
+        return attend_by_runs(plan.runs, q_NHE, k_NJE, v_NJE, scale)
+    return attend_by_buckets(plan, q_NHE, k_NJE, v_NJE, scale)
+
+
+def attend_by_buckets(
+    plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float
+) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens, as one step of autograd where products are the faster way."""
     if all(by_products(q_NHE, _keys(bucket).shape[1]) for bucket in plan.buckets):
         gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale)  # type: ignore[no-untyped-call]
@@ -127,6 +199,90 @@ def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Ten
         for bucket in plan.buckets
     ]
     return _in_order(plan, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+# Sequences of any length in one kernel, on CUDA.
+
+
+def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
+    """Return whether one kernel computes the attention of all spans: torch's `varlen_attn`, where it gives plain numbers.
+
+    It is flash attention (2307.08691): half precision, from compute capability 8 on, heads of up to 256 that fill whole rows of
+    16 bytes. Not every card has its backward pass for heads above 192.
+    """
+    device, (_, heads, size) = q_NHE.device, q_NHE.shape
+    if (
+        device.type != "cuda"
+        or torch.version.cuda is None
+        or q_NHE.dtype not in (torch.float16, torch.bfloat16)
+        or size % 8
+        or size > 256
+    ):
+        return False
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0) or (size > 192 and capability not in {(8, 0), (9, 0), (10, 0)}):
+        return False
+    where = (device, q_NHE.dtype, f"{heads} heads of {size} on {key_heads}")
+
+    def trial() -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield outputs and gradients of two sequences, the first with two branches, by the kernel and by buckets."""
+        spans = (Span(0, 20, None), Span(20, 7, (0, 20)), Span(27, 33, (0, 20)), Span(60, 41, None))
+        plan = plan_spans(spans, device)
+        given_NHE, *inputs = (
+            kernels.drawn(101, many, size, seed=seed, device=device, dtype=q_NHE.dtype)
+            for seed, many in enumerate((heads, heads, key_heads, key_heads))
+        )
+        q, k, v = (each.requires_grad_(True) for each in inputs)
+        both = (
+            attend_by_runs(plan.runs, q, k, v, size**-0.5),
+            attend_by_buckets(plan, q, k, v, size**-0.5),
+        )
+        yield both
+        yield from zip(*(torch.autograd.grad(out, (q, k, v), given_NHE) for out in both), strict=True)
+
+    return kernels.holds("torch's attention for sequences of any length", where, trial)
+
+
+def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+    """Return attention outputs `_NHE` of flat tokens by torch's `varlen_attn`; query heads share key heads.
+
+    A query sees a span's keys up to its own, counted from the end: torch aligns the two by their last tokens
+    (`torch.nn.attention.bias`, LOWER_RIGHT), so the prefix, which comes before, is seen as a whole.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    if runs.key_M is not None:
+        k_NJE, v_NJE = (_Repeated.apply(x, runs.key_M) for x in (k_NJE, v_NJE))  # type: ignore[no-untyped-call]
+    out_NHE = varlen_attn(
+        q_NHE,
+        k_NJE,
+        v_NJE,
+        runs.query_ends_S,
+        runs.key_ends_S,
+        runs.most_queries,
+        runs.most_keys,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=q_NHE.shape[1] != k_NJE.shape[1],
+    )
+    return cast("Tensor", out_NHE)  # a pair only where more is asked for
+
+
+class _Repeated(torch.autograd.Function):
+    """Rows at some places, each as often as it is named; the gradients of one row are added up in at least float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NJE: Tensor, place_M: Tensor) -> Tensor:
+        ctx.save_for_backward(place_M)
+        ctx.rows = len(x_NJE)
+        return x_NJE.index_select(0, place_M)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        (place_M,) = ctx.saved_tensors
+        dtype = torch.promote_types(given[0].dtype, torch.float32)
+        sum_NJE = given[0].new_zeros(ctx.rows, *given[0].shape[1:], dtype=dtype)
+        return sum_NJE.index_add_(0, place_M, given[0].to(dtype)).to(given[0].dtype), None
 
 
 class _PlannedAttention(torch.autograd.Function):
