@@ -213,13 +213,15 @@ def answer_of(task: Task) -> Json:
     return task.data["answer"]
 
 
+_RULES = get_args(ExtractionRule)
+
+
 def _known_rules(rules: Sequence[ExtractionRule]) -> Sequence[ExtractionRule]:
-    known = get_args(ExtractionRule)
-    wrong = [rules] if isinstance(rules, str) else [rule for rule in rules if rule not in known]
+    wrong = [rules] if isinstance(rules, str) else [rule for rule in rules if rule not in _RULES]
     if wrong or not rules:
         named = f"{wrong[0]!r:.60}" if wrong else "nothing"
         raise Unfit(
-            f"The rules that look for an answer are {named}. Give a tuple such as ('last_number',).{did_you_mean(str(named), known)}"
+            f"The rules that look for an answer are {named}. Give a tuple such as ('last_number',).{did_you_mean(str(named), _RULES)}"
         )
     return rules
 

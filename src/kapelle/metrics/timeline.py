@@ -36,7 +36,7 @@ class Timeline:
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
         """Await `work`; the time in which it computes, or in which everything waits for it, counts as `activity`."""
-        self.await_more(activity, 1)
+        self._waiting[activity] += 1
         try:
             return await HookedAwaitable(work, partial(self.enter, activity), self.leave)
         finally:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,6 +47,8 @@ _STAND_IN = "\u2e28said\u2e29"
 
 
 _TWO_WORDS = "two words"
+REMEMBERED = 64
+"""Beginnings of conversations whose tokens a renderer remembers."""
 
 
 class ChatTokenizer(Protocol):
@@ -98,6 +100,10 @@ class ChatRenderer:
         """Maximum number of tokens of prompt and completion together."""
         self._form = TemplateForm(self._render)
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        # The samples of a group begin with one prompt: it is rendered and tokenised once. A template that asks for the time
+        # writes another text each time.
+        dated = "strftime_now" in str(tokenizer.chat_template)
+        self._start = lru_cache(0 if dated else REMEMBERED)(self._ids_of_start)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,6 +118,9 @@ class ChatRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        return self._start(*messages)
+
+    def _ids_of_start(self, *messages: Message) -> tuple[int, ...]:
         return self._ids(self._form.text(messages, speak=True))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:

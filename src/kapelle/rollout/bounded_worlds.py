@@ -13,6 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import lru_cache
+from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from kapelle.environment import (
@@ -36,6 +38,8 @@ WORKERS = 256
 and one that needs more by itself has them."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
 """What every world has."""
+_RESULTS = frozenset({str, tuple, type(None), Outcome})
+"""What methods that are not async return, nearly always: `isinstance` asks an abstract class in Python."""
 
 
 class BrokenContract(EpisodeError):
@@ -61,8 +65,10 @@ async def open_world(
             raise BrokenContract(
                 f"{what} returns the class {started.__name__} itself; return an instance of it."
             )
-        missing = [method for method in METHODS if not callable(getattr(started, method, None))]
-        if missing:
+        kind: type = type(started)
+        if not _whole(kind) and (
+            missing := [method for method in METHODS if not callable(getattr(started, method, None))]
+        ):
             raise BrokenContract(
                 f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. A world has all of "
                 f"{', '.join(METHODS)} (`kapelle.World`)."
@@ -72,6 +78,12 @@ async def open_world(
         world.end()
         raise
     return world
+
+
+@lru_cache(maxsize=64)
+def _whole(kind: type) -> bool:
+    """Return whether a class of worlds itself has every method; otherwise an instance may."""
+    return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
 class BoundedWorld:
@@ -129,7 +141,7 @@ class BoundedWorld:
         """Return what a method returns that is not async."""
         what = f"`{method}` of environment '{self._name}'"
         found = call(what, "environment", self._patience.environment, work, *given)
-        if isinstance(found, Coroutine) and method != "start":
+        if type(found) not in _RESULTS and isinstance(found, Coroutine) and method != "start":
             found.close()
             raise BrokenContract(f"{what} is async. Write `def {method}`: its result is needed at once.")
         return found
@@ -145,7 +157,7 @@ class BoundedWorld:
 
 async def _awaited(work: Callable[[], Awaitable[T]], what: str) -> T:
     made = work()
-    if not isinstance(made, Awaitable):
+    if type(made) is not CoroutineType and not isinstance(made, Awaitable):
         raise BrokenContract(
             f"{what} is not async: it returned {made!r:.60}. Write `async def {what.split('`')[1]}`."
         )

@@ -61,7 +61,7 @@ def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
 
     A number that is not finite passes: the range is checked on the sum over the episode.
     """
-    if not isinstance(paid, Mapping):
+    if type(paid) is not dict and not isinstance(paid, Mapping):
         raise EpisodeError(f"The environment paid {_shown(paid)}; it must be a mapping of agents to rewards.")
     for agent in paid:
         if not isinstance(agent, str) or agent not in names:
@@ -69,29 +69,39 @@ def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
     return {str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in paid.items()}
 
 
+_PLAIN = frozenset({str, float, bool, type(None)})
+"""Types whose values stay as they are."""
+
+
 def plain(value: object, place: str, depth: int = 0) -> Json:
     """Return a copy of a value in plain types that JSON rows hold exactly; `place` names it in errors.
 
     Scalars of NumPy and torch become Python's. EpisodeError for anything that cannot be converted.
     """
-    if type(value) is str or type(value) is float or type(value) is bool:  # nearly always
+    if type(value) in _PLAIN:  # nearly always
         return value
-    value = _scalar(value)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        if value.bit_length() > WIDEST:
-            raise EpisodeError(f"{place} is a whole number of {value.bit_length()} bits, more than {WIDEST}.")
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
+    if type(value) is not dict:
+        value = _scalar(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            if value.bit_length() > WIDEST:
+                raise EpisodeError(
+                    f"{place} is a whole number of {value.bit_length()} bits, more than {WIDEST}."
+                )
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
     if depth >= DEEPEST:
         raise EpisodeError(f"{place[:200]} lies more than {DEEPEST} levels deep, or in itself.")
-    if isinstance(value, Mapping):
-        found = {}
+    if type(value) is dict or isinstance(value, Mapping):
+        found: dict[Any, Json] = {}
         for key, inner in value.items():
+            if type(key) is str:  # nearly always
+                found[key] = inner if type(inner) in _PLAIN else plain(inner, f"{place}.{key}", depth + 1)
+                continue
             known: Any = plain(key, f"a key in {place}", depth + 1)
             try:
                 hash(known)
@@ -113,6 +123,8 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
 def in_range(total: float, bounds: tuple[float, float]) -> bool:
     """Return whether a total is a number between two bounds, but for what adding up may have rounded."""
     low, high = bounds
+    if -math.inf < low <= total <= high < math.inf:  # nearly always
+        return True
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     return math.isfinite(total) and low - slack <= total <= high + slack
 
@@ -129,7 +141,8 @@ def accepted(
             raise EpisodeError(
                 f"Agent '{name}' earned {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
             )
-        if far := next((reward for reward in paid if abs(reward) > MOST_PAID), None):
+        if max(map(abs, paid)) > MOST_PAID:
+            far = next(reward for reward in paid if abs(reward) > MOST_PAID)
             raise EpisodeError(
                 f"Agent '{name}' was paid {far:g}, more than training can compare in float32 (±{MOST_PAID:g}). Let the "
                 "environment pay in a smaller unit."
@@ -142,8 +155,8 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
     info = plain(outcome.info, "info")
     if not isinstance(info, dict):
         raise EpisodeError(f"info is {_shown(info)}; it must be a mapping.")
-    truncated = _scalar(outcome.truncated)
-    if not isinstance(truncated, bool):
+    truncated: object = outcome.truncated
+    if truncated is not False and not isinstance(truncated := _scalar(truncated), bool):
         raise EpisodeError(f"`truncated` is {_shown(truncated)}, neither true nor false.")
     return Outcome(
         rewards,

@@ -211,7 +211,8 @@ async def _attempt(
         world = await opened(play.environment, task, names, seed, play.patience)
         try:
             # Continuations from a tree's candidates do not branch themselves.
-            replay = partial(play_episode, replace(play, tree=None), task, seed, sample)
+            further = None if play.tree is None else replace(play, tree=None)
+            replay = None if further is None else partial(play_episode, further, task, seed, sample)
             scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
             if on_scene is not None:
                 on_scene(scene)

@@ -7,10 +7,11 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kapelle.engines.rollout.protocol import Completion, Interrupted, Request
+from kapelle.engines.rollout.protocol import Completion, Interrupted, Renderer, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
@@ -27,7 +28,7 @@ from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
-from kapelle.types import Episode, Message, Payment, Sampling, Task, Turn
+from kapelle.types import Episode, FinishReason, Message, Payment, Sampling, Task, Turn
 from kapelle.workflow import Continued
 
 if TYPE_CHECKING:
@@ -35,6 +36,60 @@ if TYPE_CHECKING:
 
 Replay = Callable[[Record, int], Awaitable[Episode]]
 """Replays an episode as recorded and continues it with a sampling seed."""
+
+
+_TURN_VALUES = attrgetter(*Turn.__slots__)
+
+
+def placed(turn: Turn, index: int, reward: float) -> Turn:
+    """Return a turn at its place in the episode's order, with what was paid for it."""
+    # `dataclasses.replace` asks for each field by a call of its own, and every turn comes by here.
+    values = dict(zip(Turn.__slots__, _TURN_VALUES(turn), strict=True))
+    values["index"], values["reward"] = index, reward
+    return Turn(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTurn:
+    """A turn whose answer was asked for: what is known of it until the answer comes."""
+
+    request: Request
+    trained: bool
+    seen: int
+    """How many turns were complete when its prompt was fixed."""
+    heard: tuple[Message, ...]
+    begun: Turn | None
+    """The turn that is sampled further, where it had begun before."""
+
+    def answered(
+        self,
+        ids: Sequence[int] = (),
+        logprobs: Sequence[float] = (),
+        version: int = 0,
+        weights_hash: str = "",
+        finish_reason: FinishReason = "length",
+        text: str = "",
+    ) -> Turn:
+        """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
+        if self.begun is not None:
+            known = replace(self.begun, finish_reason=finish_reason, text=text)
+            return grown(known, ids, logprobs, version, weights_hash)
+        asked = self.request
+        return Turn(
+            agent=asked.agent,
+            policy=asked.policy,
+            version=version,
+            weights_hash=weights_hash,
+            index=-1,
+            seen=self.seen,
+            prompt_ids=asked.prompt_ids,
+            completion_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            finish_reason=finish_reason,
+            text=text,
+            heard=self.heard,
+            trained=self.trained,
+        )
 
 
 class LiveSeat:
@@ -62,14 +117,16 @@ class LiveSeat:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
         read: Sequence[object] = [heard] if isinstance(heard, str) else heard
-        wrong = [m for m in read if isinstance(heard, str) or not isinstance(m, str | Message)]
-        if wrong:  # the letters of a single text would pass as texts
-            kind = "text" if isinstance(heard, str) else type(wrong[0]).__name__
-            raise EpisodeError(
-                f"The workflow gives '{self.agent.name}' a {kind} to read. Give `say` texts, such as `turn.text`, and `together` a "
-                "list of texts for each agent."
-            )
-        messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
+        messages: list[Message] = []
+        for each in read:
+            message = Message("user", each) if isinstance(each, str) else each
+            if read is not heard or not isinstance(message, Message):
+                kind = type(each).__name__ if read is heard else "text"  # its letters would pass as texts
+                raise EpisodeError(
+                    f"The workflow gives '{self.agent.name}' a {kind} to read. Give `say` texts, such as `turn.text`, and `together` "
+                    "a list of texts for each agent."
+                )
+            messages.append(message)
         policy = play.team.policy(self.agent.name, self._turn_count)
         renderer = play.engine.renderer(policy.name)
         if self.last is None or fresh:
@@ -79,7 +136,8 @@ class LiveSeat:
         else:
             self.messages.extend(messages)
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)
-        return await self._sample(policy, prompt, messages, play.sampling_of(self.agent), self.messages)
+        own = play.sampling_of(self.agent)
+        return await self._sample(policy, renderer, prompt, messages, own, self.messages)
 
     async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
         """Return an answer in the conversation that ended with the turn `before`, and all that the agent has read for it.
@@ -99,12 +157,13 @@ class LiveSeat:
         own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
-        [turn] = await self._sample(policy, prompt, messages, sampling, conversation)
+        [turn] = await self._sample(policy, renderer, prompt, messages, sampling, conversation)
         return turn, conversation
 
     async def _sample(
         self,
         policy: Policy,
+        renderer: Renderer,
         prompt: tuple[int, ...],
         messages: list[Message],
         sampling: Sampling,
@@ -112,8 +171,8 @@ class LiveSeat:
     ) -> list[Turn]:
         """Return the turn that replays a record, or else what the policy answers: several candidates where a tree asks for them."""
         scene, play, name = self._scene, self._scene.play, self.agent.name
-        renderer = play.engine.renderer(policy.name)
-        if len(prompt) >= renderer.context:
+        room = renderer.context - len(prompt)
+        if room <= 0:
             raise ContextError(
                 f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
@@ -133,44 +192,22 @@ class LiveSeat:
             name,
             tuple(conversation),
             prompt,
-            replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
+            sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room),
             derive_seed(scene.sampling_seed, name, number),
             scene.task,
             scene.sample,
             () if given is None else given.completion_ids,
         )
-        turn = (
-            given
-            if given is not None
-            else Turn(
-                agent=name,
-                policy=policy.name,
-                version=0,
-                weights_hash="",
-                index=-1,
-                seen=seen,
-                prompt_ids=prompt,
-                completion_ids=(),
-                logprobs=(),
-                finish_reason="length",
-                text="",
-                heard=tuple(messages),
-                trained=policy.trained,
-            )
-        )
-        scene.asked[name] = request, turn
+        asked = scene.asked[name] = AskedTurn(request, policy.trained, seen, tuple(messages), given)
         count = play.tree.candidates if play.tree and policy.trained else 1
-        others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
-        answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
+        if count == 1:  # awaited here, without a task of its own
+            answers = [await self._complete(request)]
+        else:
+            others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
+            answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
         turns = [
-            grown(
-                replace(turn, finish_reason=answer.finish_reason, text=answer.text),
-                answer.ids,
-                answer.logprobs,
-                answer.version,
-                answer.weights_hash,
-            )
-            for answer in answers
+            asked.answered(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text)
+            for a in answers
         ]
         scene.drafts[name] = turns[0]
         return turns
@@ -226,8 +263,8 @@ class LiveScene:
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
         self._branches: list[Turn] = []
-        self.asked: dict[str, tuple[Request, Turn]] = {}
-        """Agent → its last request, and what of the answer was known when it was sent."""
+        self.asked: dict[str, AskedTurn] = {}
+        """Agent → the turn that it was last asked for."""
         self.drafts: dict[str, Turn] = {}
         """Agent → its complete turn, until that is recorded."""
         self.stepped = False
@@ -251,15 +288,16 @@ class LiveScene:
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
         """Record turns in the order given and return them with their index."""
         turns = [
-            replace(turn, index=len(self._turns) + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
+            placed(turn, len(self._turns) + k, turn.reward + self._owed.pop(turn.agent, 0.0))
             for k, turn in enumerate(drafts)
         ]
         self._turns.extend(turns)
         for turn in turns:
             self.asked.pop(turn.agent, None)
             self.drafts.pop(turn.agent, None)
-            siblings = self._open.pop(turn.agent, [])
-            self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
+            if turn.agent in self._open:
+                siblings = self._open.pop(turn.agent)
+                self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
         return turns
 
     @property
@@ -278,11 +316,12 @@ class LiveScene:
         begun = []
         for agent in self._seats:
             if agent in self.asked and agent not in self.drafts:
-                request, turn = self.asked[agent]
-                more = sampled.get(id(request))
+                asked = self.asked[agent]
+                more = sampled.get(id(asked.request))
                 if more is not None:
-                    turn = grown(turn, more.ids, more.logprobs, more.version, more.weights_hash)
-                begun.append(turn)
+                    begun.append(asked.answered(more.ids, more.logprobs, more.version, more.weights_hash))
+                else:
+                    begun.append(asked.begun or asked.answered())
         drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
         return PartialEpisode(
             self.seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
@@ -292,13 +331,21 @@ class LiveScene:
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
         """Let several agents answer at the same moment; see `workflow.Scene`."""
-        if not isinstance(words, Mapping):
+        if type(words) is not dict and not isinstance(words, Mapping):
             raise EpisodeError(
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
             )
         # All are drafted before any is recorded, so that the agents do not see one another's texts.
-        past, tree = self.turns, self.play.tree
-        drafts = await asyncio.gather(*(self[name].draft(heard, fresh) for name, heard in words.items()))
+        tree = self.play.tree
+        past = () if tree is None else self.turns
+        if len(words) == 1:
+            # One agent is awaited here: a task of its own would cost more than all else that a turn needs. Answers of the same
+            # moment are recorded before any of their agents speaks on.
+            await asyncio.sleep(0)
+            [(name, heard)] = words.items()
+            drafts = [await self[name].draft(heard, fresh)]
+        else:
+            drafts = await asyncio.gather(*(self[name].draft(heard, fresh) for name, heard in words.items()))
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             # The tree chooses among several candidates, and the others become branches.
@@ -373,7 +420,8 @@ class LiveScene:
             if last is None:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
             else:
-                self._turns[last] = replace(self._turns[last], reward=self._turns[last].reward + reward)
+                turn = self._turns[last]
+                self._turns[last] = placed(turn, last, turn.reward + reward)
         return paid
 
     def settle(self, outcome: Outcome) -> Outcome:
@@ -382,8 +430,9 @@ class LiveScene:
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
         rewards = payments(outcome.rewards, self.names)
-        owed = {agent: rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
-        return replace(outcome, rewards={**rewards, **owed})
+        for agent, reward in self._owed.items():
+            rewards[agent] = rewards.get(agent, 0.0) + reward
+        return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text where the environment knows answers, else None."""

@@ -58,16 +58,25 @@ class GaveUp(BaseException):
     """
 
 
+_LOOP_WORK = frozenset({"engine", "episode"})
+"""What the event loop works at. An environment waits beside it, so that a busy loop is not its fault."""
+
+
 class Limit:
     """The time limit of one call, and the time that it has used."""
 
     def __init__(self, what: str, kind: str, seconds: float) -> None:
         """Keep what is called, the setting that bounds it (`environment`, …) and for how many seconds it may."""
         self.what, self.kind, self.seconds = what, kind, seconds
-        self.watched = watched_thread()
+        # Every call of an environment comes by here: calls of Python are what it costs, so few are made.
+        try:
+            watched: WatchedThread = here.watched
+        except AttributeError:
+            watched = watched_thread()
+        self.watched = watched
         self.own = 0.0
         """Seconds counted so far, but for those since `since`."""
-        self.since: float | None = self._clock()
+        self.since: float | None = watched.awake if kind in _LOOP_WORK else watched.free
         self.stage = 0
         """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind."""
         self.cancels = 0
@@ -79,13 +88,11 @@ class Limit:
         """The limit of the call inside which this one is awaited."""
         self.interrupting = False
         """Whether the exception is on its way into it."""
-        self.on_abandoned = on_abandoned.get()
+        self.on_abandoned: Callable[[GaveUp], None] | None = None
         """Ends its episode without its task, where the task does not react to being cancelled."""
 
     def _clock(self) -> float:
-        # An environment waits beside the event loop, so a busy loop is not its fault. Engines and episodes are what the loop
-        # works at.
-        return self.watched.awake if self.kind in ("engine", "episode") else self.watched.free
+        return self.watched.awake if self.kind in _LOOP_WORK else self.watched.free
 
     @property
     def used(self) -> float:
@@ -320,9 +327,13 @@ def leave(watched: WatchedThread, before: Limit | None) -> None:
     came: BaseException | None = None
     while True:
         try:
+            if watched.main:  # its calls are interrupted on this thread itself, by a signal
+                watched.running = before
+                watched.serial += 1
+                break
             with watched.guard:
                 running = watched.running
-                if not watched.main and running is not None and running.interrupting:
+                if running is not None and running.interrupting:
                     raise_in(watched.thread.ident or 0, None)
                     running.interrupting = False
                 watched.running = before
@@ -352,9 +363,9 @@ patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())
 """The limits of the episode inside which this code runs."""
 
 
-def _refuse_when_stopping(watched: WatchedThread) -> None:
+def _refuse_when_stopping() -> None:
     """Start nothing new once this process was asked to stop and open calls have had time to end."""
-    stop = interrupts.pending_stop() if watched.stops else None
+    stop = interrupts.pending_stop()
     if stop is not None and time.monotonic() - stop.since > PAUSE:
         raise stop.again()
 
@@ -365,19 +376,22 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
     `what` begins the message, and `kind` is the settings section with the `timeout` that it names.
     """
     limit = Limit(what, kind, seconds)
-    _refuse_when_stopping(limit.watched)
-    return _under(limit, work, *given)
+    watched = limit.watched
+    if watched.stops and interrupts.stops:
+        _refuse_when_stopping()
+    before, watched.running = watched.running, limit
+    watched.serial += 1
+    try:
+        return work(*given)
+    finally:
+        leave(watched, before)
 
 
 def charged_to(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     """Call `work`, a step of a task that a call has started, as part of that call."""
-    if limit.kind not in ("environment", "grader") or limit.watched is not getattr(here, "watched", None):
-        return work(*given)
-    return _under(limit, work, *given)
-
-
-def _under(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     watched = limit.watched
+    if limit.kind in _LOOP_WORK or watched is not getattr(here, "watched", None):
+        return work(*given)
     before, watched.running = watched.running, limit
     watched.serial += 1
     try:
@@ -451,17 +465,17 @@ class Bounded(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         limit, watched = self._limit, self._limit.watched
-        try:
-            _refuse_when_stopping(watched)
-        except BaseException:
-            if isinstance(self._work, Coroutine):
-                self._work.close()  # it was never begun
-            raise
-        limit.task = asyncio.current_task()
-        if (
-            limit.task is not None and watched.loop is not limit.task.get_loop()
-        ):  # `run_async` did not start it
-            watched.loop, watched.loop_answered = limit.task.get_loop(), True
+        if watched.stops and interrupts.stops:
+            try:
+                _refuse_when_stopping()
+            except BaseException:
+                if isinstance(self._work, Coroutine):
+                    self._work.close()  # it was never begun
+                raise
+        task = limit.task = asyncio.current_task()
+        if task is not None and watched.loop is not (loop := task.get_loop()):  # `run_async` did not start it
+            watched.loop, watched.loop_answered = loop, True
+        limit.on_abandoned = on_abandoned.get()
         outer = limit.outer = current.get()
         token = current.set(limit)
         # An environment that has a text graded is not charged for it: grading has a limit of its own.
@@ -472,39 +486,40 @@ class Bounded(Generic[T]):
             pauses.pause()
         watched.open.add(limit)
         try:
-            return (yield from self._steps())
+            steps = self._work.__await__()
+            resume: Callable[..., Any] = next
+            sent: Any = steps
+            while True:
+                before, watched.running = watched.running, limit
+                watched.serial += 1
+                try:
+                    waits_for = resume(sent)
+                except StopIteration as done:
+                    if limit.cancels:
+                        self._convert()
+                    result: T = done.value
+                    return result
+                except (Exception, asyncio.CancelledError):
+                    if limit.cancels:
+                        self._convert()
+                    raise
+                finally:
+                    leave(watched, before)
+                try:
+                    resume, sent = steps.send, (yield waits_for)
+                except BaseException as error:  # noqa: BLE001 - a message for the work, which answers it
+                    if limit.cancels > 1:  # it was cancelled before, and waits on
+                        leave_behind(self._work)
+                        self._convert()
+                    resume, sent = steps.throw, error
         finally:
             watched.open.discard(limit)
-            with suppress(ValueError):  # a coroutine that was left behind ends somewhere else
+            try:  # noqa: SIM105 - three calls fewer than `suppress`, for every episode
                 current.reset(token)
+            except ValueError:  # a coroutine that was left behind ends somewhere else
+                pass
             if pauses is not None:
                 pauses.resume()
-
-    def _steps(self) -> Generator[Any, Any, T]:
-        limit, watched = self._limit, self._limit.watched
-        steps = self._work.__await__()
-        resume: Callable[[], Any] = partial(next, steps)
-        while True:
-            before, watched.running = watched.running, limit
-            watched.serial += 1
-            try:
-                waits_for = resume()
-            except StopIteration as done:
-                self._convert()
-                result: T = done.value
-                return result
-            except (Exception, asyncio.CancelledError):
-                self._convert()
-                raise
-            finally:
-                leave(watched, before)
-            try:
-                resume = partial(steps.send, (yield waits_for))
-            except BaseException as error:  # noqa: BLE001 - a message for the work, which answers it
-                if limit.cancels > 1:  # it was cancelled before, and waits on
-                    leave_behind(self._work)
-                    self._convert()
-                resume = partial(steps.throw, error)
 
     def _convert(self) -> None:
         """Raise GaveUp where the watchdog has cancelled the call, whatever the call made of that."""

@@ -108,7 +108,7 @@ def gone_terminal(descriptor: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev != nowhere.st_rdev and not os.isatty(descriptor)
 
 
-_stops: list[StopSignal] = []
+stops: list[StopSignal] = []
 """The signals on which this process is stopping, oldest first."""
 _catching: list[Interrupts] = []
 """One for each `catch_interrupts` that is open, the outermost first."""
@@ -124,7 +124,7 @@ _handlers_before: dict[int, Any] = {}
 
 def begin_stop(number: int, again: Callable[[], BaseException]) -> None:
     """Note that a signal asks this process to stop from now on; `again` makes the error that ends other people's code."""
-    _stops.append(StopSignal(number, again))
+    stops.append(StopSignal(number, again))
 
 
 class Agreement:
@@ -160,12 +160,12 @@ def _held_back() -> bool:
 
 def pending_stop() -> StopSignal | None:
     """Return the signal on which this process is stopping; None without one, and inside a block that runs to its end."""
-    return _stops[0] if _stops and not _unbroken and not _held_back() else None
+    return stops[0] if stops and not _unbroken and not _held_back() else None
 
 
 def end_stops(first: int = 0) -> None:
     """Forget the stops that `begin_stop` began, except the `first` ones."""
-    del _stops[first:]
+    del stops[first:]
 
 
 def stop_asked() -> bool:
@@ -310,7 +310,7 @@ def _forget() -> None:
     """Leave a forked child its own signals: they end it, and ask neither it nor this process to stop."""
     Arrivals.forget()
     _restore(_handlers_before)
-    for kept in (_handlers_before, _catching, _stops, _to_notify, _unbroken, commands, agreements):
+    for kept in (_handlers_before, _catching, stops, _to_notify, _unbroken, commands, agreements):
         kept.clear()
 
 
@@ -360,7 +360,7 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    stops = len(_stops)
+    first = len(stops)
     with handled_by(interrupts.receive):
         _catching.append(interrupts)
         try:
@@ -368,4 +368,4 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
         finally:
             with suppress(ValueError):  # a forked child has forgotten it
                 _catching.remove(interrupts)
-            end_stops(stops)
+            end_stops(first)

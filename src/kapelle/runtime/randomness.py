@@ -23,9 +23,8 @@ from kapelle.runtime.on_demand import torch
 
 def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit seed that depends on every part and on their order; it is the same in every process."""
-    digest = hashlib.blake2b(
-        "\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass"), digest_size=8
-    ).digest()
+    text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

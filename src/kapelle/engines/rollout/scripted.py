@@ -19,7 +19,7 @@ class ByteRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the bytes of all messages, one line each."""
-        return tuple("".join(f"{m.role}: {m.content}\n" for m in messages).encode("utf-8", "replace"))
+        return tuple("".join([f"{m.role}: {m.content}\n" for m in messages]).encode("utf-8", "replace"))
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
@@ -34,6 +34,9 @@ class ByteRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return bytes as text."""
         return bytes(ids).decode("utf-8", "replace")
+
+
+_BYTES = ByteRenderer()
 
 
 class ScriptedEngine(RolloutEngine):
@@ -53,7 +56,7 @@ class ScriptedEngine(RolloutEngine):
 
     def renderer(self, policy: str) -> WritingRenderer:
         """Return the policy's renderer; bytes where none was given."""
-        return self._renderers.get(policy, ByteRenderer())
+        return self._renderers.get(policy, _BYTES)
 
     async def generate(self, request: Request) -> Completion:
         """Return what the script of the request's policy answers; EngineError for an unknown policy."""

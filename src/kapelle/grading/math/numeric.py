@@ -289,6 +289,8 @@ def parse_number(text: str) -> Number | None:
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
         return None
+    if text.isascii() and text.isdigit():  # nearly always
+        return Number(Fraction(int(text)))
     dollars = text.endswith("\\$") and text.count("$") == 1
     text = text.replace("\\$", "$").replace("\\%", "%").replace("\\!", "").replace("{,}", ",").strip()
     while len(text) > 1 and text.startswith("$") and text.endswith("$"):
@@ -301,7 +303,9 @@ def parse_number(text: str) -> Number | None:
         exponent = int(match["exponent"] or 0)
         if abs(exponent) > MAX_EXPONENT:
             return None
-        magnitude = Fraction(re.sub("[, ]", "", match["decimal"]).rstrip(".")) * Fraction(10) ** exponent
+        magnitude = Fraction(re.sub("[, ]", "", match["decimal"]).rstrip("."))
+        if exponent:
+            magnitude *= Fraction(10) ** exponent
     else:
         short = match["short"]
         top = int(short[0] if short else match["top"] or match["tex_top"])
