@@ -25,9 +25,11 @@ from tests.support.tiny import (
     lora_policies,
     sections,
     stir,
+    team_of,
     tiny_model,
     train_engine,
     with_behaviour,
+    with_columns,
 )
 from tests.training.test_ranks import FEW, SHARDED, Case, furthest, learn_all, learned
 from torch import Tensor, nn
@@ -37,8 +39,9 @@ from kapelle.cli import main
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
-from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.learner import Learner
+from kapelle.errors import ParityError
 from kapelle.models.fast import fused, kernels, routed_linear
 from kapelle.models.fast.attention import Span, attend_by_plan, attention, plan_spans, takes_runs
 from kapelle.models.language_model import LanguageModel
@@ -46,7 +49,8 @@ from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.rows import Sample
 from kapelle.runs.reader import read_metrics
-from kapelle.settings.schema import OptimizerConfig
+from kapelle.settings.schema import EmbeddedConfig, ModelConfig, OptimizerConfig
+from kapelle.setup.model_loading import load_models
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
@@ -166,6 +170,40 @@ def test_one_kernel_attends_for_all_spans(dtype: torch.dtype) -> None:
     assert takes_runs(q.to(DEVICE, dtype), 2)
     for one, other in zip(gathered(DEVICE, dtype), gathered("cpu", torch.float32), strict=True):
         assert float((one.cpu().float() - other).abs().max()) <= 0.02 * float(other.abs().max())
+
+
+def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(free: int) -> int:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 80 << 30))
+        torch.cuda.empty_cache()
+        engine = train_engine(
+            lora_policies("a"),
+            models={"base": model_on_device(adapted=False)},
+            limits=UpdateLimits(microbatch_tokens=None),
+        )
+        samples = draw_samples(["a"], [(90, 10)] * 200)  # 19,800 tokens
+        return max(len(batch.tokens_N) for _, batch in engine._forward.batches(samples))
+
+    assert largest(70 << 30) == 19_800
+    few, more = largest(20 << 20), largest(80 << 20)
+    assert 1000 < few <= 4096 < more < 19_800
+
+
+def test_tf32_is_switched_by_the_model_and_compared_by_its_bits() -> None:
+    def gap(*, tf32: bool) -> float:
+        config = ModelConfig(embedded=EmbeddedConfig.model_validate(SIZE), device=DEVICE, tf32=tf32)
+        (model,) = load_models(team_of("a"), config, {}).values()
+        assert torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+        assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # type: ignore[attr-defined]
+        engine = train_engine(lora_policies("a"), models={"base": model})
+        drawn = draw_samples(["a"], [(9, 12)] * 3)
+        off = with_columns(drawn, behaviour=[logp_T + 0.01 for logp_T in engine.score(drawn)])
+        return engine.update(off, Objective(GRPO().build().policy_loss))["parity/max"]
+
+    assert gap(tf32=True) == pytest.approx(0.01, abs=1e-3)
+    with pytest.raises(ParityError, match=r"bound 0\.0001"):
+        gap(tf32=False)
 
 
 @pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])

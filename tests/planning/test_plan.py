@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.support.tiny import tiny_model
 
 from kapelle.cli import main
 from kapelle.cli.plan import DOES_NOT_FIT
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import outline_of_settings
+from kapelle.models.weights import save_model
 from kapelle.planning import plan
 from kapelle.planning.memory import base_bytes
 from kapelle.planning.plan import peak, with_tasks
@@ -107,3 +110,27 @@ def test_four_bits_and_moments_of_one_byte_are_counted() -> None:
         for name in ("adamw", "adamw_8bit")
     ]
     assert whole[1] / whole[0] == pytest.approx(6.03 / 12, rel=0.01)
+
+
+def test_passes_left_open_are_as_large_as_a_gpu_lets_them_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "model", tiny_model())
+    pretrained = f"model.path={tmp_path / 'model'}"
+
+    def tokens(*settings: str, gb: float) -> int:
+        found = plan("demo", pretrained, *settings, gpu_memory=gb)
+        assert found.fits
+        return found.run.pass_tokens("base")
+
+    few, more, most = (tokens(gb=gb) for gb in (0.66, 0.8, 80))
+    assert 1024 <= few < more < most == 1 << 16
+    assert tokens("training.gradient_checkpointing=true", gb=0.66) > few
+    assert tokens("training.microbatch_tokens=700", gb=80) == 700
+    assert plan("demo", gpu_memory=80).run.pass_tokens("base") == 4096  # the embedded model is on the CPU
+    words = ["plan", "demo", pretrained, "model.tf32=true", "model.dtype=bfloat16"]
+    assert main([*words, "--gpu-memory", "80"]) == 0
+    computes = "base on cuda: computes in bfloat16, products of float32 in TF32; passes of at most 65536 tokens (what fits"
+    assert computes in capsys.readouterr().out
+    assert main(["plan", "demo"]) == 0
+    assert "base on cpu: computes in float32; passes of at most 4096 tokens\n" in capsys.readouterr().out

@@ -104,7 +104,7 @@ def test_the_menu_names_pages_that_exist_or_are_made() -> None:
 def test_the_reference_says_what_a_setting_means_its_default_and_its_bounds() -> None:
     run = run_page()
     assert "| `tasks_per_step` | integer, ≥ 1 | `32` | Tasks (groups) per step;" in run
-    assert "| `microbatch_tokens` | integer, ≥ 1 | `4096` |" in run
+    assert "| `microbatch_tokens` | integer, ≥ 1 or `auto` | `auto` |" in run
     assert "| from then on |" in run
     grpo = plugin_page("algorithms").partition("\n## grpo\n")[2].partition("\n## ")[0]
     assert "| `group_size` | integer, ≥ 2 | `8` | Episodes per task;" in grpo

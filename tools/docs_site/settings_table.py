@@ -153,7 +153,7 @@ def _type(annotation: object) -> str:
     """Return a type as a user writes its values."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _type(parts[0])
+        return _type(parts[0]) + "".join(_bounds(part) for part in parts[1:] if isinstance(part, FieldInfo))
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
     if origin in {typing.Union, types.UnionType}:

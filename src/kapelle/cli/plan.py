@@ -56,6 +56,7 @@ def lines(found: Plan) -> Iterator[str]:
     )
     if not work.played:
         yield "  worlds that rely on servers were not opened; the plan assumes that every agent answers its first prompt once"
+    yield from _computing(found)
     for process in found.processes:
         yield ""
         yield f"{process.name} on {process.device}: {size(process.peak)}, in the {process.worst.name} phase"
@@ -70,6 +71,18 @@ def lines(found: Plan) -> Iterator[str]:
         return
     yield ""
     yield from _verdict(found)
+
+
+def _computing(found: Plan) -> Iterator[str]:
+    run = found.run
+    for base, place in run.places.items():
+        cpu = run.cpu(base)
+        products = "" if cpu else f", products of float32 {'in TF32' if run.tf32 else 'exact'}"
+        tokens = f"at most {run.pass_tokens(base)} tokens"
+        if run.left_open and not cpu:
+            fits = "what fits" if base in run.chosen_tokens else "with --gpu-memory, what fits"
+            tokens += f" ({fits}, as `training.microbatch_tokens: auto` says)"
+        yield f"{base} on {run.device(base)}: computes in {place.dtype}{products}; passes of {tokens}"
 
 
 def _table(process: Process) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kapelle.engines.train.pass_size import chosen_tokens, token_bytes
 from kapelle.models.renderer import light_renderer
 from kapelle.planning.memory import Process, processes
 from kapelle.planning.planned_run import PlannedRun, planned_run
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MOST = 1 << 24
 """The largest value that is tried; what fits with it has no limit."""
 SAMPLES = ("sampling", "evaluation")
+OF_PASSES = ("activations", "logits")
+"""What of an update's memory its passes take."""
 SMALL = 256
 """Least tokens of a microbatch that is worth its passes."""
 
@@ -107,6 +110,16 @@ class Plan:
                 "longest text": work.longest,
                 "worlds opened": work.played,
             },
+            "computing": {
+                base: {
+                    "device": self.run.device(base),
+                    "dtype": place.dtype,
+                    "tf32": self.run.tf32 and not self.run.cpu(base),
+                    "tokens of a pass": self.run.pass_tokens(base),
+                    "chosen": self.run.left_open,
+                }
+                for base, place in self.run.places.items()
+            },
             "times": None if self.times is None else {**asdict(self.times), "step": self.times.step},
             "weights": self.weights.row(),
         }
@@ -130,6 +143,8 @@ def plan(
     prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
     memory = None if gpu_memory is None else int(gpu_memory * 10**9)
     run = planned_run(prepared, "cpu" if memory is None else "cuda")
+    if memory is not None:
+        run = with_chosen_tokens(run, memory)
     mapped = weights_map(
         prepared.team,
         prepared.outlines,
@@ -159,6 +174,31 @@ def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
     return max(devices.values())
 
 
+def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
+    """Return a run with the passes that the engine will choose on GPUs of so many bytes, where they are left open."""
+    if not run.left_open:
+        return run
+    taken = {
+        process.device: sum(
+            size
+            for phase in process.phases
+            for kind, size in phase.kinds.items()
+            if phase.name == "update" and kind not in OF_PASSES
+        )
+        for process in processes(with_passes(run, 1))
+        if process.name == "training"
+    }
+    chosen = {
+        base: chosen_tokens(
+            memory - taken[run.device(base)],
+            token_bytes(outline.layers, outline.hidden, run.size(base), recompute=run.checkpointing),
+        )
+        for base, outline in run.outlines.items()
+        if not run.cpu(base)
+    }
+    return replace(run, chosen_tokens=chosen)
+
+
 def limits(run: PlannedRun, memory: int) -> PlanLimits:
     """Return the largest values with which every device holds its processes in so many bytes."""
     work = run.work
@@ -170,11 +210,16 @@ def limits(run: PlannedRun, memory: int) -> PlanLimits:
         return peak(found, phases) <= memory
 
     return PlanLimits(
-        _largest(step, lambda count: fits(replace(run, microbatch_tokens=count), "update")),
+        _largest(step, lambda count: fits(with_passes(run, count), "update")),
         _largest(rows, lambda count: fits(replace(run, max_rows=count), *SAMPLES)),
         _largest(MOST, lambda count: fits(with_tasks(run, count), "sampling", "update")),
         _largest(context, lambda count: fits(replace(run, work=work.with_longest(count)))),
     )
+
+
+def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
+    """Return a run with passes of at most so many tokens, on every base."""
+    return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
 
 
 def with_tasks(run: PlannedRun, count: int) -> PlannedRun:
@@ -218,14 +263,14 @@ def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRu
     """Yield what can be changed, what that costs, and the run after it; the cheapest first."""
     if not run.checkpointing:
         costs = "an update takes about half as long again; the same gradients"
-        yield "training.gradient_checkpointing=true", costs, replace(run, checkpointing=True)
+        checkpointed = with_chosen_tokens(replace(run, checkpointing=True), memory)
+        yield "training.gradient_checkpointing=true", costs, checkpointed
     # The largest passes that fit, or the least that help.
-    least = min(SMALL, run.microbatch_tokens)
-    enough = max(memory, peak(replace(run, microbatch_tokens=least)))
-    tokens = _largest(
-        run.microbatch_tokens, lambda count: peak(replace(run, microbatch_tokens=count)) <= enough
-    )
-    smaller = replace(run, microbatch_tokens=max(tokens, least))
+    most_tokens = max(run.pass_tokens(base) for base in run.shapes)
+    least = min(SMALL, most_tokens)
+    enough = max(memory, peak(with_passes(run, least)))
+    tokens = _largest(most_tokens, lambda count: peak(with_passes(run, count)) <= enough)
+    smaller = with_passes(run, max(tokens, least))
     yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
     if run.engine == "local" and run.plays:
         # The most rows that fit, or the fewest that are needed for other phases to be the worst.

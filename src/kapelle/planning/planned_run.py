@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from kapelle.algorithm import CriticSpec
+from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, read_settings
@@ -63,6 +64,7 @@ class PlannedRun:
     embedders: bool
     optimizer: str
     microbatch_tokens: int
+    """Most tokens of a pass: as set, or where they are left open those of a CPU."""
     checkpointing: bool
     minibatches: int
     often: bool
@@ -83,6 +85,16 @@ class PlannedRun:
     """What `engine.kv_gib` gives vLLM for each base."""
     served: str
     """`engine.server` of vLLM."""
+    tf32: bool
+    """Whether GPUs compute products of float32 in TF32."""
+    left_open: bool
+    """Whether the engine chooses the tokens of a pass."""
+    chosen_tokens: Mapping[str, int] = field(default_factory=dict)
+    """By base: those that it chooses on a GPU of known memory."""
+
+    def pass_tokens(self, base: str) -> int:
+        """Return the most tokens of a pass over a base."""
+        return self.chosen_tokens.get(base, self.microbatch_tokens)
 
     def size(self, base: str) -> int:
         """Return the bytes of a base's compute type."""
@@ -147,6 +159,7 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         # kapelle's own small model is on the CPU unless a device is named.
         elsewhere = "cpu" if path == "embedded" else device
         places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
+    tokens = config.training.microbatch_tokens
     return PlannedRun(
         team,
         prepared.outlines,
@@ -159,7 +172,7 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         algorithm.need(ReferenceLogProbs) is not None,
         embeddings is not None and embeddings.reader == "base",
         config.optimizer.name,
-        config.training.microbatch_tokens,
+        CPU_TOKENS if tokens == "auto" else tokens,
         config.training.gradient_checkpointing,
         algorithm.update.minibatches,
         algorithm.update.order.sequential or algorithm.update.epochs * algorithm.update.minibatches > 1,
@@ -174,6 +187,8 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         int(engine.get("kept_tokens", 0)),
         float(engine.get("kv_gib", 0.0)),
         str(engine.get("server", "")),
+        config.model.tf32,
+        tokens == "auto",
     )
 
 

@@ -93,7 +93,7 @@ def _timed(prepared: PreparedRun, run: PlannedRun, base: str, depth: int) -> tup
         [policy for policy in prepared.team.policies.values() if policy.base == base and not policy.endpoint],
         [],
         prepared.config.optimizer.model_copy(update={"name": "adamw"}),
-        UpdateLimits(run.microbatch_tokens, gradient_checkpointing=run.checkpointing),
+        UpdateLimits(run.pass_tokens(base), gradient_checkpointing=run.checkpointing),
         0,
     )
     engine = cast("TrainEngineSettings", prepared.config.train_engine).build(setup)

@@ -34,8 +34,8 @@ STEP = 32
 """`models/fast/attention.py`: queries of one product."""
 LOGIT_BUDGET = 1 << 21
 """`engines/train/torch/large_head.py`: most logits that are kept for the backward pass."""
-ROWS, PIECE, DEVICE_PIECE = 512, 1 << 20, 1 << 24
-"""`engines/train/torch/large_head.py`: tokens of a piece, and its logits on a CPU and on a GPU."""
+ROWS, PIECE, DEVICE_ROWS, DEVICE_PIECE = 512, 1 << 20, 2048, 1 << 25
+"""`engines/train/torch/large_head.py`: tokens of a piece and its logits, on a CPU and on a GPU."""
 
 ENOUGH = 3
 """Passes of one learner after which all kinds of passes have been seen."""
@@ -76,7 +76,7 @@ def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
 
 def passes(run: PlannedRun, base: str) -> list[Pass]:
     """Return the passes of one optimiser step over a base's share of a step's answers."""
-    most, tasks = run.microbatch_tokens, -(-run.work.tasks // run.minibatches)
+    most, tasks = run.pass_tokens(base), -(-run.work.tasks // run.minibatches)
     trees = []
     for tree in _trees(run, base):
         enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
@@ -340,7 +340,7 @@ def logits(shape: Shape, work: Pass, how: Compute) -> int:
     count, half = work.targets, how.size != 4
     if count * shape.vocabulary <= LOGIT_BUDGET:
         return count * shape.vocabulary * 4 * (7 if how.entropy else 4)
-    rows = min(ROWS, count)
+    rows = min(ROWS if how.cpu else DEVICE_ROWS, count)
     words = min(shape.vocabulary, max(1, (PIECE if how.cpu else DEVICE_PIECE) // rows))
     piece, vector = rows * words, count * shape.hidden * 4
     weights = words * shape.hidden * how.size * (how.stored != how.size)

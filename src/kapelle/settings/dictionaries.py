@@ -123,6 +123,9 @@ class ModelDict(TypedDict, total=False):
     embedded: EmbeddedConfig | EmbeddedDict
     dtype: DType
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
+    tf32: bool
+    """Whether CUDA computes products of float32 in TF32, several times as fast and with the ten bits that float16 keeps of a
+    number. False keeps all 23; a CPU always does."""
     device: str | None
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None
@@ -322,8 +325,9 @@ class TrainingDict(TypedDict, total=False):
     """Largest share of a step's groups that may be left unfinished when it ends; `true` is a quarter. They go on in the next
     step, with the weights of then, so that no step waits for its longest episodes. Of the steps of `max_staleness`, one (from 2 on) is
     for running ahead and the others for groups that are left: no token is older than it says."""
-    microbatch_tokens: int
-    """Maximum tokens in one forward and backward pass; the result does not depend on it."""
+    microbatch_tokens: int | Literal["auto"]
+    """Maximum tokens in one forward and backward pass; the result does not depend on it. `auto` is 4096 on a CPU, and on a GPU
+    what fits in its memory when the first pass begins."""
     gradient_checkpointing: bool
     """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
     gradients, less memory, and an update that takes about half as long again."""

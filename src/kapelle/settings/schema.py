@@ -151,6 +151,9 @@ class ModelConfig(Settings):
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
+    tf32: Annotated[bool, FROM_HERE_ON] = False
+    """Whether CUDA computes products of float32 in TF32, several times as fast and with the ten bits that float16 keeps of a
+    number. False keeps all 23; a CPU always does."""
     device: Annotated[str | None, FROM_HERE_ON] = None
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
@@ -367,8 +370,9 @@ class TrainingConfig(Settings):
     def _usual_share(cls, value: object) -> object:
         return PARTIAL if value is True else value
 
-    microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(default=4096, ge=1)
-    """Maximum tokens in one forward and backward pass; the result does not depend on it."""
+    microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
+    """Maximum tokens in one forward and backward pass; the result does not depend on it. `auto` is 4096 on a CPU, and on a GPU
+    what fits in its memory when the first pass begins."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
     """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
     gradients, less memory, and an update that takes about half as long again."""

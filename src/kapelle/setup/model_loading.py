@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
@@ -50,7 +52,7 @@ def load_models(
 ) -> dict[str, LanguageModel]:
     """Return every base of a team, where the team has its place; those in `given` are used as they are, others loaded.
 
-    Frozen bases of one path and place are one model in memory.
+    Frozen bases of one path and place are one model in memory. Where one is on CUDA, `config.tf32` counts for this process.
     """
     models: dict[str, LanguageModel] = {}
     frozen: dict[tuple[str, Place], LanguageModel] = {}
@@ -74,6 +76,9 @@ def load_models(
             frozen[path, place] = model
         taken.add(id(model))
         models[base] = model.to(place.device)
+    if any(model.device.type == "cuda" for model in models.values()):
+        # By this name, both of torch's ways of asking agree, and products on the CPU stay as they are.
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return models
 
 
@@ -108,7 +113,7 @@ def build_train_engine(
         list(team.critics.values()),
         config.optimizer,
         UpdateLimits(
-            training.microbatch_tokens,
+            None if training.microbatch_tokens == "auto" else training.microbatch_tokens,
             training.parity_tolerance,
             training.non_finite,
             max(1, training.steps * algorithm.update.epochs * algorithm.update.minibatches),

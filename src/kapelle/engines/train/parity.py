@@ -37,7 +37,7 @@ from kapelle.models.lora_bank import BankedLinear
 from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by compute type; in half precision hardly a token is above it."""
+"""Default bound on |trainer − sampler| log-prob (nats) by the type of rounding; in half precision hardly a token is above it."""
 
 ROUGH = frozenset([torch.bfloat16, torch.float16])
 """Compute types whose rounding puts some tokens above every useful bound."""
@@ -86,6 +86,12 @@ FEW = 32
 
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
 """Learner → its model, and its adapter."""
+
+
+def rounded_as(model: LanguageModel) -> torch.dtype:
+    """Return the type whose rounding a model's products have: float16's where CUDA computes those of float32 in TF32."""
+    tf32 = model.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return torch.float16 if tf32 and model.dtype == torch.float32 else model.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +402,7 @@ class _Pass:
         self._flat = model.flat
         self._adapter = adapter
         self._generator = generator
-        self._eps = torch.finfo(model.dtype).eps / 2
+        self._eps = torch.finfo(rounded_as(model)).eps / 2
 
     def logprobs(self, tokens: Sequence[int], targets: Sequence[int], temperature: float) -> Tensor:
         flat, device = self._flat, self._model.device

@@ -37,8 +37,8 @@ HEAD = "value_head."
 class UpdateLimits:
     """Limits on how the engine works; none changes a result, except by stopping the update."""
 
-    microbatch_tokens: int = 4096
-    """Most tokens in one forward and backward pass."""
+    microbatch_tokens: int | None = 4096
+    """Most tokens in one forward and backward pass; None leaves them to the engine: see `pass_size.py`."""
     parity_tolerance: float | None = None
     """Greatest |trainer − sampler| log-prob (nats), in half precision of all but a few tokens; None takes the compute type's
     (`parity.PARITY`)."""

@@ -24,7 +24,8 @@ from torch import Tensor
 from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, MicroBatch, minibatches, pack, passes, token_keys
-from kapelle.engines.train.parity import PARITY, check_parity
+from kapelle.engines.train.parity import PARITY, check_parity, rounded_as
+from kapelle.engines.train.pass_size import CPU_TOKENS, chosen_tokens, token_bytes
 from kapelle.engines.train.protocol import (
     HEAD,
     Examines,
@@ -40,6 +41,7 @@ from kapelle.engines.train.torch.sharing import AmongRanks, Gaps, UpdateSums, ad
 from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.outline import outline_of
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.interrupts import stop_if_asked
@@ -122,8 +124,12 @@ class TorchTrainEngine(TrainEngine, Examines):
             if policy.trained and policy.lora is None:
                 model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
             self._placements[embedder_name(policy.name)] = Placement(model, None)
-        self._forward = ForwardPass(self._placements, setup.limits, equalise)
+        self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep)
+
+    def _to_come(self, device: torch.device) -> int:
+        """Return the bytes of gradients and moments that learners on a device will take."""
+        return sum(each.bytes_to_come for each in self.learners.values() if each.device == device)
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -331,11 +337,12 @@ class TorchTrainEngine(TrainEngine, Examines):
     def _compare(
         self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
-        """Judge each compute type by its own bound: one model in half precision excuses no other."""
+        """Judge each kind of rounding by its own bound: one model in half precision excuses no other."""
         models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
+        kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
         score = partial(self._sharing.rows, work=self._forward.score)
-        for kind in dict.fromkeys(models[gap.learner][0].dtype for gap in gaps):
-            own = [gap for gap in gaps if models[gap.learner][0].dtype == kind]
+        for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
+            own = [gap for gap in gaps if kinds[gap.learner] == kind]
             bound = self._limits.parity_tolerance or PARITY[kind]
             check_parity(own, samples, kind, bound, totals, score, models)
 
@@ -444,18 +451,23 @@ class ForwardPass:
         placements: Mapping[str, Placement],
         limits: UpdateLimits,
         equalise: EqualisePasses | None = None,
+        to_come: Callable[[torch.device], int] = lambda _: 0,
     ) -> None:
         """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens in one pass.
 
-        With `limits.gradient_checkpointing` a backward pass computes each decoder block again.
+        With `limits.gradient_checkpointing` a backward pass computes each decoder block again. `to_come` returns the bytes that
+        learners on a device will take beside passes.
         """
         self._placements = placements
-        self._recompute = limits.gradient_checkpointing
+        self._limits = limits
         self._equalise = equalise
-        self._most_tokens = limits.microbatch_tokens
-        """Of a pass; less than the setting once memory has run out."""
-        self._tokens, self._largest = 0, 0
-        """Of the latest pass, and of the largest one beside it."""
+        self._to_come = to_come
+        self._most_tokens: dict[tuple[str, torch.device], int] = {}
+        """Most tokens of a pass over a model: as set or chosen, less once memory has run out."""
+        self._passes: dict[tuple[str, torch.device], int] = {}
+        """Tokens of the largest pass over each model, of those that are under way."""
+        self._latest: tuple[tuple[str, torch.device], int] | None = None
+        """The model of the latest pass, and its tokens."""
         self.anchor: Tensor | None = None
         """A loss of zero that depends on the last pass, where every process has to go back through it; else None."""
 
@@ -506,7 +518,7 @@ class ForwardPass:
         """
         placement = self._placements[batch.owners[0][0]]
         route = [(self._placements[name].adapter, first, last) for name, first, last in batch.owners]
-        recompute = self._recompute and torch.is_grad_enabled()
+        recompute = self._limits.gradient_checkpointing and torch.is_grad_enabled()
         with placement.model.computing(route, keys_N):
             hidden_ND = placement.model.hidden(
                 batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute
@@ -537,18 +549,45 @@ class ForwardPass:
         found: dict[str, list[tuple[list[int], Batch]]] = {name: [] for name in names.values()}
         for base, chosen in bases.items():
             model = self._placements[names[base]].model
-            for members, room in passes(chosen, samples, self._most_tokens):
+            for members, room in passes(chosen, samples, self._room(model)):
                 own = [samples[k] for k in members]
                 packed = pack(own, room, model.device, share=model.flat is not None)
                 found[names[base]].extend((members, batch) for batch in packed)
         taken = [each for own in found.values() for each in own]
         if self._equalise is not None:
             taken = self._equalise(found)
-        self._largest = max((len(batch.tokens_N) for _, batch in taken), default=0)
-        for members, batch in taken:
+        over = [_key(self._placements[batch.owners[0][0]].model) for _, batch in taken]
+        self._passes = {}
+        for key, (_, batch) in zip(over, taken, strict=True):
+            self._passes[key] = max(len(batch.tokens_N), self._passes.get(key, 0))
+        for key, (members, batch) in zip(over, taken, strict=True):
             stop_if_asked()
-            self._tokens = len(batch.tokens_N)
+            self._latest = key, len(batch.tokens_N)
             yield members, batch
+
+    def _room(self, model: LanguageModel) -> int:
+        """Return the most tokens of a pass over a model; where they are left open on a GPU, they are chosen at the first pass."""
+        key = _key(model)
+        if key not in self._most_tokens:
+            self._most_tokens[key] = self._limits.microbatch_tokens or self._chosen(model)
+        return self._most_tokens[key]
+
+    def _chosen(self, model: LanguageModel) -> int:
+        device = model.device
+        if device.type != "cuda":
+            return CPU_TOKENS
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # torch keeps it ready
+        outline = outline_of(model.model)
+        of_token = token_bytes(
+            outline.layers,
+            outline.hidden,
+            model.dtype.itemsize,
+            recompute=self._limits.gradient_checkpointing,
+        )
+        return chosen_tokens(free - self._to_come(device), of_token)
 
     def fitting(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns; where a pass of it runs out of memory, do all of it again with passes half as large.
@@ -556,13 +595,16 @@ class ForwardPass:
         Work begins from nothing each time: what a failed backward pass has added to a gradient cannot be told from the rest. The
         smaller passes stay. Raises EngineError where a sequence alone, or samples that have to stay together, do not fit.
         """
-        failed = 0
+        failed: dict[tuple[str, torch.device], int] = {}
+        """Tokens of the first pass over each model that did not fit."""
         while True:
-            most = self._most_tokens
             try:
                 found = work()
             except torch.OutOfMemoryError as error:
-                asked = self._tokens
+                if self._latest is None:
+                    raise
+                key, asked = self._latest
+                most = self._most_tokens[key]
                 if self._equalise is not None:
                     raise EngineError(
                         f"A pass of {asked} tokens does not fit in memory. Processes that share out a base take every pass together, "
@@ -574,19 +616,25 @@ class ForwardPass:
                         f"that a loss compares. {EASED} The device says: {error}"
                     ) from error
             else:
-                if failed:
+                for (name, device), tokens in failed.items():
                     LOG.warning(
-                        "A pass of %d tokens does not fit in memory: passes have at most %d from now on. The gradients are the "
-                        "same; set `training.microbatch_tokens=%d` to begin with them.",
-                        failed,
-                        most,
-                        most,
+                        "A pass of %d tokens does not fit in memory: passes over '%s' have at most %d from now on. The gradients are "
+                        "the same; set `training.microbatch_tokens=%d` to begin with them.",
+                        tokens,
+                        name,
+                        self._most_tokens[name, device],
+                        self._most_tokens[name, device],
                     )
                 return found
             # The failed pass's tensors hang on the exception, which is gone here.
             torch.cuda.empty_cache()
-            failed = failed or asked
-            self._most_tokens = min(most, self._largest) // 2
+            failed.setdefault(key, asked)
+            self._most_tokens[key] = max(1, min(most, self._passes[key]) // 2)
+
+
+def _key(model: LanguageModel) -> tuple[str, torch.device]:
+    """Return what tells models apart by their memory: copies of one model on one device are alike."""
+    return model.name, model.device
 
 
 def _counts(part: MicroBatch) -> list[int]:

@@ -38,14 +38,11 @@ from kapelle.models.lora_bank import computes_in
 LOGIT_BUDGET = 1 << 21
 """Most logits that are kept for the backward pass; beyond it they are computed in pieces and forgotten."""
 
-ROWS = 512
-"""Most tokens of a piece."""
+ROWS, PIECE = 512, 1 << 20
+"""Most tokens and most logits of a piece on a CPU: they stay in its cache."""
 
-PIECE = 1 << 20
-"""Most logits of a piece on a CPU: they stay in its cache."""
-
-DEVICE_PIECE = 1 << 24
-"""Most logits of a piece on a GPU: enough for a kernel to be worth its start."""
+DEVICE_ROWS, DEVICE_PIECE = 2048, 1 << 25
+"""The same on a GPU: each weight is read for many tokens, and a kernel is worth its start."""
 
 FORBIDDEN = -1e4
 """Stands for log-probs below it in products with their probability, which is 0 in every type: 0 · (−∞) is NaN."""
@@ -154,8 +151,9 @@ class _Problem:
     def pieces(self) -> Iterator[_Piece]:
         """Yield all pieces, words by words, so that each weight is read and converted once."""
         tokens, words = len(self.token_K), len(self.head.weight_VD)
-        rows = max(1, min(ROWS, tokens))
-        budget = PIECE if self.hidden_KD.device.type == "cpu" else DEVICE_PIECE
+        cpu = self.hidden_KD.device.type == "cpu"
+        rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
+        budget = PIECE if cpu else DEVICE_PIECE
         width = max(1, budget // rows)
         for first in range(0, words, width):
             chosen = slice(first, min(first + width, words))

@@ -66,9 +66,17 @@ class Learner:
         self._settings = settings
         self._lr = lr
         self._total_steps = total_steps
-        device = next(iter(self.parameters.values())).device.type
-        self._scaler = torch.amp.GradScaler(device, enabled=scaled)
+        self.device = next(iter(self.parameters.values())).device
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
         self._optimizer = build_optimizer(list(self.parameters.values()), settings, lr)
+
+    @property
+    def bytes_to_come(self) -> int:
+        """Bytes that gradients and moments will take, where they are not there yet."""
+        moments = 0 if self._optimizer.state else MOMENT_BYTES[self._settings.name]
+        return sum(
+            local_part(p).numel() * (moments + (4 if p.grad is None else 0)) for p in self.parameters.values()
+        )
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times this learner's loss scale (1 but for fp16)."""
@@ -268,6 +276,10 @@ def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
 
 OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 """Classes of `bitsandbytes.optim` by name: moments of one byte (2110.02861), and paged ones, which may lie in the machine's memory."""
+
+
+MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
+"""Bytes of both moments of a number, by `optimizer.name`."""
 
 
 def build_optimizer(
