@@ -46,6 +46,16 @@ class SamplingRows:
         object.__setattr__(self, "cuts_k", bool((self.top_k_R > 0).any()))
         object.__setattr__(self, "greedy", bool((self.temperature_R <= 0).any()))
 
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> Self:
+        """Return the settings of rows."""
+        return cls(
+            torch.tensor([sampling.temperature for sampling in samplings], device=device),
+            torch.tensor([sampling.top_p for sampling in samplings], device=device),
+            torch.tensor([sampling.top_k for sampling in samplings], device=device),
+            torch.tensor(seeds, device=device),
+        )
+
     def keep(self, rows: Tensor) -> SamplingRows:
         """Return the settings of the rows at these indices."""
         return SamplingRows(
