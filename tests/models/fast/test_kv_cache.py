@@ -13,9 +13,7 @@ from torch import Tensor
 from kapelle.models.fast.kv_cache import BLOCK, TAIL, KVCache, PromptBlock
 
 LAYERS, HEADS, KEY_HEADS, SIZE = 2, 6, 2, 4
-FLAT: Any = SimpleNamespace(
-    layers=range(LAYERS), heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE
-)
+FLAT: Any = SimpleNamespace(layers=range(LAYERS), heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE)
 CPU = torch.device("cpu")
 
 
@@ -36,7 +34,7 @@ class Player:
     """Rows that join, read and leave, with what each has read beside the cache."""
 
     def __init__(self, seed: int, recorded: bool) -> None:
-        self.random = random.Random(seed)  # noqa: S311
+        self.random = random.Random(seed)
         self.made = torch.Generator().manual_seed(seed)
         self.cache = KVCache(FLAT, CPU, torch.float32, recorded=recorded)
         self.rows: list[Read | None] = []
@@ -91,7 +89,9 @@ class Player:
 def test_rows_attend_to_what_they_have_read(seed: int, recorded: bool) -> None:
     player = Player(seed, recorded)
     for _ in range(7):
-        prompts = [player.random.choice((1, 20, BLOCK, BLOCK + 1, 150)) for _ in range(player.random.randint(1, 4))]
+        prompts = [
+            player.random.choice((1, 20, BLOCK, BLOCK + 1, 150)) for _ in range(player.random.randint(1, 4))
+        ]
         each = player.random.choice((1, 2, 3))
         player.join(prompts, [number for number in range(len(prompts)) for _ in range(each)])
         player.steps(player.random.choice((1, TAIL, TAIL + 3)))

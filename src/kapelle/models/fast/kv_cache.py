@@ -136,45 +136,107 @@ class CacheShape(NamedTuple):
     """Blocks of a row."""
     pools: tuple[tuple[int, int], ...]
     """(blocks, readers of a block) of the pool of shared prompts and of the rows' own."""
-    memory: tuple[int, ...]
-    """Addresses of tails and blocks."""
+    memory: int
+    """How often tails or blocks got new memory."""
 
 
 class _Tables:
-    """What a step looks up, for one shape; filled anew for each window."""
+    """What a step looks up, for one shape; filled anew for each window.
 
-    def __init__(self, shape: CacheShape, heads: int, key_heads: int, mask: Tensor) -> None:
-        """Make room; `mask` is an empty tensor on the device, in the compute type."""
-        per_key = heads // key_heads
-        rows = [blocks * key_heads * seats for blocks, seats in shape.pools]
-        self.query, self.score, self.weight, self.part = (
-            torch.zeros(size, dtype=torch.long, device=mask.device)
-            for size in (
-                sum(rows),
-                shape.slots * heads * shape.most,
-                sum(rows) * per_key,
-                shape.slots * shape.most * key_heads,
-            )
-        )
-        """Of each seat of a block, its query; of each block of a row, its scores; of each seat, its weights; of each block
-        of a row, its part of the output."""
-        self.score_sUB = mask.new_zeros(sum(rows), per_key, BLOCK)
-        """The scores of all seats, of one layer after another."""
-        self.part_sUE = mask.new_zeros(sum(rows) + 1, per_key, mask.shape[-1])
-        """What seats add to the outputs of their rows, and a last one that adds nothing."""
-        self.mask_S1W = mask.new_zeros(shape.slots, 1, shape.most * BLOCK + shape.tail)
+    A *seat* is a place of a query before a block and a key head: of pool, block, key head and reader, in this order.
+    """
+
+    def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
+        """Make room; `empty` `(L, 2, 0, J, B, E)` is on the device and in the compute type."""
+        key_heads, size = empty.shape[3], empty.shape[5]
+        per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
+        self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
+        self.ends = list(accumulate(blocks * key_heads * seats for blocks, seats in shape.pools))
+        """The seat after the last one of each pool."""
+        seats = self.ends[-1]
+
+        def places_of(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.long, device=empty.device)
+
+        self.query_s = places_of(seats)
+        """The query of each seat."""
+        self.score_SHM = places_of(shape.slots * heads * shape.most)
+        """The scores of each block of a row."""
+        self.weight_sU = places_of(seats * per_key)
+        """The weights of each seat."""
+        self.part_SMJ = places_of(shape.slots * shape.most * key_heads)
+        """The part of the output of each block of a row; the last part is 0."""
+        self.score_sUB = empty.new_zeros(seats, per_key, BLOCK)
+        """Room for the scores of all seats, of one layer after another."""
+        self.part_sUE = empty.new_zeros(seats + 1, per_key, size)
+        """Room for what seats add to the outputs of their rows, and 0."""
+        self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
         """−∞ for places that hold no token of a row."""
-        self.place_S1 = torch.zeros(shape.slots, 1, dtype=torch.long, device=mask.device)
+        self.place_S1 = places_of(shape.slots, 1)
         """Place of each row's newest token in its tail."""
-        self.write_SJ = torch.zeros(shape.slots * key_heads, dtype=torch.long, device=mask.device)
+        self.write_SJ = places_of(shape.slots * key_heads)
         """The same place in the tails of all rows and key heads."""
-        self.position_S = torch.zeros(shape.slots, dtype=torch.long, device=mask.device)
+        self.position_S = places_of(shape.slots)
         """Its position in the text."""
-        self.seats: list[tuple[int, int]] = []
-        """First and last seat of each pool that has blocks; a seat is a place of a query before a block and key head."""
         self.keys: list[list[Tensor]] = []
         """Of each layer, those of each pool, `(n·J, E, B)`."""
         self.values: list[list[Tensor]] = []
+
+    def fill(self, rows: Sequence[_Row | None], entries: Sequence[Sequence[int]]) -> None:
+        """Look up for these rows; an entry is (pool, block, reader, slot, block of the row, tokens that the row sees)."""
+        shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
+        pool_e, block_e, reader_e, slot_e, number_e, seen_e = (
+            torch.tensor(entries, dtype=torch.long).view(-1, 6).unbind(1)
+        )
+        head_J, each_U = torch.arange(key_heads), torch.arange(per_key)
+        first_p = torch.tensor([0, *self.ends[:-1]])
+        readers_e = torch.tensor([readers for _, readers in shape.pools])[pool_e]
+        seat_eJ = first_p[pool_e] + block_e * key_heads * readers_e + reader_e
+        seat_eJ = seat_eJ[:, None] + head_J * readers_e[:, None]
+        query_eJ = slot_e[:, None] * key_heads + head_J
+
+        query_s = torch.zeros(self.ends[-1], dtype=torch.long)
+        query_s[seat_eJ] = query_eJ
+        weight_sU = torch.zeros(self.ends[-1], per_key, dtype=torch.long)
+        weight_sU[seat_eJ] = (query_eJ[..., None] * per_key + each_U) * shape.most + number_e[:, None, None]
+        score_SMJU = torch.zeros(shape.slots, shape.most, key_heads, per_key, dtype=torch.long)
+        score_SMJU[slot_e, number_e] = seat_eJ[..., None] * per_key + each_U
+        part_SMJ = torch.full((shape.slots, shape.most, key_heads), self.ends[-1])
+        part_SMJ[slot_e, number_e] = seat_eJ
+        seen_SM = torch.zeros(shape.slots, shape.most, dtype=torch.long)
+        seen_SM[slot_e, number_e] = seen_e
+        tail_S1, length_S = torch.tensor(
+            [(0, 0) if row is None else (row.tail, row.length) for row in rows]
+        ).split(1, dim=1)
+        hidden_SW = torch.cat(
+            (
+                (torch.arange(BLOCK) >= seen_SM[..., None]).flatten(1),
+                torch.arange(shape.tail) >= tail_S1,
+            ),
+            1,
+        )
+        self.query_s.copy_(query_s)
+        self.weight_sU.copy_(weight_sU.flatten())
+        self.score_SHM.copy_(score_SMJU.permute(0, 2, 3, 1).flatten())
+        self.part_SMJ.copy_(part_SMJ.flatten())
+        self.mask_S1W.zero_().masked_fill_(hidden_SW[:, None].to(self.mask_S1W.device), -torch.inf)
+        # Those of the last token: a step advances first.
+        self.place_S1.copy_(tail_S1 - 1)
+        row_SJ = torch.arange(shape.slots)[:, None] * key_heads + head_J
+        self.write_SJ.copy_((row_SJ * shape.tail + tail_S1 - 1).flatten())
+        self.position_S.copy_(length_S.flatten() - 1)
+
+    def products(self, seats: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Fill `out` `_sUY` with the product of the seats `_sUX` of each block with its matrix, and return it."""
+        first, ends = (
+            0,
+            [end for end, before in zip(self.ends, (0, *self.ends), strict=False) if end > before],
+        )
+        for end, matrix in zip(ends, matrices, strict=True):
+            rows, into = (x[first:end].view(len(matrix), -1, x.shape[2]) for x in (seats, out))
+            torch.bmm(rows, matrix, out=into)
+            first = end
+        return out
 
 
 class KVCache:
@@ -196,12 +258,16 @@ class KVCache:
         """By slot; None where no row is."""
         self._left = self._taken = 0
         """Steps that are left in the window, and that were taken."""
+        self._addresses: tuple[int, ...] = ()
+        """Of tails and blocks."""
+        self._memory = 0
+        self._tables: _Tables
         self._tables_of: dict[CacheShape, _Tables] = {}
         self._sizes: dict[str, int] = {}
         """Sizes that are rounded up, as they are now."""
         self._room = self._tail
         """The memory of tails, where steps are recorded."""
-        self.shape = CacheShape(0, 0, 0, (), ())
+        self.shape = CacheShape(0, 0, 0, (), 0)
         """Of the window."""
 
     @property
@@ -293,22 +359,21 @@ class KVCache:
         q_pUE, first = q_SHE.reshape(pairs, -1, size), most * BLOCK
         score_SHW = q_SHE.new_empty(slots, heads, tables.mask_S1W.shape[2])
         if most:
-            seat_sUE = q_pUE.index_select(0, tables.query)
-            in_blocks = _products(seat_sUE, tables.seats, tables.keys[layer], tables.score_sUB)
-            in_blocks = in_blocks.view(-1, BLOCK).index_select(0, tables.score).view(slots, heads, -1)
+            seat_sUE = q_pUE.index_select(0, tables.query_s)
+            in_blocks = tables.products(seat_sUE, tables.keys[layer], tables.score_sUB)
+            in_blocks = in_blocks.view(-1, BLOCK).index_select(0, tables.score_SHM).view(slots, heads, -1)
             torch.add(in_blocks, tables.mask_S1W[..., :first], out=score_SHW[..., :first])
         in_tails = torch.bmm(q_pUE, keys.flatten(0, 1).transpose(1, 2)).view(slots, heads, -1)
         torch.add(in_tails, tables.mask_S1W[..., first:], out=score_SHW[..., first:])
-        # CUDA's autocast makes a softmax float32, and leaves products in place as they are: they take one type.
+        # CUDA's autocast makes softmax and sums float32, and leaves products in place as they are: they take one type.
         weight_SHW = torch.softmax(score_SHW, dim=-1).to(v_SJE.dtype)
         tail_pUT = weight_SHW[..., first:].view(pairs, -1, self.shape.tail)
         if not most:
             return torch.bmm(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
-        seat_sUB = weight_SHW[..., :first].reshape(-1, BLOCK).index_select(0, tables.weight)
-        seat_sUB = seat_sUB.view(*tables.score_sUB.shape)
-        part_sUE = _products(seat_sUB, tables.seats, tables.values[layer], tables.part_sUE)
-        out_SMJUE = part_sUE.index_select(0, tables.part).view(slots, most, -1)
-        out_pUE = out_SMJUE.sum(1).view(pairs, -1, size)
+        seat_sUB = weight_SHW[..., :first].reshape(-1, BLOCK).index_select(0, tables.weight_sU)
+        part_sUE = tables.products(seat_sUB.view_as(tables.score_sUB), tables.values[layer], tables.part_sUE)
+        out_SMJUE = part_sUE.index_select(0, tables.part_SMJ).view(slots, most, -1)
+        out_pUE = out_SMJUE.sum(1, dtype=v_SJE.dtype).view(pairs, -1, size)
         return out_pUE.baddbmm_(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
 
     def kept(self, slots: Sequence[int]) -> KeptRows:
@@ -388,105 +453,53 @@ class KVCache:
         self._tail = tails
 
     def _look_up(self) -> None:
-        """Write tables for the window that begins."""
-        key_heads, per_key = self._key_heads, self._heads // self._key_heads
-        seat_of: dict[_Block, int] = {}
+        """Fill tables for the window that begins."""
+        read: dict[_Block, int] = {}
         """Of each block of a shared prompt, how many rows read it."""
-        counts: list[int] = []
-        entries: list[tuple[int, int, int, int, int]] = []
-        """(pool, block, seat, slot, tokens that the row sees) of every block of every row."""
+        entries: list[tuple[int, int, int, int, int, int]] = []
+        most = 0
         for slot, row in enumerate(self._rows):
-            before = len(entries)
-            if row is not None and row.prompt is not None:
-                for number, block in enumerate(row.prompt.blocks):
-                    seat = seat_of.get(block, 0)
-                    seat_of[block] = seat + 1
-                    entries.append((0, block.place, seat, slot, row.prompt.length - BLOCK * number))
-            if row is not None:
-                entries += [(1, block.place, 0, slot, BLOCK) for block in row.blocks]
-            counts.append(len(entries) - before)
-        sizes = (
-            (
-                self._rounded("shared", len(self._shared), 16),
-                self._rounded("seats", max(seat_of.values(), default=0), 1),
-            ),
-            (self._rounded("own", len(self._own), 16), 1),
+            if row is None:
+                continue
+            shared = [] if row.prompt is None else row.prompt.blocks
+            for number, block in enumerate(shared):
+                reader = read[block] = read.get(block, -1) + 1
+                seen = 0 if row.prompt is None else min(BLOCK, row.prompt.length - BLOCK * number)
+                entries.append((0, block.place, reader, slot, number, seen))
+            for number, block in enumerate(row.blocks, len(shared)):
+                entries.append((1, block.place, 0, slot, number, BLOCK))
+            most = max(most, len(shared) + len(row.blocks))
+        readers = max(read.values(), default=-1) + 1
+        pools = ((self._shared, "shared", "readers", readers), (self._own, "own", "reader", 1))
+        sizes = tuple(
+            (self._rounded(name, len(pool), 16), self._rounded(each, count, 1))
+            for pool, name, each, count in pools
         )
-        self._shared.reserve(sizes[0][0])
-        self._own.reserve(sizes[1][0])
-        slots, most = len(counts), self._rounded("most", max(counts, default=0), 1)
-        memory = (self._tail.data_ptr(), self._shared.kv.data_ptr(), self._own.kv.data_ptr())
-        shape = CacheShape(slots, self._tail.shape[4], most, sizes, memory)
-
-        pool_e, block_e, seat_e, slot_e, seen_e = (
-            torch.tensor(entries, dtype=torch.long).view(-1, 5).unbind(1)
+        for (pool, *_), (blocks, _) in zip(pools, sizes, strict=True):
+            pool.reserve(blocks)
+        addresses = tuple(each.data_ptr() for each in (self._tail, self._shared.kv, self._own.kv))
+        if not self._recorded or addresses != self._addresses:
+            self._tables_of, self._addresses = {}, addresses
+            self._memory += 1
+        self.shape = CacheShape(
+            len(self._rows), self._tail.shape[4], self._rounded("most", most, 1), sizes, self._memory
         )
-        number_e = torch.cat([torch.arange(count) for count in counts]) if counts else pool_e
-        row_of_seat: list[Tensor] = []
-        number_of_seat: list[Tensor] = []
-        first, first_p = 0, []
-        """Of each pool, its first seat."""
-        for pool, (blocks, seats) in enumerate(sizes):
-            first_p.append(first)
-            first += blocks * key_heads * seats
-            in_pool = pool_e == pool
-            row_nG, number_nG = torch.zeros(2, blocks, seats, dtype=torch.long)
-            row_nG[block_e[in_pool], seat_e[in_pool]] = slot_e[in_pool]
-            number_nG[block_e[in_pool], seat_e[in_pool]] = number_e[in_pool]
-            row_of_seat.append(row_nG[:, None].expand(-1, key_heads, -1).flatten())
-            number_of_seat.append(number_nG[:, None].expand(-1, key_heads, -1).flatten())
-        head_J = torch.arange(key_heads)
-        head_s = torch.cat([head_J[:, None].expand(blocks, -1, seats).flatten() for blocks, seats in sizes])
-        row_s, number_s = torch.cat(row_of_seat), torch.cat(number_of_seat)
-        # The seat of each block of a row is that of its first key head; the next head's lies `stride` further.
-        seat_SM = torch.full((slots, most), -1)
-        stride_SM = torch.zeros(slots, most, dtype=torch.long)
-        seats_e = torch.tensor([seats for _, seats in sizes])[pool_e]
-        seat_SM[slot_e, number_e] = torch.tensor(first_p)[pool_e] + block_e * key_heads * seats_e + seat_e
-        stride_SM[slot_e, number_e] = seats_e
-        seen_SM = torch.zeros(slots, most, dtype=torch.long)
-        seen_SM[slot_e, number_e] = seen_e.clamp(max=BLOCK)
-        seat_SJM = seat_SM[:, None].clamp(min=0) + head_J[:, None] * stride_SM[:, None]
-        each_U = torch.arange(per_key)
-        none_SM1 = seat_SM[..., None] < 0
-        tail_S = torch.tensor([0 if row is None else row.tail for row in self._rows])
-        length_S = torch.tensor([0 if row is None else row.length for row in self._rows])
-        hidden_SMB = torch.arange(BLOCK) >= seen_SM[..., None]
-        hidden_ST = torch.arange(shape.tail) >= tail_S[:, None]
-        query_row = torch.arange(slots)[:, None] * key_heads + head_J
-        write_SJ = query_row * shape.tail + tail_S[:, None] - 1
-
-        tables = self._tables_of.get(shape) if self._recorded else None
+        tables = self._tables_of.get(self.shape)
         if tables is None:
-            tables = _Tables(shape, self._heads, key_heads, self._tail)
-            if self._recorded:
-                self._tables_of[shape] = tables
-        tables.query.copy_(row_s * key_heads + head_s)
-        tables.score.copy_((seat_SJM[:, :, None] * per_key + each_U[:, None]).flatten())
-        tables.weight.copy_(
-            (((row_s * key_heads + head_s)[:, None] * per_key + each_U) * most + number_s[:, None]).flatten()
-        )
-        tables.part.copy_(torch.where(none_SM1, first, seat_SJM.transpose(1, 2)).flatten())
-        hidden_SW = torch.cat((hidden_SMB.flatten(1), hidden_ST), 1)
-        tables.mask_S1W[:, 0].zero_().masked_fill_(hidden_SW.to(self.device), -torch.inf)
-        tables.place_S1.copy_(tail_S[:, None] - 1)
-        tables.write_SJ.copy_(write_SJ.flatten())
-        tables.position_S.copy_(length_S - 1)
-        pools = [
-            pool.kv[:, :, :blocks]
-            for pool, (blocks, _) in zip((self._shared, self._own), sizes, strict=True)
-            if blocks
-        ]
-        tables.seats = [
-            (start, start + blocks * key_heads * seats)
-            for start, (blocks, seats) in zip(first_p, sizes, strict=True)
-            if blocks
-        ]
-        tables.keys = [
-            [kv[layer, 0].flatten(0, 1).transpose(1, 2) for kv in pools] for layer in range(len(self._tail))
-        ]
-        tables.values = [[kv[layer, 1].flatten(0, 1) for kv in pools] for layer in range(len(self._tail))]
-        self.shape, self._tables = shape, tables
+            tables = _Tables(self.shape, self._heads, self._shared.kv[:, :, :0])
+            used = [
+                [
+                    pool.kv[layer, :, :blocks]
+                    for (pool, *_), (blocks, _) in zip(pools, sizes, strict=True)
+                    if blocks
+                ]
+                for layer in range(len(self._tail))
+            ]
+            tables.keys = [[kv[0].flatten(0, 1).transpose(1, 2) for kv in layer] for layer in used]
+            tables.values = [[kv[1].flatten(0, 1) for kv in layer] for layer in used]
+            self._tables_of[self.shape] = tables
+        tables.fill(self._rows, entries)
+        self._tables = tables
 
     def _rounded(self, name: str, size: int, least: int) -> int:
         """Return a size, rounded up where steps are recorded; it stays as it was where it fits and is not far too large."""
@@ -497,16 +510,6 @@ class KVCache:
         if not size <= self._sizes.get(name, 0) <= 2 * rounded:
             self._sizes[name] = rounded
         return self._sizes[name]
-
-
-def _products(
-    seats: Tensor, spans: Sequence[tuple[int, int]], matrices: Sequence[Tensor], out: Tensor
-) -> Tensor:
-    """Fill `out` `_sUY` with the product of the seats `_sUX` of each block with its matrix, and return it."""
-    for (first, last), matrix in zip(spans, matrices, strict=True):
-        rows, into = (x[first:last].view(len(matrix), -1, x.shape[2]) for x in (seats, out))
-        torch.bmm(rows, matrix, out=into)
-    return out
 
 
 class _KeptRow(NamedTuple):
@@ -651,7 +654,8 @@ class PromptBlock:
         prompt_n = torch.tensor(prompts, dtype=torch.long)
         head_J = torch.arange(self.kv.shape[3])
         index = (prompt_n[:, None, None], head_J[None, :, None], place_nB[:, None])
-        return self.kv[:, :, *(each.to(self.kv.device) for each in index)]
+        q_n11, j_1J1, p_n1B = (each.to(self.kv.device) for each in index)
+        return self.kv[:, :, q_n11, j_1J1, p_n1B]
 
 
 class Prefixes:

@@ -75,9 +75,8 @@ class Decoder:
         """Places of each row's completion."""
         self._live_R: Tensor
         """Which rows still generate."""
-        self._count_R1: Tensor
-        """Tokens that each row has generated here; more than its output has where it is finished."""
         self._tokens_RT: Tensor
+        """Of each completion, by their place in it."""
         self._logps_RT: Tensor
         self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
@@ -118,18 +117,16 @@ class Decoder:
             self._position_R = torch.cat((self._position_R, begun_R))
             self._most_R = torch.cat((self._most_R, most_R))
             self._live_R = torch.cat((self._live_R, torch.ones_like(most_R, dtype=torch.bool)))
-            self._count_R1 = torch.cat((self._count_R1, torch.zeros_like(most_R)[:, None]))
         else:
             self._logits_RV, self._position_R, self._most_R = logits_RV, begun_R, most_R
             self._live_R = torch.ones_like(most_R, dtype=torch.bool)
-            self._count_R1 = torch.zeros_like(most_R)[:, None]
             self._tokens_RT = torch.zeros(0, 0, dtype=torch.long, device=device)
             self._logps_RT = torch.zeros(0, 0, device=device)
         self._make_room()
         by_adapter = sorted(range(len(self._flying)), key=lambda row: self._flying[row].job.adapter or "")
         if by_adapter != list(range(len(self._flying))):
             self._rows.arrange(by_adapter)
-            self._go_on_with(by_adapter)
+            self._logits_RV = self._logits_RV[self._go_on_with(by_adapter)]
         self._sampling = self._settings()
         output_of = dict(zip(order, (row.output for row in joining), strict=True))
         return [output_of[k] for k in range(len(jobs))]
@@ -139,7 +136,6 @@ class Decoder:
         """Sample `steps` tokens of each row; stop early when rows leave."""
         for _ in range(steps):
             token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
-            self._position_R += 1
             self._record(token_R, logp_R)
             finished = [number for number, row in enumerate(self._flying) if row.length is not None]
             if len(finished) < IDLE_SHARE * self.in_flight:
@@ -148,7 +144,7 @@ class Decoder:
             # The finished rows leave; the others read their newest tokens without them.
             self._fill(finished)
             self._rows.leave(finished, [self._flying[number].output.ids for number in finished])
-            staying = [number for number, row in enumerate(self._flying) if row.length is None]
+            staying = self._unfinished()
             staying_R = self._go_on_with(staying)
             if staying:
                 self._sampling = self._settings()
@@ -159,9 +155,9 @@ class Decoder:
         """Record each row's next token, and mark the rows that it ends."""
         self._steps += 1
         self._make_room()
-        self._tokens_RT.scatter_(1, self._count_R1, token_R[:, None])
-        self._logps_RT.scatter_(1, self._count_R1, logp_R[:, None])
-        self._count_R1 += 1
+        self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
+        self._logps_RT.scatter_(1, self._position_R[:, None], logp_R[:, None])
+        self._position_R += 1
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
         ended_R &= self._live_R
         # The only wait for a GPU in a step, whatever rows there are.
@@ -170,18 +166,19 @@ class Decoder:
             for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
                 if row.stop is not None and row.length is None:
                     row.output.text = row.stop.text_before_stop(token)
-                    ends[number] |= row.output.text is not None
+                    if row.output.text is not None:
+                        ends[number], ended_R[number] = 1, True
         else:
             ends = ended_R.tolist()
-        ended = [number for number, over in enumerate(ends) if over]
-        for number in ended:
-            self._flying[number].length = self._steps - self._flying[number].joined
-        if ended:
-            self._live_R[torch.tensor(ended, device=self._model.device)] = False
+        if any(ends):
+            self._live_R ^= ended_R
+            for row, over in zip(self._flying, ends, strict=True):
+                if over:
+                    row.length = self._steps - row.joined
 
     def _make_room(self) -> None:
         """Have room for the newest tokens of all rows, and where there is none for as many as the longest row has."""
-        longest = self._steps - min(row.joined for row in self._flying)
+        longest = max(row.job.begun + self._steps - row.joined for row in self._flying)
         rows, places = self._tokens_RT.shape
         if rows < len(self._flying) or places < longest:
             places = places if longest <= places else max(LEAST_ROOM, 2 * longest)
@@ -194,10 +191,9 @@ class Decoder:
         """Keep what is noted of these rows, in this order, and return their indices as a tensor."""
         index_R = torch.tensor(rows, dtype=torch.long, device=self._model.device)
         self._flying = [self._flying[row] for row in rows]
-        self._logits_RV, self._position_R, self._most_R = (
-            each[index_R] for each in (self._logits_RV, self._position_R, self._most_R)
+        self._position_R, self._most_R, self._live_R = (
+            each[index_R] for each in (self._position_R, self._most_R, self._live_R)
         )
-        self._live_R, self._count_R1 = self._live_R[index_R], self._count_R1[index_R]
         self._tokens_RT, self._logps_RT = self._tokens_RT[index_R], self._logps_RT[index_R]
         return index_R
 
@@ -227,36 +223,37 @@ class Decoder:
 
     def _fill(self, rows: Sequence[int]) -> None:
         """Fill in the outputs of finished rows."""
-        for row, (ids, logprobs) in zip(rows, self._said(rows), strict=True):
-            flying = self._flying[row]
-            output = flying.output
-            output.ids, output.logprobs = ids[: flying.length], logprobs[: flying.length]
-            stopped = output.text is not None or not output.ids or output.ids[-1] in self._model.end_ids
+        for row, ids, logprobs in self._said(rows):
+            output = row.output
+            output.ids, output.logprobs = ids, logprobs
+            stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
             output.finish_reason = "stop" if stopped else "length"
 
-    def _said(self, rows: Sequence[int]) -> list[tuple[list[int], list[float]]]:
-        """Return the tokens of rows and their log-probs, as many as there are places."""
-        if not rows:
-            return []
-        index_R = torch.tensor(rows, device=self._model.device)
-        return list(zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True))
+    def _said(self, rows: Sequence[int]) -> Iterator[tuple[_Row, list[int], list[float]]]:
+        """Yield these rows, the tokens that they have generated, and their log-probs."""
+        if rows:
+            index_R = torch.tensor(rows, device=self._model.device)
+            said = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
+            for number, (ids, logprobs) in zip(rows, said, strict=True):
+                row = self._flying[number]
+                count = self._steps - row.joined if row.length is None else row.length
+                own = slice(row.job.begun, row.job.begun + count)
+                yield row, ids[own], logprobs[own]
+
+    def _unfinished(self) -> list[int]:
+        return [number for number, row in enumerate(self._flying) if row.length is None]
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
         """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
-        rows = [number for number, row in enumerate(self._flying) if row.length is None]
-        for number, (ids, logprobs) in zip(rows, self._said(rows), strict=True):
-            row, last = self._flying[number], self._steps - self._flying[number].joined
-            first, row.reported = row.reported, last
-            if first < last:
-                yield row.output, ids[first:last], logprobs[first:last]
+        for row, ids, logprobs in self._said(self._unfinished()):
+            first, row.reported = row.reported, len(ids)
+            if first < len(ids):
+                yield row.output, ids[first:], logprobs[first:]
 
     def interrupt(self) -> None:
         """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
-        rows = [number for number, row in enumerate(self._flying) if row.length is None]
-        for number, (ids, logprobs) in zip(rows, self._said(rows), strict=True):
-            row = self._flying[number]
-            count = self._steps - row.joined
-            row.output.ids, row.output.logprobs = ids[:count], logprobs[:count]
+        for row, ids, logprobs in self._said(self._unfinished()):
+            row.output.ids, row.output.logprobs = ids, logprobs
         self.drop()
 
     def drop(self) -> None:
@@ -264,7 +261,7 @@ class Decoder:
         # No tensor of theirs stays: an update needs the memory.
         none = torch.empty(0)
         self._flying, self._logits_RV, self._position_R = [], none, none
-        self._most_R = self._live_R = self._count_R1 = self._tokens_RT = self._logps_RT = none
+        self._most_R = self._live_R = self._tokens_RT = self._logps_RT = none
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
             self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)

@@ -132,7 +132,7 @@ class FlatRows(Rows):
         self._slots: list[int] = []
         """Each row's."""
         self._slot_R: Tensor | None = None
-        """The same where steps are recorded; None elsewhere, where rows are slots."""
+        """The same where some slots are idle; None elsewhere."""
         self._seated = True
         """Whether all rows have the slots in which a step takes them."""
         self._route: Route = []
@@ -270,7 +270,9 @@ class FlatRows(Rows):
             seats += [next(rows) for _ in range(count)] + [None] * (room - count)
             self._route.append((adapter, first, first + room))
         self._cache.arrange(seats)
-        self._slots, self._slot_R = slots, torch.tensor(slots, device=self._model.device)
+        self._slots = slots
+        full = len(slots) == len(seats)
+        self._slot_R = None if full else torch.tensor(slots, device=self._model.device)
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
