@@ -33,10 +33,10 @@ class Read:
 class Player:
     """Rows that join, read and leave, with what each has read beside the cache."""
 
-    def __init__(self, seed: int, recorded: bool) -> None:
+    def __init__(self, seed: int, steady: bool) -> None:
         self.random = random.Random(seed)
         self.made = torch.Generator().manual_seed(seed)
-        self.cache = KVCache(FLAT, CPU, torch.float32, recorded=recorded)
+        self.cache = KVCache(FLAT, CPU, torch.float32, steady=steady)
         self.rows: list[Read | None] = []
 
     def drawn(self, *shape: int) -> Tensor:
@@ -83,11 +83,11 @@ class Player:
         return [slot for slot, row in enumerate(self.rows) if row is not None]
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("steady", [False, True], ids=["plain", "steady"])
 @pytest.mark.parametrize("seed", range(6))
 @torch.inference_mode()
-def test_rows_attend_to_what_they_have_read(seed: int, recorded: bool) -> None:
-    player = Player(seed, recorded)
+def test_rows_attend_to_what_they_have_read(seed: int, steady: bool) -> None:
+    player = Player(seed, steady)
     for _ in range(7):
         prompts = [
             player.random.choice((1, 20, BLOCK, BLOCK + 1, 150)) for _ in range(player.random.randint(1, 4))
@@ -104,10 +104,10 @@ def test_rows_attend_to_what_they_have_read(seed: int, recorded: bool) -> None:
             player.steps(player.random.choice((1, 5, 70)))
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("steady", [False, True], ids=["plain", "steady"])
 @torch.inference_mode()
-def test_kept_rows_are_what_rows_have_read(recorded: bool) -> None:
-    player = Player(0, recorded)
+def test_kept_rows_are_what_rows_have_read(steady: bool) -> None:
+    player = Player(0, steady)
     player.join([70, 5], [0, 0, 1, 1])
     player.steps(90)
     player.join([130], [0])
@@ -126,7 +126,7 @@ def test_kept_rows_are_what_rows_have_read(recorded: bool) -> None:
 
 @torch.inference_mode()
 def test_memory_goes_with_its_rows() -> None:
-    player = Player(0, recorded=False)
+    player = Player(0, steady=False)
     player.join([200, 10], [0, 0, 0, 1, 1])
     player.join([200], [0])
     player.steps(2)
@@ -144,8 +144,8 @@ def test_memory_goes_with_its_rows() -> None:
 
 
 @torch.inference_mode()
-def test_where_steps_are_recorded_shapes_stay_while_rows_come_and_go() -> None:
-    player = Player(0, recorded=True)
+def test_a_steady_cache_keeps_its_shape_while_rows_come_and_go() -> None:
+    player = Player(0, steady=True)
     player.join([130, 90], [0, 1])
     player.arrange([0, 1, None, None, None, None, None, None])
     shapes = set()
@@ -156,3 +156,19 @@ def test_where_steps_are_recorded_shapes_stay_while_rows_come_and_go() -> None:
         there = player.there()[-3:]
         player.arrange([*there, *[None] * (8 - len(there))])
     assert len(shapes) <= 3
+
+
+@torch.inference_mode()
+def test_a_shape_tells_memory_that_was_laid_out_anew() -> None:
+    player = Player(0, steady=True)
+    player.join([130, 90], [0, 1])
+    player.arrange([0, 1, *[None] * 6])
+    player.steps(2)
+    first = player.cache.shape
+    player.join([130] * 20, list(range(20)))
+    player.steps(2)
+    player.arrange([0, 1, *[None] * 6])
+    player.steps(2)
+    last = player.cache.shape
+    assert last._replace(memory=first.memory) == first
+    assert last != first

@@ -2,7 +2,7 @@
 
 All rows share one cache, whenever they joined and however long they are. A row's tokens lie in three places:
 
-- its prompt, if rows share it, in blocks of `BLOCK` places that all of them read (`_Pool`);
+- its prompt, if rows share it, in blocks of `BLOCK` places that all of them read (`_BlockPool`);
 - its own tokens, as many as fill blocks, in blocks of its own;
 - its newest tokens in its *tail*, at most `BLOCK + TAIL` places beside those of all other rows.
 
@@ -10,8 +10,8 @@ Blocks lie densely in a pool, in any order, and a step reads a pool as a whole, 
 is whose. So a step starts equally many operations for any number of rows, and reads no place twice. Tables change when rows join,
 leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change, in place.
 
-Where steps are recorded (engines/rollout/local/step_graphs.py), sizes are rounded up and every table keeps its memory, so that
-one recording serves many windows: `KVCache.shape` names the recording that fits.
+Where steps may be recorded (engines/rollout/local/step_graphs.py) the cache is *steady*: sizes are rounded up and every table
+keeps its memory, so that one recording serves many windows: `KVCache.shape` names the recording that fits.
 
 Shapes: S rows in flight and idle places between them, Q prompts, P longest prompt, L layers, H query heads, J key heads, U = H / J,
 E head size, T places of a tail, n blocks of a pool, G most readers of a block, M most blocks of a row, B = `BLOCK`, N flat tokens.
@@ -62,7 +62,7 @@ class _SharedPrompt:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _CachedRow:
     prompt: _SharedPrompt | None
     blocks: list[_Block]
     """Its own, all of them full."""
@@ -76,7 +76,7 @@ class _Row:
         return shared + BLOCK * len(self.blocks) + self.tail
 
 
-class _Pool:
+class _BlockPool:
     """Blocks of keys and values `(L, 2, n, J, B, E)`, the used ones before the free ones."""
 
     def __init__(self, empty: Tensor) -> None:
@@ -173,16 +173,18 @@ class _Tables:
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
         """−∞ for places that hold no token of a row."""
         self.place_S1 = places_of(shape.slots, 1)
-        """Place of each row's newest token in its tail."""
-        self.write_SJ = places_of(shape.slots * key_heads)
-        """The same place in the tails of all rows and key heads."""
+        """Place of each row's next token in its tail."""
+        self.tail_SJ = places_of(shape.slots, key_heads)
+        """The first place of each tail among those of all rows and key heads."""
+        self.write_SJ = torch.zeros_like(self.tail_SJ)
+        """The place of the newest token among them."""
         self.position_S = places_of(shape.slots)
-        """Its position in the text."""
+        """The position of the newest token in its text."""
         self.keys: list[list[Tensor]] = []
         """Of each layer, those of each pool, `(n·J, E, B)`."""
         self.values: list[list[Tensor]] = []
 
-    def fill(self, rows: Sequence[_Row | None], entries: Sequence[Sequence[int]]) -> None:
+    def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
         """Look up for these rows; an entry is (pool, block, reader, slot, block of the row, tokens that the row sees)."""
         shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
         pool_e, block_e, reader_e, slot_e, number_e, seen_e = (
@@ -220,11 +222,9 @@ class _Tables:
         self.score_SHM.copy_(score_SMJU.permute(0, 2, 3, 1).flatten())
         self.part_SMJ.copy_(part_SMJ.flatten())
         self.mask_S1W.zero_().masked_fill_(hidden_SW[:, None].to(self.mask_S1W.device), -torch.inf)
-        # Those of the last token: a step advances first.
-        self.place_S1.copy_(tail_S1 - 1)
-        row_SJ = torch.arange(shape.slots)[:, None] * key_heads + head_J
-        self.write_SJ.copy_((row_SJ * shape.tail + tail_S1 - 1).flatten())
-        self.position_S.copy_(length_S.flatten() - 1)
+        self.place_S1.copy_(tail_S1)
+        self.tail_SJ.copy_((torch.arange(shape.slots)[:, None] * key_heads + head_J) * shape.tail)
+        self.position_S.copy_(length_S.flatten() - 1)  # a step advances first
 
     def products(self, seats: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
         """Fill `out` `_sUY` with the product of the seats `_sUX` of each block with its matrix, and return it."""
@@ -243,18 +243,18 @@ class KVCache:
     """The cache of all rows in flight."""
 
     def __init__(
-        self, flat: FlatModel, device: torch.device, dtype: torch.dtype, *, recorded: bool = False
+        self, flat: FlatModel, device: torch.device, dtype: torch.dtype, *, steady: bool = False
     ) -> None:
-        """Hold no row; `recorded` keeps memory and sizes as they are for as long as possible."""
+        """Hold no row; `steady` keeps memory and sizes as they are for as long as possible."""
         self.device = device
-        self._recorded = recorded
+        self._steady = steady
         self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
         layers = len(flat.layers)
         empty = torch.empty(layers, 2, 0, self._key_heads, BLOCK, self._size, device=device, dtype=dtype)
-        self._shared, self._own = _Pool(empty), _Pool(empty)
+        self._shared, self._own = _BlockPool(empty), _BlockPool(empty)
         self._tail = empty[..., :0, :]
         """Keys and values `(L, 2, S, J, T, E)` of tails."""
-        self._rows: list[_Row | None] = []
+        self._rows: list[_CachedRow | None] = []
         """By slot; None where no row is."""
         self._left = self._taken = 0
         """Steps that are left in the window, and that were taken."""
@@ -266,7 +266,7 @@ class KVCache:
         self._sizes: dict[str, int] = {}
         """Sizes that are rounded up, as they are now."""
         self._room = self._tail
-        """The memory of tails, where steps are recorded."""
+        """The memory of tails, where it is steady."""
         self.shape = CacheShape(0, 0, 0, (), 0)
         """Of the window."""
 
@@ -292,7 +292,7 @@ class KVCache:
                 _SharedPrompt(blocks[first:last], length, 0)
                 for first, last, length in zip(ends, ends[1:], prompts.lengths, strict=False)
             ]
-            rows = [_Row(shared[prompt], [], 0) for prompt in prompt_R]
+            rows = [_CachedRow(shared[prompt], [], 0) for prompt in prompt_R]
             for prompt in prompt_R:
                 shared[prompt].rows += 1
             tail = prompts.tails(prompt_R, 0)
@@ -300,7 +300,7 @@ class KVCache:
             counts = [prompts.lengths[prompt] // BLOCK for prompt in prompt_R]
             taken = iter(self._own.take(prompts.blocks(prompt_R, counts)))
             rows = [
-                _Row(None, [next(taken) for _ in range(count)], prompts.lengths[prompt] % BLOCK)
+                _CachedRow(None, [next(taken) for _ in range(count)], prompts.lengths[prompt] % BLOCK)
                 for prompt, count in zip(prompt_R, counts, strict=True)
             ]
             tail = prompts.tails(prompt_R, max(row.tail for row in rows))
@@ -345,8 +345,9 @@ class KVCache:
         The tensor is valid until the next call.
         """
         tables, tail = self._tables, self.shape.tail
-        tables.mask_S1W[:, 0, -tail:].scatter_(1, tables.place_S1.add_(1), 0.0)
-        tables.write_SJ.add_(1)
+        tables.mask_S1W[:, 0, -tail:].scatter_(1, tables.place_S1, 0.0)
+        torch.add(tables.tail_SJ, tables.place_S1, out=tables.write_SJ)
+        tables.place_S1.add_(1)
         return tables.position_S.add_(1)
 
     def attend(self, layer: int, q_SHE: Tensor, k_SJE: Tensor, v_SJE: Tensor) -> Tensor:
@@ -354,8 +355,8 @@ class KVCache:
         slots, heads, size = q_SHE.shape
         tables, most, pairs = self._tables, self.shape.most, slots * self._key_heads
         keys, values = self._tail[layer]
-        keys.view(-1, size).index_copy_(0, tables.write_SJ, k_SJE.reshape(-1, size))
-        values.view(-1, size).index_copy_(0, tables.write_SJ, v_SJE.reshape(-1, size))
+        keys.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), k_SJE.reshape(-1, size))
+        values.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), v_SJE.reshape(-1, size))
         q_pUE, first = q_SHE.reshape(pairs, -1, size), most * BLOCK
         score_SHW = q_SHE.new_empty(slots, heads, tables.mask_S1W.shape[2])
         if most:
@@ -429,16 +430,16 @@ class KVCache:
                 row.blocks.append(block)
                 row.tail -= BLOCK
         longest = max((row.tail for row in self._rows if row is not None), default=0)
-        places = BLOCK + TAIL if self._recorded else TAIL * -(-(longest + TAIL // 2) // TAIL)
+        places = BLOCK + TAIL if self._steady else TAIL * -(-(longest + TAIL // 2) // TAIL)
         self._have_tails(places)
         self._left = places - longest
         self._look_up()
 
     def _have_tails(self, places: int) -> None:
-        """Lay tails out with so many places: where steps are recorded, in memory that stays."""
+        """Lay tails out with so many places: where the cache is steady, in memory that stays."""
         held, slots = self._tail, len(self._rows)
         shape = (*held.shape[:2], slots, held.shape[3], places, held.shape[5])
-        if not self._recorded:
+        if not self._steady:
             if held.shape == shape:
                 return
             tails = held.new_zeros(shape)
@@ -478,7 +479,7 @@ class KVCache:
         for (pool, *_), (blocks, _) in zip(pools, sizes, strict=True):
             pool.reserve(blocks)
         addresses = tuple(each.data_ptr() for each in (self._tail, self._shared.kv, self._own.kv))
-        if not self._recorded or addresses != self._addresses:
+        if not self._steady or addresses != self._addresses:
             self._tables_of, self._addresses = {}, addresses
             self._memory += 1
         self.shape = CacheShape(
@@ -502,8 +503,8 @@ class KVCache:
         self._tables = tables
 
     def _rounded(self, name: str, size: int, least: int) -> int:
-        """Return a size, rounded up where steps are recorded; it stays as it was where it fits and is not far too large."""
-        if not self._recorded or not size:
+        """Return a size, rounded up where the cache is steady; it stays as it was where it fits and is not far too large."""
+        if not self._steady or not size:
             return size
         step = max(least, 1 << max(0, size.bit_length() - 3))
         rounded = step * -(-size // step)

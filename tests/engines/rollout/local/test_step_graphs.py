@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -199,10 +200,16 @@ def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPa
 
 
 class TestRecordings:
+    @pytest.fixture(autouse=True)
+    def _held(self) -> None:
+        self.held: dict[object, Tensor] = {}
+
     def run(self, recordings: Recordings, key: object, steps: int) -> None:
+        token_S = torch.zeros(1)
         for number in range(steps):
-            token_S = torch.tensor([number])
-            assert torch.equal(recordings.run(key, lambda x_S: 2 * x_S, token_S), 2 * token_S)
+            token_S.fill_(number)
+            held_S = self.held.setdefault(key, torch.zeros(1)).copy_(token_S)
+            assert torch.equal(recordings.run(key, functools.partial(torch.mul, held_S, 2)), 2 * token_S)
 
     def test_the_first_step_of_a_kind_is_run_the_second_recorded_the_others_replayed(self) -> None:
         recorder = TapeRecorder()
@@ -367,8 +374,8 @@ class TestCudaRecorder:
         recorder = CudaRecorder(torch.device("cuda"))
         for alive in range(1, 4):
             recordings = Recordings(recorder)  # drops what the one before has recorded, but for the newest
-            for number in range(3):
-                recordings.run(alive, lambda token_S: token_S + 1, torch.tensor([number]))
+            for _ in range(3):
+                recordings.run(alive, lambda: torch.ones(2))
             assert len(gpu.alive) == 1
         assert gpu.least_alive == 2  # the one before lives until the next is whole
 

@@ -66,7 +66,7 @@ class Decoder:
         self.strategy, self._cache_of = decode_strategy(model)
         """How the model decodes: `reread` where no cache of it can be trusted."""
         self._rows: Rows
-        self._flying: list[_Row]
+        self._flying: list[_FlyingRow]
         self._logits_RV: Tensor
         """Of each row's next token."""
         self._position_R: Tensor
@@ -108,7 +108,7 @@ class Decoder:
         )
         ordered, device, before = [jobs[k] for k in order], self._model.device, self._flying
         logits_RV = self._rows.join(ordered)
-        joining = [_Row(self._model, job, self._steps) for job in ordered]
+        joining = [_FlyingRow(self._model, job, self._steps) for job in ordered]
         self._flying = [*before, *joining]
         begun_R = torch.tensor([job.begun for job in ordered], device=device)
         most_R = torch.tensor([job.sampling.max_tokens for job in ordered], device=device)
@@ -229,7 +229,7 @@ class Decoder:
             stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
             output.finish_reason = "stop" if stopped else "length"
 
-    def _said(self, rows: Sequence[int]) -> Iterator[tuple[_Row, list[int], list[float]]]:
+    def _said(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
         """Yield these rows, the tokens that they have generated, and their log-probs."""
         if rows:
             index_R = torch.tensor(rows, device=self._model.device)
@@ -299,7 +299,7 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
     return outputs
 
 
-class _Row:
+class _FlyingRow:
     """A row in flight."""
 
     __slots__ = ("job", "joined", "length", "output", "reported", "stop")

@@ -102,7 +102,7 @@ PROMPT_CHUNK = 1024
 """Prompt tokens read in one pass (or one longer prompt), so that a pass stays in the processor's cache."""
 
 LEAST_SLOTS, ROOMY = 8, 4
-"""Slots of an adapter where steps are recorded: at least so many, and at most so many for each of its rows."""
+"""Slots of an adapter where steps may be recorded: at least so many, and at most so many for each of its rows."""
 
 STEM = 32
 """Minimum length of a common beginning of prompts that is read once for all of them."""
@@ -124,15 +124,19 @@ class FlatRows(Rows):
         self._flat = flat
         self._fused = fused
         self._prefixes = prefixes
-        self._cache = KVCache(flat, model.device, model.dtype, recorded=recorder is not None)
+        # A GPU computes the same with and without recordings.
+        self._steady = recorder is not None or model.device.type == "cuda"
+        self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
         self._texts: list[Text] = []
         """Each row's adapter and prompt."""
         self._room: dict[str | None, int] = {}
-        """Slots of each adapter, where steps are recorded."""
+        """Slots of each adapter, where steps may be recorded."""
         self._slots: list[int] = []
         """Each row's."""
         self._slot_R: Tensor | None = None
-        """The same where some slots are idle; None elsewhere."""
+        """The same where steps may be recorded; None elsewhere, where rows are slots."""
+        self._token_S: dict[int, Tensor] = {}
+        """By their number, the tensor from which slots read their tokens: recordings know it."""
         self._seated = True
         """Whether all rows have the slots in which a step takes them."""
         self._route: Route = []
@@ -202,13 +206,19 @@ class FlatRows(Rows):
         if not self._seated:
             self._seat()
         self._cache.open()  # before the step, outside of what a recording replays
-        if self._recordings is None:
+        if self._slot_R is None:
             return self._step(token_R)
-        token_S = token_R
-        if self._slot_R is not None:
-            token_S = token_R.new_zeros(self._cache.slots).index_copy_(0, self._slot_R, token_R)
-        logits_SV = self._recordings.run((self._cache.shape, tuple(self._route)), self._step, token_S)
-        return logits_SV if self._slot_R is None else logits_SV.index_select(0, self._slot_R)
+        slots = self._cache.slots
+        if slots not in self._token_S:
+            self._token_S[slots] = token_R.new_zeros(slots)
+        token_S = self._token_S[slots]
+        token_S.index_copy_(0, self._slot_R, token_R)
+        if self._recordings is None:
+            logits_SV = self._step(token_S)
+        else:
+            kind = self._cache.shape, tuple(self._route)
+            logits_SV = self._recordings.run(kind, lambda: self._step(token_S))
+        return logits_SV.index_select(0, self._slot_R)
 
     def _step(self, token_S: Tensor) -> Tensor:
         """Read a token into free places, with tensor operations only: a replay runs no Python."""
@@ -248,11 +258,11 @@ class FlatRows(Rows):
     def _seat(self) -> None:
         """Lay the rows one after another.
 
-        Where steps are recorded, each adapter has a number of slots that seldom changes, and some are idle: so that a
+        Where steps may be recorded, each adapter has a number of slots that seldom changes, and some are idle: so that a
         recording fits although rows come and go.
         """
         self._seated = True
-        if self._recordings is None:
+        if not self._steady:
             self._cache.arrange(self._slots)
             self._slots = list(range(len(self)))
             self._route = route_of([adapter for adapter, _ in self._texts])
@@ -270,9 +280,7 @@ class FlatRows(Rows):
             seats += [next(rows) for _ in range(count)] + [None] * (room - count)
             self._route.append((adapter, first, first + room))
         self._cache.arrange(seats)
-        self._slots = slots
-        full = len(slots) == len(seats)
-        self._slot_R = None if full else torch.tensor(slots, device=self._model.device)
+        self._slots, self._slot_R = slots, torch.tensor(slots, device=self._model.device)
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:

@@ -71,7 +71,7 @@ class SamplingRows:
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
     """Return one float64 in [0, 1) per row: SplitMix64 (Steele et al. 2014) of seed and position."""
-    z = seed_R + (position_R + 1) * _WORD
+    z = torch.add(seed_R, position_R + 1, alpha=_WORD)
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     z = z ^ _shift(z, 31)

@@ -45,31 +45,25 @@ class GraphRecorder:
 
 
 class Recordings:
-    """The recordings of steps, by what a step depends on beside its tokens."""
+    """The recordings of steps, by their kinds: steps of one kind are the same operations on the same memory."""
 
     def __init__(self, recorder: GraphRecorder) -> None:
         """Record with this."""
         self._recorder = recorder
         self._warm: set[Hashable] = set()
-        self._recorded: OrderedDict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = OrderedDict()
-        """The tensor from which the recorded step reads its tokens, and the step."""
+        self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()
 
-    def run(self, key: Hashable, step: Callable[[Tensor], Tensor], token_S: Tensor) -> Tensor:
-        """Return a step's logits `_SV`; the next call may overwrite them. Steps with equal keys are the same operations."""
-        found = self._recorded.get(key)
-        if found is not None:
-            self._recorded.move_to_end(key)
-            held_S, replay = found
-            held_S.copy_(token_S)
-            return replay()
-        if key not in self._warm:
-            self._warm.add(key)
-            return self._recorder.warm(lambda: step(token_S))
-        held_S = token_S.clone()
-        replay = self._recorder.record(lambda: step(held_S))
-        self._recorded[key] = held_S, replay
-        if len(self._recorded) > MOST:
-            self._recorded.popitem(last=False)
+    def run(self, kind: Hashable, step: Callable[[], Tensor]) -> Tensor:
+        """Return what a step of this kind returns; the next call may overwrite it."""
+        replay = self._recorded.get(kind)
+        if replay is None:
+            if kind not in self._warm:
+                self._warm.add(kind)
+                return self._recorder.warm(step)
+            replay = self._recorded[kind] = self._recorder.record(step)
+            if len(self._recorded) > MOST:
+                self._recorded.popitem(last=False)
+        self._recorded.move_to_end(kind)
         return replay()
 
 
