@@ -63,8 +63,13 @@ class LanguageModel:
         tokenizer: PreTrainedTokenizerBase,
         dtype: str = "float32",
         name: str = "model",
+        *,
+        kernels: bool = True,
     ) -> None:
-        """Take a model in memory; ModelError for weights that kapelle would read wrongly."""
+        """Take a model in memory; ModelError for weights that kapelle would read wrongly.
+
+        On CUDA its passes take `kernels` (models/fast/kernels.py) where there are some, or torch's plain operations alone.
+        """
         # Code that reads the weights below layers of PEFT would miss their adapters.
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
             raise ModelError(
@@ -101,8 +106,10 @@ class LanguageModel:
         self.dtype = DTYPES[dtype]
         self.body: nn.Module = body
         """Its decoder, which returns the last hidden states."""
-        self.bank = LoraBank(model)
-        self.flat = flat_of(model)
+        self.kernels = kernels
+        """Whether its passes may take kernels; fixed."""
+        self.bank = LoraBank(model, kernels=kernels)
+        self.flat = flat_of(model, kernels=kernels)
         """The flat forward pass; None where only `transformers` knows the architecture."""
         self.sharded_pass: Callable[..., Tensor] | None = None
         """What runs the flat pass instead, while this process holds a part of the weights."""
@@ -257,7 +264,8 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         tiny = build_model(config.embedded, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
         if not trained:
             hold_in(tiny, DTYPES[config.dtype])
-        return LanguageModel(tiny, own, config.dtype, "embedded").to(config.device)
+        kernels = config.kernels == "auto"
+        return LanguageModel(tiny, own, config.dtype, "embedded", kernels=kernels).to(config.device)
     check_model_path(config.path)
     verify_folder(Path(config.path).expanduser())
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -296,7 +304,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         check_loaded(config.path, type(model).__name__, found)
         if not codes:
             nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        return LanguageModel(model, tokenizer, config.dtype, config.path)
+        return LanguageModel(model, tokenizer, config.dtype, config.path, kernels=config.kernels == "auto")
 
 
 def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
@@ -312,7 +320,7 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
 
     assert not source.bank.adapters, "only a bare base is copied"
     dtype = next(key for key, value in DTYPES.items() if value == source.dtype)
-    return LanguageModel(copy.deepcopy(source.model), source.tokenizer, dtype, name)
+    return LanguageModel(copy.deepcopy(source.model), source.tokenizer, dtype, name, kernels=source.kernels)
 
 
 class OutputHead(NamedTuple):

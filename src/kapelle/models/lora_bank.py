@@ -51,7 +51,10 @@ Route = Sequence[tuple[str | None, int, int]]
 class LoraBank:
     """All adapters of one base model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, kernels: bool = True) -> None:
+        """Take the base; passes may take `kernels` for the updates of several adapters, or never do."""
+        self.kernels = kernels
+        """Whether they may; fixed."""
         self._model = model
         self._layers: dict[str, BankedLinear] = {}
         self.adapters: dict[str, Lora] = {}
@@ -262,6 +265,11 @@ class BankedLinear(nn.Module):
         """The adapters' factors as grouped products read them."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
+    @property
+    def takes_kernels(self) -> bool:
+        """Whether updates of several adapters may be one kernel."""
+        return self._bank[0].kernels
+
     def merged(self, adapter: str | None) -> Tensor:
         """Return the weight `_OI` that computes base and adapter in one product; without dropout."""
         factors = self.factors_of(adapter) if adapter else None
@@ -345,7 +353,9 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
         rows = slice(first * per_row, last * per_row)
         keys_n = layer.keys_of(factors, rows) if dropout and isinstance(layer, BankedLinear) else None
         legs.append(Leg(rows.start, rows.stop, place, place + 1, factors.scale, dropout, keys_n))
-    return Linear(weight, bias, tuple(legs), layer.stacks if isinstance(layer, BankedLinear) else None)
+    if not isinstance(layer, BankedLinear):
+        return Linear(weight, bias, ())
+    return Linear(weight, bias, tuple(legs), layer.stacks, grouped=layer.takes_kernels)
 
 
 def computes_in(x: Tensor) -> torch.dtype:

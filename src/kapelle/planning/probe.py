@@ -131,7 +131,7 @@ def _model(prepared: PreparedRun, base: str, depth: int) -> LanguageModel:
         made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if base not in prepared.team.trained_bases:
         hold_in(made, DTYPES[dtype])
-    return LanguageModel(made, own, dtype, path).to(device)
+    return LanguageModel(made, own, dtype, path, kernels=settings.kernels == "auto").to(device)
 
 
 def _loss(outputs: Outputs, targets: Targets) -> Loss:

@@ -130,6 +130,8 @@ class ModelDict(TypedDict, total=False):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    kernels: Literal["auto", "plain"]
+    """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
 
 
 class LoraDict(TypedDict, total=False):

@@ -158,6 +158,8 @@ class ModelConfig(Settings):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
+    """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
 
 
 class LoraConfig(Settings):

@@ -132,7 +132,7 @@ for capability in (80, 89, 90, 120):
     for name, one, other in (("_grouped_kernel", "TILE_K", "TILE_M"), ("_outer_kernel", "TILE_P", "TILE_Q")):
         kernel = getattr(triton_products, name)
         names = kernel.arg_names
-        fixed = {"ROWS": 64, one: 64, other: 16, "INTERPRETED": False}
+        fixed = {"ROWS": 64, one: 64, other: 16, "PRECISION": "ieee", "INTERPRETED": False}
         types = dict.fromkeys(names, "i32") | {arg: "*bf16" for arg in names[:3]} | {"ends_G": "*i32"}
         types |= dict.fromkeys(fixed, "constexpr")
         source = ASTSource(kernel, types, {(names.index(k),): value for k, value in fixed.items()})

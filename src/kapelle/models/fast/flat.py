@@ -7,11 +7,9 @@ the `transformers` modules' own; a model that this file does not know is left to
 
 The halves of a layer are single steps of autograd, with backward passes of their own. Autograd over a layer's thirty small
 operations stores an intermediate of each and reads and writes every one again. Here a half computes in place, writes and sums
-products where the result is needed, and stores only what its backward pass cannot make again by a pass over it: neither what
+products where the result is needed (what lies between products is in elementwise.py), and stores only what its backward pass cannot make again by a pass over it: neither what
 the norms return nor what the gates let through, which is a fifth of an update's memory. Norms and rotation are computed in
 the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
-
-Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
 
 Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
 """
@@ -23,10 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from kapelle.functional.masking import as_float
-from kapelle.models.fast.attention import AttentionPlan, attend_by_plan
+from kapelle.models.fast.attention import AttentionPlan, attend_by_buckets, attend_by_plan
+from kapelle.models.fast.elementwise import PLAIN, LayerPieces, pieces_for
 from kapelle.models.fast.routed_linear import (
     Gradients,
     Linear,
@@ -48,8 +47,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, kernels: bool = True) -> None:
+        """Take the model; on CUDA passes take `kernels` where there are some, or torch's plain operations alone."""
         config = model.config
+        self.kernels = kernels
+        """Whether they may; fixed."""
         self.body = model.base_model
         """The `transformers` module with the embeddings, the layers and the last norm."""
         self.head: nn.Module = model.get_output_embeddings()
@@ -92,7 +94,8 @@ class FlatModel:
         if self.normed_heads:
             tensors += (a.q_norm.weight, a.k_norm.weight)
         q, k, v = (order_of(each, x_ND.shape, tensors) for each in (a.q_proj, a.k_proj, a.v_proj))
-        task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads)
+        pieces = pieces_for(x_ND, dtype, self.head_size) if self.kernels else PLAIN
+        task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads, pieces)
         # Nothing holds queries, keys and values while the second half computes.
         gathered_NHE = attend(number, *Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors))  # type: ignore[no-untyped-call]
         x_ND = x_ND + a.o_proj(gathered_NHE.flatten(1))
@@ -101,14 +104,15 @@ class FlatModel:
         gate, up, down = (
             order_of(each, x_ND.shape, tensors) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
-        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, dtype), x_ND, *tensors)  # type: ignore[no-untyped-call]
+        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, dtype, pieces), x_ND, *tensors)  # type: ignore[no-untyped-call]
         return out_ND
 
     def by_plan(self, plan: AttentionPlan) -> Attend:
         """Return attention inside one pass, by a plan."""
 
         def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
-            return attend_by_plan(plan, q_NHE, k_NJE, v_NJE, self.scale)
+            by_plan = attend_by_plan if self.kernels else attend_by_buckets
+            return by_plan(plan, q_NHE, k_NJE, v_NJE, self.scale)
 
         return attend
 
@@ -117,8 +121,8 @@ class FlatModel:
         return cos_1NE[0][:, None], sin_1NE[0][:, None]
 
 
-def flat_of(model: Any) -> FlatModel | None:
-    """Return the flat pass of a model, None when its architecture does more than this file knows."""
+def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
+    """Return the flat pass of a model, None when its architecture does more than this file knows; see `FlatModel`."""
     config = model.config
     plain = (
         config.model_type in KNOWN
@@ -131,7 +135,7 @@ def flat_of(model: Any) -> FlatModel | None:
             weight.is_floating_point() for weight in model.parameters()
         )  # codes are read by their layers alone
     )
-    return FlatModel(model) if plain else None
+    return FlatModel(model, kernels=kernels) if plain else None
 
 
 class Heads(NamedTuple):
@@ -146,6 +150,7 @@ class Heads(NamedTuple):
     """The compute type."""
     normed: bool
     """Whether queries and keys are normalised per head; their norms' weights are then the tensors after the layer norm's."""
+    pieces: LayerPieces = PLAIN
 
 
 class Gated(NamedTuple):
@@ -155,6 +160,7 @@ class Gated(NamedTuple):
     """Of gate, up and down projection."""
     eps: float
     dtype: torch.dtype
+    pieces: LayerPieces = PLAIN
 
 
 class Project(torch.autograd.Function):
@@ -166,19 +172,17 @@ class Project(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `q_NHE`, `k_NJE` and `v_NJE` in the compute type."""
         size = cos_N1E.shape[-1]
-        inverse_N1 = _inverse(x_ND, task.eps)
-        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
+        h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         outs, kept = zip(*(forward_linear(linear, tensors, h_ND) for linear in task.linears), strict=True)
         raw: list[Tensor | None] = []
         read: list[Tensor] = []
         for number, out_NO in enumerate(outs[:2]):
-            raw_NTE = out_NO.view(len(h_ND), -1, size).to(x_ND.dtype)
-            plain_NTE, inverse_NT1 = raw_NTE, None
-            if task.normed:
-                inverse_NT1 = _inverse(raw_NTE, task.eps)
-                plain_NTE = (raw_NTE * inverse_NT1).mul_(tensors[1 + number])
-            read.append(_rotate(plain_NTE, cos_N1E, sin_N1E).to(task.dtype))
-            raw += (raw_NTE, inverse_NT1) if task.normed else (None, None)
+            weight_E = tensors[1 + number] if task.normed else None
+            heads_NTE, *left = task.pieces.turned(
+                out_NO.view(len(h_ND), -1, size), weight_E, cos_N1E, sin_N1E, task.eps, x_ND.dtype
+            )
+            read.append(heads_NTE)
+            raw += left
         ctx.task = task
         ctx.counts = [len(each) for each in kept]
         ctx.save_for_backward(
@@ -195,20 +199,18 @@ class Project(torch.autograd.Function):
         raw, rest = rest[:4], rest[4:]
         grads = Gradients(ctx.needs_input_grad[4:])
         tensors = rest[: len(grads.wanted)]
-        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
+        h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
         outs = []
         for number, given_NTE in enumerate(given[:2]):
-            draw_NTE = _rotate(given_NTE.to(x_ND.dtype), cos_N1E, -sin_N1E)
-            if task.normed:
-                raw_NTE, inverse_NT1 = raw[2 * number : 2 * number + 2]
-                if grads.wanted[1 + number]:
-                    own_E = (draw_NTE * raw_NTE).mul_(inverse_NT1).sum((0, 1))
-                    grads.values[1 + number] = own_E.to(tensors[1 + number].dtype)
-                draw_NTE.mul_(tensors[1 + number])
-                pull_NT1 = (draw_NTE * raw_NTE).sum(-1, keepdim=True)
-                pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])
-                draw_NTE.mul_(inverse_NT1).addcmul_(raw_NTE, pull_NT1)
-            outs.append(draw_NTE.to(task.dtype))
+            weight_E = tensors[1 + number] if task.normed else None
+            learns = task.normed and grads.wanted[1 + number]
+            raw_NTE, inverse_NT1 = raw[2 * number : 2 * number + 2]
+            draw_NTE, own_E = task.pieces.turned_back(
+                given_NTE, raw_NTE, inverse_NT1, weight_E, cos_N1E, sin_N1E, x_ND.dtype, learns
+            )
+            if own_E is not None:
+                grads.values[1 + number] = own_E.to(tensors[1 + number].dtype)
+            outs.append(draw_NTE)
         stream = ctx.needs_input_grad[1] or grads.wanted[0]
         dh_ND: Tensor | None = None
         left = _kept_of_each(rest[len(tensors) :], ctx.counts)
@@ -217,7 +219,9 @@ class Project(torch.autograd.Function):
             dh_ND = backward_linear(
                 linear, tensors, kept, h_ND, given_NO, grads, more_NI=dh_ND, wanted=stream
             )
-        dx_ND = None if dh_ND is None else _norm_backward(x_ND, tensors[0], inverse_N1, dh_ND, None, grads)
+        dx_ND = None
+        if dh_ND is not None:
+            dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, None, grads)
         return (None, dx_ND, None, None, *grads.values)
 
 
@@ -228,11 +232,10 @@ class Mlp(torch.autograd.Function):
     def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
         """Return the stream `_ND` after the layer."""
         gate, up, down = task.linears
-        inverse_N1 = _inverse(x_ND, task.eps)
-        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
+        h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
         up_NF, of_up = forward_linear(up, tensors, h_ND)
-        inner_NF = silu(gate_NF).mul_(up_NF)
+        inner_NF = task.pieces.gated(gate_NF, up_NF)
         out_ND, of_down = forward_linear(down, tensors, inner_NF)
         kept = [of_gate, of_up, of_down]
         ctx.task = task
@@ -250,21 +253,18 @@ class Mlp(torch.autograd.Function):
         x_ND, inverse_N1, gate_NF, up_NF, *rest = ctx.saved_tensors
         grads = Gradients(ctx.needs_input_grad[2:])
         tensors = rest[: len(grads.wanted)]
-        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
-        lit_NF = silu(gate_NF)
-        inner_NF = lit_NF * up_NF
+        h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
+        lit_NF, inner_NF = task.pieces.gated_again(gate_NF, up_NF)
         kept = _kept_of_each(rest[len(tensors) :], ctx.counts)
         gate, up, down = task.linears
         given_ND = given[0].to(task.dtype)
         dinner_NF = backward_linear(down, tensors, kept[2], inner_NF, given_ND, grads)
         assert dinner_NF is not None, "it was asked for"
-        dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
-        dgate_NF = dinner_NF.mul_(up_NF)
-        torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
+        dgate_NF, dup_NF = task.pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF)
         dh_ND = backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, grads)
         dh_ND = backward_linear(up, tensors, kept[1], h_ND, dup_NF, grads, more_NI=dh_ND)
         assert dh_ND is not None, "it was asked for"
-        dx_ND = _norm_backward(x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)
+        dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)
         return (None, dx_ND, *grads.values)
 
 
@@ -278,17 +278,8 @@ def _kept_of_each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]
     return left
 
 
-def _inverse(x: Tensor, eps: float) -> Tensor:
-    """Return 1 / root mean square over the last axis, which is kept."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-
-
-def _scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
-    return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
-
-
 def _norm_backward(
+    pieces: LayerPieces,
     x_ND: Tensor,
     weight_D: Tensor,
     inverse_N1: Tensor,
@@ -296,19 +287,8 @@ def _norm_backward(
     more_ND: Tensor | None,
     grads: Gradients,
 ) -> Tensor:
-    """Return the gradient of a norm's input, plus `more_ND`; `dh_ND` is used up."""
-    dh_ND = dh_ND.to(x_ND.dtype)
-    grads.put(0, weight_D, lambda: (dh_ND * x_ND).mul_(inverse_N1).sum(0))
-    dh_ND.mul_(weight_D)
-    pull_N1 = (dh_ND * x_ND).sum(-1, keepdim=True).mul_(inverse_N1**3).mul_(-1 / x_ND.shape[1])
-    dx_ND = dh_ND.mul_(inverse_N1) if more_ND is None else torch.addcmul(more_ND, dh_ND, inverse_N1)
-    return dx_ND.addcmul_(x_ND, pull_N1)
-
-
-def _rotate(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-    """Turn each pair of halves by its position's angle."""
-    half = x_NTE.shape[-1] // 2
-    y_NTE = x_NTE * cos_N1E
-    y_NTE[..., :half].addcmul_(x_NTE[..., half:], sin_N1E[..., :half], value=-1)
-    y_NTE[..., half:].addcmul_(x_NTE[..., :half], sin_N1E[..., half:])
-    return y_NTE
+    """Return the gradient of a norm's input, plus `more_ND`, and keep that of its weight; `dh_ND` is used up."""
+    dx_ND, dweight_D = pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND, more_ND, grads.wanted[0])
+    if dweight_D is not None:
+        grads.values[0] = dweight_D.to(weight_D.dtype)
+    return dx_ND

@@ -97,6 +97,8 @@ class Linear(NamedTuple):
     legs: tuple[Leg, ...]
     stacks: KeptStacks | None = None
     """The layer's stacked factors from pass to pass; None stacks them anew in every pass."""
+    grouped: bool = True
+    """Whether the updates of several adapters may be grouped."""
 
 
 class KeptForBackward(NamedTuple):
@@ -142,7 +144,7 @@ def forward_linear(
 ) -> tuple[Tensor, list[KeptForBackward]]:
     """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
     out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
-    if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
+    if order.grouped and takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
         kept = [KeptForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
     else:
         kept = []
@@ -183,7 +185,7 @@ def backward_linear(
     """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
     weight_OI = tensors[order.weight_OI]
     dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
-    if takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
+    if order.grouped and takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
         learns = any(grads.wanted[leg.a_rI] or grads.wanted[leg.b_Or] for leg in order.legs)
         made: list[Factored] = []
         if dx_NI is not None or learns:

@@ -43,7 +43,7 @@ def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
         x_NK, weight_GKM, out_NM, ends_G,
         len(ends_G), summed, width,
         *x_NK.stride(), *weight_GKM.stride(), *out_NM.stride(),
-        ROWS, _tile(summed), tile_M, INTERPRETED,
+        ROWS, _tile(summed), tile_M, _precision(), INTERPRETED,
     )  # fmt: skip
     return out_NM
 
@@ -58,7 +58,7 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
         left_NP, right_NQ, out_GPQ, ends_G,
         *out_GPQ.shape[1:],
         *left_NP.stride(), *right_NQ.stride(), *out_GPQ.stride(),
-        ROWS, tile_P, tile_Q, INTERPRETED,
+        ROWS, tile_P, tile_Q, _precision(), INTERPRETED,
     )  # fmt: skip
     return out_GPQ
 
@@ -66,6 +66,11 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Make a CUDA device the one that Triton starts its kernels on."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _precision() -> str:
+    """Return how float32 is multiplied: as torch multiplies it."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _tile(size: int) -> int:
@@ -77,7 +82,7 @@ def _grouped_kernel(
     x_NK, weight_GKM, out_NM, ends_G,
     groups, summed, width,
     x_row, x_feature, weight_group, weight_in, weight_out, out_row, out_feature,
-    ROWS: tl.constexpr, TILE_K: tl.constexpr, TILE_M: tl.constexpr, INTERPRETED: tl.constexpr,
+    ROWS: tl.constexpr, TILE_K: tl.constexpr, TILE_M: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of some group's rows; tiles are counted through all groups."""
     tile = tl.program_id(0)
@@ -112,7 +117,7 @@ def _grouped_kernel(
             )
             if INTERPRETED:
                 x_TK, weight_KM = x_TK.to(tl.float32), weight_KM.to(tl.float32)
-            sum_TM = tl.dot(x_TK, weight_KM, sum_TM, input_precision="ieee")
+            sum_TM = tl.dot(x_TK, weight_KM, sum_TM, input_precision=PRECISION)
         tl.store(
             out_NM + row_T.to(tl.int64)[:, None] * out_row + column_M[None, :] * out_feature,
             sum_TM.to(out_NM.dtype.element_ty),
@@ -125,7 +130,7 @@ def _outer_kernel(
     left_NP, right_NQ, out_GPQ, ends_G,
     size_P, size_Q,
     left_row, left_feature, right_row, right_feature, out_group, out_P, out_Q,
-    ROWS: tl.constexpr, TILE_P: tl.constexpr, TILE_Q: tl.constexpr, INTERPRETED: tl.constexpr,
+    ROWS: tl.constexpr, TILE_P: tl.constexpr, TILE_Q: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of one group's sum, over all rows of the group in their order."""
     group = tl.program_id(0)
@@ -151,7 +156,7 @@ def _outer_kernel(
         )
         if INTERPRETED:
             left_PT, right_TQ = left_PT.to(tl.float32), right_TQ.to(tl.float32)
-        sum_PQ = tl.dot(left_PT, right_TQ, sum_PQ, input_precision="ieee")
+        sum_PQ = tl.dot(left_PT, right_TQ, sum_PQ, input_precision=PRECISION)
     tl.store(
         out_GPQ + tl.cast(group, tl.int64) * out_group + place_P[:, None] * out_P + place_Q[None, :] * out_Q,
         sum_PQ.to(out_GPQ.dtype.element_ty),

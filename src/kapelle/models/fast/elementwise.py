@@ -1,0 +1,251 @@
+"""What lies between the products of a layer: norms, rotation and gates, forward and backward, as operations or as compiled kernels.
+
+Every piece is written once, in plain operations that compute in place where that saves memory. On a CPU they run as they are. On a GPU each
+operation is a kernel that reads and writes all tokens, so there `torch.compile` makes one or two kernels of a piece, once for all numbers of
+tokens. They are tried first (`kernels.py`), and round otherwise than the operations do.
+
+Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
+
+Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kapelle.models.fast import kernels
+
+LEAST_WIDTH = 512
+"""Hidden size from which pieces are compiled: that takes longer than a short run of a tiny model."""
+
+
+def inverse_of(x: Tensor, eps: float) -> Tensor:
+    """Return 1 / root mean square over the last axis, which is kept."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+
+
+def scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the norm of what `inverse_N1` was made of, in the compute type."""
+    return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
+
+
+def normed(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the norm of x in the compute type, and the inverse root mean square `_N1`."""
+    inverse_N1 = inverse_of(x_ND, eps)
+    return scaled(x_ND, inverse_N1, weight_D, dtype), inverse_N1
+
+
+def normed_back(
+    x_ND: Tensor,
+    weight_D: Tensor,
+    inverse_N1: Tensor,
+    dh_ND: Tensor,
+    more_ND: Tensor | None,
+    learns: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of a norm's input, plus `more_ND`, and that of its weight if it `learns`; `dh_ND` is used up."""
+    dh_ND = dh_ND.to(x_ND.dtype)
+    dweight_D = (dh_ND * x_ND).mul_(inverse_N1).sum(0) if learns else None
+    dh_ND.mul_(weight_D)
+    pull_N1 = (dh_ND * x_ND).sum(-1, keepdim=True).mul_(inverse_N1**3).mul_(-1 / x_ND.shape[1])
+    dx_ND = dh_ND.mul_(inverse_N1) if more_ND is None else torch.addcmul(more_ND, dh_ND, inverse_N1)
+    return dx_ND.addcmul_(x_ND, pull_N1), dweight_D
+
+
+def rotated(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+    """Turn each pair of halves by its position's angle."""
+    half = x_NTE.shape[-1] // 2
+    y_NTE = x_NTE * cos_N1E
+    y_NTE[..., :half].addcmul_(x_NTE[..., half:], sin_N1E[..., :half], value=-1)
+    y_NTE[..., half:].addcmul_(x_NTE[..., :half], sin_N1E[..., half:])
+    return y_NTE
+
+
+def turned(
+    out_NTE: Tensor, weight_E: Tensor | None, cos_N1E: Tensor, sin_N1E: Tensor, eps: float, wide: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return heads, normed if there is a weight, turned by their positions, in their own type.
+
+    And what the backward pass needs of heads that are normed: they themselves in the `wide` type, and their inverse root
+    mean square `_NT1`.
+    """
+    raw_NTE = out_NTE.to(wide)
+    if weight_E is None:
+        return rotated(raw_NTE, cos_N1E, sin_N1E).to(out_NTE.dtype), None, None
+    inverse_NT1 = inverse_of(raw_NTE, eps)
+    plain_NTE = (raw_NTE * inverse_NT1).mul_(weight_E)
+    return rotated(plain_NTE, cos_N1E, sin_N1E).to(out_NTE.dtype), raw_NTE, inverse_NT1
+
+
+def turned_back(
+    given_NTE: Tensor,
+    raw_NTE: Tensor | None,
+    inverse_NT1: Tensor | None,
+    weight_E: Tensor | None,
+    cos_N1E: Tensor,
+    sin_N1E: Tensor,
+    wide: torch.dtype,
+    learns: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of heads in the type of `given_NTE`, and that of their norm's weight if it `learns`."""
+    draw_NTE = rotated(given_NTE.to(wide), cos_N1E, -sin_N1E)
+    dweight_E = None
+    if raw_NTE is not None and inverse_NT1 is not None and weight_E is not None:
+        if learns:
+            dweight_E = (draw_NTE * raw_NTE).mul_(inverse_NT1).sum((0, 1))
+        draw_NTE.mul_(weight_E)
+        pull_NT1 = (draw_NTE * raw_NTE).sum(-1, keepdim=True)
+        pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])
+        draw_NTE.mul_(inverse_NT1).addcmul_(raw_NTE, pull_NT1)
+    return draw_NTE.to(given_NTE.dtype), dweight_E
+
+
+def gated(gate_NF: Tensor, up_NF: Tensor) -> Tensor:
+    """Return what the gates let through: silu(gate) · up."""
+    return silu(gate_NF).mul_(up_NF)
+
+
+def gated_again(gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
+    """Return silu(gate), and what the gates let through."""
+    lit_NF = silu(gate_NF)
+    return lit_NF, lit_NF * up_NF
+
+
+def gated_back(dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up projection; `dinner_NF` and `lit_NF` are used up."""
+    dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
+    dgate_NF = dinner_NF.mul_(up_NF)
+    torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
+    return dgate_NF, dup_NF
+
+
+class LayerPieces(NamedTuple):
+    """The pieces, either as they are written above or compiled."""
+
+    normed: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = normed
+    scaled: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor] = scaled
+    normed_back: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]
+    ] = normed_back
+    turned: Callable[
+        [Tensor, Tensor | None, Tensor, Tensor, float, torch.dtype],
+        tuple[Tensor, Tensor | None, Tensor | None],
+    ] = turned
+    turned_back: Callable[
+        [Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor, torch.dtype, bool],
+        tuple[Tensor, Tensor | None],
+    ] = turned_back
+    gated: Callable[[Tensor, Tensor], Tensor] = gated
+    gated_again: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = gated_again
+    gated_back: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = gated_back
+
+
+PLAIN = LayerPieces()
+
+
+@cache
+def compiled() -> LayerPieces:
+    """Return the pieces compiled, each once for all numbers of tokens."""
+    pieces: tuple[Callable[..., Any], ...] = PLAIN
+    return LayerPieces._make(map(_compiled, pieces))
+
+
+def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
+    made = torch.compile(piece, dynamic=True)
+
+    def computed(*given: Any) -> Any:
+        # Autograd's functions keep history by themselves; the compiler would look into that of its arguments.
+        return made(*(each.detach() if isinstance(each, Tensor) else each for each in given))
+
+    return computed
+
+
+def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
+    """Return the pieces of layers with a stream like x that compute in `dtype`: compiled on CUDA, if they give plain numbers."""
+    device, width = x_ND.device, x_ND.shape[1]
+    if device.type != "cuda" or torch.version.cuda is None or width < LEAST_WIDTH or not kernels.has_triton():
+        return PLAIN
+    where = (device, x_ND.dtype, dtype, f"width {width}", f"heads of {head_size}")
+    sizes = (width, head_size)
+    taken = kernels.holds(
+        "compiled pieces of layers", where, lambda: trial(device, x_ND.dtype, dtype, *sizes)
+    )
+    return compiled() if taken else PLAIN
+
+
+def trial(
+    device: torch.device, wide: torch.dtype, dtype: torch.dtype, width: int, head_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what every piece makes of 37 tokens, compiled and as operations; backward ones where autograd runs them."""
+
+    def drawn(*shape: int, seed: int, kind: torch.dtype = wide) -> Tensor:
+        return kernels.drawn(*shape, seed=seed, device=device, dtype=kind)
+
+    x_ND, more_ND, weight_D = drawn(37, width, seed=0), drawn(37, width, seed=1), drawn(width, seed=2)
+    out_NTE, given_NTE = drawn(2, 37, 4, head_size, seed=3, kind=dtype)
+    cos_N1E, sin_N1E = drawn(2, 37, 1, head_size, seed=4)
+    weight_E = drawn(head_size, seed=5)
+    gate_NF, up_NF, dinner_NF, dh_ND = drawn(4, 37, width, seed=6, kind=dtype)
+    made: list[list[Tensor | None]] = []
+
+    def forward(pieces: LayerPieces) -> None:
+        made.append(
+            [
+                *pieces.normed(x_ND, weight_D, 1e-6, dtype),
+                *pieces.turned(out_NTE, None, cos_N1E, sin_N1E, 1e-6, wide),
+                *pieces.turned(out_NTE, weight_E, cos_N1E, sin_N1E, 1e-6, wide),
+                pieces.gated(gate_NF, up_NF),
+            ]
+        )
+
+    def backward(pieces: LayerPieces) -> None:
+        inverse_N1, inverse_NT1 = inverse_of(x_ND, 1e-6), inverse_of(out_NTE.to(wide), 1e-6)
+        turns = cos_N1E, sin_N1E, wide
+        raw_NTE = out_NTE.to(wide)
+        lit_NF, inner_NF = pieces.gated_again(gate_NF, up_NF)
+        own: list[Tensor | None] = [
+            pieces.scaled(x_ND, inverse_N1, weight_D, dtype),
+            lit_NF.clone(),
+            inner_NF,
+        ]
+        own += pieces.gated_back(dinner_NF.clone(), lit_NF, gate_NF, up_NF)
+        for learns in (False, True):
+            own += pieces.turned_back(given_NTE, None, None, None, *turns, learns)
+            own += pieces.turned_back(given_NTE, raw_NTE, inverse_NT1, weight_E, *turns, learns)
+            for more in (None, more_ND):
+                own += pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND.clone(), more, learns)
+        made.append(own)
+
+    for pass_ in (forward, backward):
+        for pieces in (compiled(), PLAIN):
+            if pass_ is forward:
+                with torch.no_grad():
+                    forward(pieces)
+            else:
+                _InBackward.apply(
+                    x_ND.detach().requires_grad_(True), partial(backward, pieces)
+                ).sum().backward()  # type: ignore[no-untyped-call]
+    for one, other in zip(made[0] + made[2], made[1] + made[3], strict=True):
+        if one is not None and other is not None:
+            yield one, other
+
+
+class _InBackward(torch.autograd.Function):
+    """Does something in the thread in which autograd goes backward on this device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, work: Callable[[], None]) -> Tensor:
+        ctx.work = work
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        ctx.work()
+        return given[0], None
