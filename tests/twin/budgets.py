@@ -1,6 +1,6 @@
-"""How often sampling, updates and publishing ask a GPU for something: nothing grows with rows, tokens or samples unnoticed.
+"""How often a GPU is asked: nothing of sampling, updates and publishing grows with rows, cohorts, tokens or samples unnoticed.
 
-Cohorts, rows that joined at different times, have an attention each: launches grow with them, waits do not.
+A cohort is rows that joined at one time.
 """
 
 from __future__ import annotations
@@ -54,18 +54,24 @@ def test_a_decode_step_costs_the_same_for_any_number_of_rows(
     assert not many.keys() & {"up", "waits", "across", "refused"}
 
 
-def test_a_decode_step_waits_once_for_any_number_of_cohorts() -> None:
-    counts = decode_steps(32, cohorts=8)
-    assert counts["down"] + counts["waits"] == STEPS
-    assert not counts.keys() & {"up", "across", "refused"}
+@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
+def test_a_decode_step_costs_the_same_for_any_number_of_cohorts(
+    most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "LARGEST", most)
+    one, several = decode_steps(32), decode_steps(32, cohorts=8)
+    assert several["launches"] <= 1.02 * one["launches"]  # rows that end are marked
+    assert several["down"] + several["waits"] == STEPS
+    assert not several.keys() & {"up", "across", "refused"}
 
 
 def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "LARGEST", 0)
-    counts = decode_steps(32, on_cuda)
-    assert counts["replays"] == STEPS
-    assert counts["launches"] <= 40 * STEPS  # draws of tokens and ends
-    assert counts["down"] == STEPS
+    for cohorts in (1, 8):
+        counts = decode_steps(32, on_cuda, cohorts)
+        assert counts["replays"] == STEPS
+        assert counts["launches"] <= 40 * STEPS  # draws of tokens and ends
+        assert counts["down"] == STEPS
 
 
 def update(samples: int, tokens: int) -> Counts:

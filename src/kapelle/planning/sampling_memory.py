@@ -1,8 +1,9 @@
 """Memory of sampling in this process, term by term as `engines/rollout/local` and `models/fast` hold it.
 
-KV cache         2 · blocks · J · E in the compute type for each token place. Prompts take as many places as the longest of
-                 those that join together; where a prompt has two rows or more, it is stored once. Generated tokens
-                 take whole blocks of 16 places, and while full ones are joined (up to 64), a second copy of those.
+KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct one takes
+                 as many places as the longest of those that join together. Then where a prompt has two rows or more, it is
+                 stored once, in blocks of 64 places; a row's own tokens take full blocks of 64, and a tail that grows by 16.
+                 Tails that fill a block, and blocks for which there is no room, are copied, and are there twice meanwhile.
                  Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
 logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
                  more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
@@ -19,7 +20,7 @@ from kapelle.planning.planned_run import PlannedRun, Shape
 from kapelle.planning.workload import PlannedTurn
 
 TAIL, BLOCK, SHARED = 16, 64, 2
-"""`models/fast/kv_cache.py`: places added at a time, places up to which blocks are joined, rows that share a prompt."""
+"""`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
 PRODUCTS = 512
 """`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
 CHUNK = 1024
@@ -57,24 +58,25 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
         copies, making = merged(shape, len(used), size, cpu=cpu), making_merged(shape, size, cpu=cpu)
     each, kept = place_bytes(shape, size), 0
     for rows in rows_of(run, policies, tasks, group):
-        prompts = rows.prompt * (rows.prompts if rows.rows >= 2 * rows.prompts else rows.rows)
+        prompts = rows.prompts * rows.prompt
         end, most = places(rows, flat=shape.flat)
         logits, all_logits = step_logits(shape, rows), rows.rows * shape.vocabulary * 4
         read = reading(shape, rows, size, fused=bool(copies), cpu=cpu)
+        before, kept = kept, min(run.kept_tokens, kept + end) if shape.flat else 0
         for held, active, scores in (
-            (prompts, read, 0),
-            (prompts, making, 0),
-            (prompts, 0, logits),
-            (end, 0, logits),
-            (most, 0, all_logits),
+            (prompts + before, read, 0),
+            (prompts + before, making, 0),
+            (prompts + before, 0, logits),
+            (end + before, 0, logits),
+            (most + before, 0, all_logits),
+            (end + kept, 0, all_logits),
         ):
             yield {
-                "KV cache": each * (held + kept),
+                "KV cache": each * held,
                 "merged weights": copies,
                 "activations": active,
                 "logits": scores,
             }
-        kept = min(run.kept_tokens, kept + end) if shape.flat else 0
 
 
 def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[PlannedRows]:
@@ -97,25 +99,31 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
 
 
 def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
-    """Return the token places of the KV cache at the end, and the most while blocks are joined.
+    """Return the token places of the KV cache at the end, and the most while tails become blocks.
 
     Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
     """
     if not flat:
         end = work.rows * (work.prompt + work.answer - 1)
         return end, end
-    blocks: list[int] = []
-    most = 0
-    for _ in range(-(-(work.answer - 1) // TAIL)):
-        joined = 0
-        if len(blocks) > 1 and blocks[-2] < BLOCK:
-            joined = sum(blocks[-2:])
-        most = max(most, sum(blocks) + joined)
-        if joined:
-            blocks[-2:] = [joined]
-        blocks.append(TAIL)
-    prompts = (work.prompts if work.rows >= SHARED * work.prompts else work.rows) * work.prompt
-    return prompts + work.rows * sum(blocks), prompts + work.rows * max(most, sum(blocks))
+    shares = work.rows >= SHARED * work.prompts
+    shared = work.prompts * -(-work.prompt // BLOCK) * BLOCK if shares else 0
+    blocks, tail = (0, 0) if shares else divmod(work.prompt, BLOCK)
+    used = held = blocks
+    room, left = tail, work.answer - 1
+    most = shared + work.prompts * work.prompt + work.rows * (BLOCK * held + room)
+    while left > 0:
+        if tail >= BLOCK:
+            used, tail = used + 1, tail - BLOCK
+            wider = held if used <= held else max(used, held + held // 2)
+            moving = BLOCK * (held + wider * (wider > held)) + 2 * room
+            most, held = max(most, shared + work.rows * moving), wider
+        wanted = TAIL * -(-(tail + TAIL // 2) // TAIL)
+        most = max(most, shared + work.rows * (BLOCK * held + room + wanted))
+        step = min(left, wanted - tail)
+        room, tail, left = wanted, tail + step, left - step
+    end = shared + work.rows * (BLOCK * held + room)
+    return end, max(most, end)
 
 
 def place_bytes(shape: Shape, size: int) -> int:

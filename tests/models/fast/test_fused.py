@@ -80,7 +80,7 @@ def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any
     own = flat_pass(model)
     small = FusedPass(own, torch.float32)
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
-    prompts = PromptBlock.empty(own, [5, 5], torch.device("cpu"), torch.float32)
+    prompts = PromptBlock(own, [5, 5], torch.device("cpu"), torch.float32)
     flat = torch.tensor([token for text in texts for token in text[:5]])
     place = torch.arange(5).repeat(2)
     last_Q = torch.tensor([4, 9])
@@ -88,7 +88,8 @@ def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any
         read = small.logits(flat, place, [(None, 0, 10)], prompts.attention([(0, 2, 5)]), last_Q)
         for row, text in zip(read, texts, strict=True):
             torch.testing.assert_close(row, by_the_book(model, text)[4], atol=2e-5, rtol=1e-5)
-        cache = KVCache.seated(prompts, torch.tensor([0, 1]))
+        cache = KVCache(own, torch.device("cpu"), torch.float32)
+        cache.join(prompts, [0, 1])
         for step in (5, 6, 7):
             tokens_R = torch.tensor([text[step] for text in texts])
             cache.open()
@@ -107,7 +108,7 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
     small = FusedPass(own, torch.float32)
     text = [3, 1, 4, 1, 5]
     names = ["left", None, "right"]
-    prompts = PromptBlock.empty(own, [5] * 3, torch.device("cpu"), torch.float32)
+    prompts = PromptBlock(own, [5] * 3, torch.device("cpu"), torch.float32)
     route = [(name, 5 * row, 5 * row + 5) for row, name in enumerate(names)]
     with torch.inference_mode():
         read_ND = small.logits(
@@ -131,7 +132,7 @@ def test_new_weights_of_the_base_are_read_once_the_old_ones_are_forgotten(model:
     text = [3, 1, 4, 1, 5]
 
     def read() -> Tensor:
-        prompt = PromptBlock.empty(own, [5], torch.device("cpu"), torch.float32)
+        prompt = PromptBlock(own, [5], torch.device("cpu"), torch.float32)
         return small.logits(
             torch.tensor(text), torch.arange(5), [(None, 0, 5)], prompt.attention([(0, 1, 5)])
         )

@@ -1,16 +1,20 @@
-"""The KV cache of rows that joined together, attention of one new token per row over it, and what is kept of finished rows.
+"""The KV cache of the rows in flight, attention of one new token per row over it, and what is kept of finished rows.
 
-The cache is made of contiguous blocks that are read as a whole: batched products read them about twice as fast
-as the filled part of a larger tensor. The first block holds the prompts. Where rows are samples of one prompt, it
-is stored once and all its rows attend to it in one product; else each row has its own copy. The blocks after it
-hold the generated tokens; the last one is filled step by step, and its empty places are masked.
+All rows share one cache, whenever they joined and however long they are. A row's tokens lie in three places:
 
-Between two new blocks no shape changes. Where steps are recorded (engines/rollout/local/step_graphs.py), the next place is kept in
-tensors that a step changes in place, so that the same step runs again for the next place; elsewhere it is a plain number,
-which costs less on a CPU.
+- its prompt, if rows share it, in blocks of `BLOCK` places that all of them read (`_BlockPool`);
+- its own tokens, as many as fill blocks, in blocks of its own;
+- its newest tokens in its *tail*, at most `BLOCK + TAIL` places beside those of all other rows.
 
-Shapes: R rows, Q prompts, G most rows of a prompt, P longest prompt, T places of a block, H query heads, J key
-heads, E head size, U = H / J query heads per key head, L layers, n tokens.
+Blocks lie densely in a pool, in any order, and a step reads a pool as a whole, in one batched product; tables say which block
+is whose. So a step starts equally many operations for any number of rows, and reads no place twice. Tables change when rows join,
+leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change, in place.
+
+Where steps may be recorded (engines/rollout/local/step_graphs.py) the cache is *steady*: sizes are rounded up and every table
+keeps its memory, so that one recording serves many windows: `KVCache.shape` names the recording that fits.
+
+Shapes: S rows in flight and idle places between them, Q prompts, P longest prompt, L layers, H query heads, J key heads, U = H / J,
+E head size, T places of a tail, n blocks of a pool, G most readers of a block, M most blocks of a row, B = `BLOCK`, N flat tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +31,11 @@ from torch import Tensor
 from kapelle.models.fast.attention import attention, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
-TAIL = 16
-"""Places added at a time: little idle work, and little unused memory."""
-
 BLOCK = 64
-"""Places up to which full blocks are joined: few products."""
+"""Places of a block: few products, and little idle work."""
+
+TAIL = 16
+"""Places by which tails grow: little unused memory."""
 
 SHARED = 2
 """Rows per prompt, on average, from which one copy of the prompt beats one in each row."""
@@ -39,162 +44,550 @@ Text = tuple[str | None, tuple[int, ...]]
 """An adapter (None for the bare base) and the token ids that it read."""
 
 
+class _Block:
+    """A block in a pool, which may move."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+@dataclass(slots=True, eq=False)
+class _SharedPrompt:
+    blocks: list[_Block]
+    length: int
+    rows: int
+    """Rows that read it."""
+
+
+@dataclass(slots=True, eq=False)
+class _CachedRow:
+    prompt: _SharedPrompt | None
+    blocks: list[_Block]
+    """Its own, all of them full."""
+    tail: int
+    """Tokens in its tail when the window began."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that it had read when the window began."""
+        shared = 0 if self.prompt is None else self.prompt.length
+        return shared + BLOCK * len(self.blocks) + self.tail
+
+
+class _BlockPool:
+    """Blocks of keys and values `(L, 2, n, J, B, E)`, the used ones before the free ones."""
+
+    def __init__(self, empty: Tensor) -> None:
+        """Hold no block; `empty` is of their shape, with n = 0."""
+        self.kv = empty
+        self._blocks: list[_Block] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def take(self, kv: Tensor) -> list[_Block]:
+        """Store blocks `(L, 2, n, J, B, E)`."""
+        first = len(self._blocks)
+        self.reserve(first + kv.shape[2])
+        self.kv[:, :, first : first + kv.shape[2]] = kv
+        taken = [_Block(first + number) for number in range(kv.shape[2])]
+        self._blocks += taken
+        return taken
+
+    def reserve(self, blocks: int) -> None:
+        """Have room for so many blocks."""
+        held = self.kv.shape[2]
+        if blocks > held:
+            shape = (*self.kv.shape[:2], max(blocks, held + held // 2), *self.kv.shape[3:])
+            larger = self.kv.new_zeros(
+                shape
+            )  # what a mask hides has weight 0, and 0 times anything has to be 0
+            larger[:, :, : len(self)] = self.kv[:, :, : len(self)]
+            self.kv = larger
+
+    def free(self, blocks: Sequence[_Block]) -> None:
+        """Drop blocks; the last ones move to their places."""
+        gone = {block.place for block in blocks}
+        left = len(self._blocks) - len(gone)
+        holes = sorted(place for place in gone if place < left)
+        moved = [block for block in self._blocks[left:] if block.place not in gone]
+        if holes:
+            index = torch.tensor([[block.place for block in moved], holes], device=self.kv.device)
+            self.kv.index_copy_(2, index[1], self.kv.index_select(2, index[0]))
+        for hole, block in zip(holes, moved, strict=True):
+            block.place = hole
+            self._blocks[hole] = block
+        del self._blocks[left:]
+
+    def copy(self, blocks: Sequence[_Block]) -> Tensor:
+        """Return copies of blocks."""
+        places = torch.tensor([block.place for block in blocks], dtype=torch.long, device=self.kv.device)
+        return self.kv.index_select(2, places)
+
+
+class CacheShape(NamedTuple):
+    """Sizes of everything that a step touches; steps of equal shapes are the same operations on the same memory."""
+
+    slots: int
+    tail: int
+    most: int
+    """Blocks of a row."""
+    pools: tuple[tuple[int, int], ...]
+    """(blocks, readers of a block) of the pool of shared prompts and of the rows' own."""
+    memory: int
+    """How often tails or blocks got new memory."""
+
+
+class _Tables:
+    """What a step looks up, for one shape; filled anew for each window.
+
+    A *seat* is a place of a query before a block and a key head: of pool, block, key head and reader, in this order.
+    """
+
+    def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
+        """Make room; `empty` `(L, 2, 0, J, B, E)` is on the device and in the compute type."""
+        key_heads, size = empty.shape[3], empty.shape[5]
+        per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
+        self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
+        self.ends = list(accumulate(blocks * key_heads * seats for blocks, seats in shape.pools))
+        """The seat after the last one of each pool."""
+        seats = self.ends[-1]
+
+        def places_of(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.long, device=empty.device)
+
+        self.query_s = places_of(seats)
+        """The query of each seat."""
+        self.score_SHM = places_of(shape.slots * heads * shape.most)
+        """The scores of each block of a row."""
+        self.weight_sU = places_of(seats * per_key)
+        """The weights of each seat."""
+        self.part_SMJ = places_of(shape.slots * shape.most * key_heads)
+        """The part of the output of each block of a row; the last part is 0."""
+        self.score_sUB = empty.new_zeros(seats, per_key, BLOCK)
+        """Room for the scores of all seats, of one layer after another."""
+        self.part_sUE = empty.new_zeros(seats + 1, per_key, size)
+        """Room for what seats add to the outputs of their rows, and 0."""
+        self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
+        """−∞ for places that hold no token of a row."""
+        self.place_S1 = places_of(shape.slots, 1)
+        """Place of each row's next token in its tail."""
+        self.tail_SJ = places_of(shape.slots, key_heads)
+        """The first place of each tail among those of all rows and key heads."""
+        self.write_SJ = torch.zeros_like(self.tail_SJ)
+        """The place of the newest token among them."""
+        self.position_S = places_of(shape.slots)
+        """The position of the newest token in its text."""
+        self.keys: list[list[Tensor]] = []
+        """Of each layer, those of each pool, `(n·J, E, B)`."""
+        self.values: list[list[Tensor]] = []
+
+    def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
+        """Look up for these rows; an entry is (pool, block, reader, slot, block of the row, tokens that the row sees)."""
+        shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
+        pool_e, block_e, reader_e, slot_e, number_e, seen_e = (
+            torch.tensor(entries, dtype=torch.long).view(-1, 6).unbind(1)
+        )
+        head_J, each_U = torch.arange(key_heads), torch.arange(per_key)
+        first_p = torch.tensor([0, *self.ends[:-1]])
+        readers_e = torch.tensor([readers for _, readers in shape.pools])[pool_e]
+        seat_eJ = first_p[pool_e] + block_e * key_heads * readers_e + reader_e
+        seat_eJ = seat_eJ[:, None] + head_J * readers_e[:, None]
+        query_eJ = slot_e[:, None] * key_heads + head_J
+
+        query_s = torch.zeros(self.ends[-1], dtype=torch.long)
+        query_s[seat_eJ] = query_eJ
+        weight_sU = torch.zeros(self.ends[-1], per_key, dtype=torch.long)
+        weight_sU[seat_eJ] = (query_eJ[..., None] * per_key + each_U) * shape.most + number_e[:, None, None]
+        score_SMJU = torch.zeros(shape.slots, shape.most, key_heads, per_key, dtype=torch.long)
+        score_SMJU[slot_e, number_e] = seat_eJ[..., None] * per_key + each_U
+        part_SMJ = torch.full((shape.slots, shape.most, key_heads), self.ends[-1])
+        part_SMJ[slot_e, number_e] = seat_eJ
+        seen_SM = torch.zeros(shape.slots, shape.most, dtype=torch.long)
+        seen_SM[slot_e, number_e] = seen_e
+        tail_S1, length_S = torch.tensor(
+            [(0, 0) if row is None else (row.tail, row.length) for row in rows]
+        ).split(1, dim=1)
+        hidden_SW = torch.cat(
+            (
+                (torch.arange(BLOCK) >= seen_SM[..., None]).flatten(1),
+                torch.arange(shape.tail) >= tail_S1,
+            ),
+            1,
+        )
+        self.query_s.copy_(query_s)
+        self.weight_sU.copy_(weight_sU.flatten())
+        self.score_SHM.copy_(score_SMJU.permute(0, 2, 3, 1).flatten())
+        self.part_SMJ.copy_(part_SMJ.flatten())
+        self.mask_S1W.zero_().masked_fill_(hidden_SW[:, None].to(self.mask_S1W.device), -torch.inf)
+        self.place_S1.copy_(tail_S1)
+        self.tail_SJ.copy_((torch.arange(shape.slots)[:, None] * key_heads + head_J) * shape.tail)
+        self.position_S.copy_(length_S.flatten() - 1)  # a step advances first
+
+    def products(self, seats: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Fill `out` `_sUY` with the product of the seats `_sUX` of each block with its matrix, and return it."""
+        first, ends = (
+            0,
+            [end for end, before in zip(self.ends, (0, *self.ends), strict=False) if end > before],
+        )
+        for end, matrix in zip(ends, matrices, strict=True):
+            rows, into = (x[first:end].view(len(matrix), -1, x.shape[2]) for x in (seats, out))
+            torch.bmm(rows, matrix, out=into)
+            first = end
+        return out
+
+
 class KVCache:
-    """The cache of rows whose prompts were read together."""
+    """The cache of all rows in flight."""
 
     def __init__(
-        self,
-        prompts: PromptBlock,
-        prompt_R: Tensor,
-        generated: Sequence[Tensor] = (),
-        length: int = 0,
-        *,
-        recorded: bool = False,
+        self, flat: FlatModel, device: torch.device, dtype: torch.dtype, *, steady: bool = False
     ) -> None:
-        """Hold rows on prompts that were read (`prompt_R`, the prompt of each row, ascends); see `seated`."""
-        self._recorded = recorded
-        self._prompts = prompts
-        self._prompt_R = prompt_R
-        self.rows, self.device = len(prompt_R), prompt_R.device
-        self._seats = _CacheSeats(prompts, prompt_R)
-        self._blocks = [_Block(kv) for kv in generated]
-        self.length = length
-        """Tokens that every row has generated and read."""
-        self._position_R = prompts.length_Q[prompt_R] + (length - 1)
-        self._place_1 = prompt_R.new_full((1,), (length - 1) % TAIL)
-        """Place of the last token in the last block."""
-        empty_T = prompts.kv.new_full((TAIL,), -torch.inf)
-        self._empty_T = empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
-        """−∞ for the places of the last block that are still empty."""
-
-    @classmethod
-    def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
-        """Return a cache without generated tokens yet; prompts are copied where few rows share them."""
-        if len(prompt_R) >= SHARED * len(prompts.length_Q):
-            return cls(prompts, prompt_R, recorded=recorded)
-        every_R = torch.arange(len(prompt_R), device=prompt_R.device)
-        return cls(prompts.chosen(prompt_R), every_R, recorded=recorded)
+        """Hold no row; `steady` keeps memory and sizes as they are for as long as possible."""
+        self.device = device
+        self._steady = steady
+        self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
+        layers = len(flat.layers)
+        empty = torch.empty(layers, 2, 0, self._key_heads, BLOCK, self._size, device=device, dtype=dtype)
+        self._shared, self._own = _BlockPool(empty), _BlockPool(empty)
+        self._tail = empty[..., :0, :]
+        """Keys and values `(L, 2, S, J, T, E)` of tails."""
+        self._rows: list[_CachedRow | None] = []
+        """By slot; None where no row is."""
+        self._left = self._taken = 0
+        """Steps that are left in the window, and that were taken."""
+        self._addresses: tuple[int, ...] = ()
+        """Of tails and blocks."""
+        self._memory = 0
+        self._tables: _Tables
+        self._tables_of: dict[CacheShape, _Tables] = {}
+        self._sizes: dict[str, int] = {}
+        """Sizes that are rounded up, as they are now."""
+        self._room = self._tail
+        """The memory of tails, where it is steady."""
+        self.shape = CacheShape(0, 0, 0, (), 0)
+        """Of the window."""
 
     @property
     def places(self) -> int:
         """Token places that take memory."""
-        generated = sum(block.places for block in self._blocks)
-        return len(self._prompts.length_Q) * self._prompts.longest + self.rows * generated
+        tails = self._tail.shape[2] * self._tail.shape[4]
+        return BLOCK * (self._shared.kv.shape[2] + self._own.kv.shape[2]) + tails
 
     @property
-    def places_of_a_row(self) -> int:
-        """Most token places of a row that shares its prompt with no other."""
-        return self._prompts.longest + sum(block.places for block in self._blocks)
+    def slots(self) -> int:
+        """Rows in flight and idle places between them."""
+        return len(self._rows)
 
-    @property
-    def left(self) -> int:
-        """Tokens per row for which the blocks have room."""
-        return -self.length % TAIL
+    def join(self, prompts: PromptBlock, prompt_R: Sequence[int]) -> None:
+        """Add rows after the others, on prompts that were read; `prompt_R` says which is whose."""
+        self._end_window()
+        if len(prompt_R) >= SHARED * len(prompts.lengths):
+            counts = [-(-length // BLOCK) for length in prompts.lengths]
+            blocks = self._shared.take(prompts.blocks(range(len(counts)), counts))
+            ends = [0, *accumulate(counts)]
+            shared = [
+                _SharedPrompt(blocks[first:last], length, 0)
+                for first, last, length in zip(ends, ends[1:], prompts.lengths, strict=False)
+            ]
+            rows = [_CachedRow(shared[prompt], [], 0) for prompt in prompt_R]
+            for prompt in prompt_R:
+                shared[prompt].rows += 1
+            tail = prompts.tails(prompt_R, 0)
+        else:
+            counts = [prompts.lengths[prompt] // BLOCK for prompt in prompt_R]
+            taken = iter(self._own.take(prompts.blocks(prompt_R, counts)))
+            rows = [
+                _CachedRow(None, [next(taken) for _ in range(count)], prompts.lengths[prompt] % BLOCK)
+                for prompt, count in zip(prompt_R, counts, strict=True)
+            ]
+            tail = prompts.tails(prompt_R, max(row.tail for row in rows))
+        first, places = len(self._rows), max(self._tail.shape[4], tail.shape[4])
+        self._rows += rows
+        tails = self._tail.new_zeros(
+            *self._tail.shape[:2], len(self._rows), self._key_heads, places, self._size
+        )
+        tails[:, :, :first, :, : self._tail.shape[4]] = self._tail
+        tails[:, :, first:, :, : tail.shape[4]] = tail
+        self._tail = tails
 
-    def open(self) -> bool:
-        """Count one more token, and make room for it where there is none; True when the blocks are new."""
-        fresh = not self.left
-        if fresh:
-            if len(self._blocks) > 1 and self._blocks[-2].places < BLOCK:
-                self._blocks[-2:] = [_Block(torch.cat([block.kv for block in self._blocks[-2:]], dim=4))]
-            shape = self._prompts.kv.shape
-            kv = self._prompts.kv.new_zeros(*shape[:2], self.rows, shape[3], TAIL, shape[5])
-            self._blocks.append(_Block(kv))
-            self._place_1.fill_(-1)
-            self._empty_T.fill_(-torch.inf)
-        self.length += 1
-        return fresh
+    def arrange(self, slots: Sequence[int | None]) -> None:
+        """Go on with the rows of these slots in this order, None for an idle place; free the memory of all others."""
+        self._end_window()
+        staying = {slot for slot in slots if slot is not None}
+        own: list[_Block] = []
+        shared: list[_Block] = []
+        for slot, row in enumerate(self._rows):
+            if row is None or slot in staying:
+                continue
+            own += row.blocks
+            if row.prompt is not None:
+                row.prompt.rows -= 1
+                shared += [] if row.prompt.rows else row.prompt.blocks
+        self._own.free(own)
+        self._shared.free(shared)
+        self._rows = [None if slot is None else self._rows[slot] for slot in slots]
+        index_S = torch.tensor([slot or 0 for slot in slots], dtype=torch.long, device=self.device)
+        self._tail = self._tail.index_select(2, index_S)
+
+    def open(self) -> None:
+        """Make room for one more token of every row."""
+        if not self._left:
+            self._begin_window()
+        self._left -= 1
+        self._taken += 1
 
     def advance(self) -> Tensor:
-        """Advance to the place that `open` made, in tensors alone; return the position `_R` of its token.
+        """Advance to the places that `open` made, in tensors alone; return the positions `_S` of their tokens.
 
         The tensor is valid until the next call.
         """
-        if self._recorded:
-            self._place_1.add_(1)
-            self._empty_T.index_fill_(0, self._place_1, 0)
-        return self._position_R.add_(1)
+        tables, tail = self._tables, self.shape.tail
+        tables.mask_S1W[:, 0, -tail:].scatter_(1, tables.place_S1, 0.0)
+        torch.add(tables.tail_SJ, tables.place_S1, out=tables.write_SJ)
+        tables.place_S1.add_(1)
+        return tables.position_S.add_(1)
 
-    def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
-        """Store one new token per row at the last place and let it attend to its row; see `flat.Attend`."""
-        kv = self._blocks[-1].kv[layer]
-        place = (self.length - 1) % TAIL
-        if self._recorded:
-            kv[0].index_copy_(2, self._place_1, k_RJE[:, :, None])
-            kv[1].index_copy_(2, self._place_1, v_RJE[:, :, None])
-        else:
-            kv[0, :, :, place] = k_RJE
-            kv[1, :, :, place] = v_RJE
-        rows, heads, size = q_RHE.shape
-        groups = rows * k_RJE.shape[1]
-        q_gUE = q_RHE.reshape(groups, -1, size)
-        scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
-        scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
-        if self._recorded:
-            scores[-1].add_(self._empty_T)
-        else:
-            scores[-1][:, :, place + 1 :] = -torch.inf
-        # CUDA's autocast makes a softmax float32, and leaves products in place as they are: they take one type.
-        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(v_RJE.dtype)
-        first = self._prompts.longest
-        out_gUE = self._seats.mixed(layer, weight[..., :first])
-        for block in self._blocks:
-            out_gUE.baddbmm_(weight[..., first : first + block.places], block.values[layer])
-            first += block.places
-        return out_gUE.view(rows, heads, size)
+    def attend(self, layer: int, q_SHE: Tensor, k_SJE: Tensor, v_SJE: Tensor) -> Tensor:
+        """Store one new token per row and let it attend to its row; see `flat.Attend`."""
+        slots, heads, size = q_SHE.shape
+        tables, most, pairs = self._tables, self.shape.most, slots * self._key_heads
+        keys, values = self._tail[layer]
+        keys.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), k_SJE.reshape(-1, size))
+        values.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), v_SJE.reshape(-1, size))
+        q_pUE, first = q_SHE.reshape(pairs, -1, size), most * BLOCK
+        score_SHW = q_SHE.new_empty(slots, heads, tables.mask_S1W.shape[2])
+        if most:
+            seat_sUE = q_pUE.index_select(0, tables.query_s)
+            in_blocks = tables.products(seat_sUE, tables.keys[layer], tables.score_sUB)
+            in_blocks = in_blocks.view(-1, BLOCK).index_select(0, tables.score_SHM).view(slots, heads, -1)
+            torch.add(in_blocks, tables.mask_S1W[..., :first], out=score_SHW[..., :first])
+        in_tails = torch.bmm(q_pUE, keys.flatten(0, 1).transpose(1, 2)).view(slots, heads, -1)
+        torch.add(in_tails, tables.mask_S1W[..., first:], out=score_SHW[..., first:])
+        # CUDA's autocast makes softmax and sums float32, and leaves products in place as they are: they take one type.
+        weight_SHW = torch.softmax(score_SHW, dim=-1).to(v_SJE.dtype)
+        tail_pUT = weight_SHW[..., first:].view(pairs, -1, self.shape.tail)
+        if not most:
+            return torch.bmm(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
+        seat_sUB = weight_SHW[..., :first].reshape(-1, BLOCK).index_select(0, tables.weight_sU)
+        part_sUE = tables.products(seat_sUB.view_as(tables.score_sUB), tables.values[layer], tables.part_sUE)
+        out_SMJUE = part_sUE.index_select(0, tables.part_SMJ).view(slots, most, -1)
+        out_pUE = out_SMJUE.sum(1, dtype=v_SJE.dtype).view(pairs, -1, size)
+        return out_pUE.baddbmm_(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
 
-    def kept(self, rows: Tensor) -> KVCache:
-        """Return a cache with copies of these rows, ascending, and of their prompts."""
-        left_Q, prompt_R = self._prompt_R[rows].unique_consecutive(return_inverse=True)
-        generated = [block.kv if len(rows) == self.rows else block.kv[:, :, rows] for block in self._blocks]
-        return KVCache(
-            self._prompts.chosen(left_Q), prompt_R, generated, self.length, recorded=self._recorded
+    def kept(self, slots: Sequence[int]) -> KeptRows:
+        """Return copies of what these rows have read."""
+        self._end_window()
+        rows = [row for row in (self._rows[slot] for slot in slots) if row is not None]
+        shared = dict.fromkeys(block for row in rows if row.prompt is not None for block in row.prompt.blocks)
+        own = [block for row in rows for block in row.blocks]
+        number = {block: place for place, block in enumerate((*shared, *own))}
+        longest = max((row.tail for row in rows), default=0)
+        index_S = torch.tensor(slots, dtype=torch.long, device=self.device)
+        return KeptRows(
+            torch.cat((self._shared.copy(list(shared)), self._own.copy(own)), 2),
+            self._tail[..., :longest, :].index_select(2, index_S),
+            [
+                _KeptRow(
+                    [] if row.prompt is None else [number[block] for block in row.prompt.blocks],
+                    0 if row.prompt is None else row.prompt.length,
+                    [number[block] for block in row.blocks],
+                    row.tail,
+                )
+                for row in rows
+            ],
         )
 
-    def row(self, row: int, tokens: int) -> Tensor:
+    def places_of(self, slot: int) -> int:
+        """Return how many token places a row takes that shares its prompt with no other."""
+        self._end_window()
+        row = self._rows[slot]
+        assert row is not None
+        shared = 0 if row.prompt is None else len(row.prompt.blocks)
+        return BLOCK * (shared + len(row.blocks)) + row.tail
+
+    def _end_window(self) -> None:
+        """Count what the window's steps have read."""
+        for row in self._rows if self._taken else ():
+            if row is not None:
+                row.tail += self._taken
+        self._left = self._taken = 0
+
+    def _begin_window(self) -> None:
+        """Move full tails to blocks, make room in tails, and look up anew what is whose."""
+        self._end_window()
+        full = [slot for slot, row in enumerate(self._rows) if row is not None and row.tail >= BLOCK]
+        if full:
+            index_s = torch.tensor(full, device=self.device)
+            tails = self._tail.index_select(2, index_s)
+            blocks = self._own.take(tails[..., :BLOCK, :])
+            self._tail.index_copy_(2, index_s, tails.roll(-BLOCK, 4))
+            for slot, block in zip(full, blocks, strict=True):
+                row = self._rows[slot]
+                assert row is not None
+                row.blocks.append(block)
+                row.tail -= BLOCK
+        longest = max((row.tail for row in self._rows if row is not None), default=0)
+        places = BLOCK + TAIL if self._steady else TAIL * -(-(longest + TAIL // 2) // TAIL)
+        self._have_tails(places)
+        self._left = places - longest
+        self._look_up()
+
+    def _have_tails(self, places: int) -> None:
+        """Lay tails out with so many places: where the cache is steady, in memory that stays."""
+        held, slots = self._tail, len(self._rows)
+        shape = (*held.shape[:2], slots, held.shape[3], places, held.shape[5])
+        if not self._steady:
+            if held.shape == shape:
+                return
+            tails = held.new_zeros(shape)
+        else:
+            if self._room.shape[2] < slots or self._room.shape[4] != places:
+                self._room = held.new_zeros(shape)
+            tails = self._room[:, :, :slots]
+            if held.data_ptr() == tails.data_ptr() and held.shape == shape:
+                return
+        least = min(places, held.shape[4])
+        tails[..., :least, :] = held[..., :least, :]
+        self._tail = tails
+
+    def _look_up(self) -> None:
+        """Fill tables for the window that begins."""
+        read: dict[_Block, int] = {}
+        """Of each block of a shared prompt, how many rows read it."""
+        entries: list[tuple[int, int, int, int, int, int]] = []
+        most = 0
+        for slot, row in enumerate(self._rows):
+            if row is None:
+                continue
+            shared = [] if row.prompt is None else row.prompt.blocks
+            for number, block in enumerate(shared):
+                reader = read[block] = read.get(block, -1) + 1
+                seen = 0 if row.prompt is None else min(BLOCK, row.prompt.length - BLOCK * number)
+                entries.append((0, block.place, reader, slot, number, seen))
+            for number, block in enumerate(row.blocks, len(shared)):
+                entries.append((1, block.place, 0, slot, number, BLOCK))
+            most = max(most, len(shared) + len(row.blocks))
+        readers = max(read.values(), default=-1) + 1
+        pools = ((self._shared, "shared", "readers", readers), (self._own, "own", "reader", 1))
+        sizes = tuple(
+            (self._rounded(name, len(pool), 16), self._rounded(each, count, 1))
+            for pool, name, each, count in pools
+        )
+        for (pool, *_), (blocks, _) in zip(pools, sizes, strict=True):
+            pool.reserve(blocks)
+        addresses = tuple(each.data_ptr() for each in (self._tail, self._shared.kv, self._own.kv))
+        if not self._steady or addresses != self._addresses:
+            self._tables_of, self._addresses = {}, addresses
+            self._memory += 1
+        self.shape = CacheShape(
+            len(self._rows), self._tail.shape[4], self._rounded("most", most, 1), sizes, self._memory
+        )
+        tables = self._tables_of.get(self.shape)
+        if tables is None:
+            tables = _Tables(self.shape, self._heads, self._shared.kv[:, :, :0])
+            used = [
+                [
+                    pool.kv[layer, :, :blocks]
+                    for (pool, *_), (blocks, _) in zip(pools, sizes, strict=True)
+                    if blocks
+                ]
+                for layer in range(len(self._tail))
+            ]
+            tables.keys = [[kv[0].flatten(0, 1).transpose(1, 2) for kv in layer] for layer in used]
+            tables.values = [[kv[1].flatten(0, 1) for kv in layer] for layer in used]
+            self._tables_of[self.shape] = tables
+        tables.fill(self._rows, entries)
+        self._tables = tables
+
+    def _rounded(self, name: str, size: int, least: int) -> int:
+        """Return a size, rounded up where the cache is steady; it stays as it was where it fits and is not far too large."""
+        if not self._steady or not size:
+            return size
+        step = max(least, 1 << max(0, size.bit_length() - 3))
+        rounded = step * -(-size // step)
+        if not size <= self._sizes.get(name, 0) <= 2 * rounded:
+            self._sizes[name] = rounded
+        return self._sizes[name]
+
+
+class _KeptRow(NamedTuple):
+    prompt: list[int]
+    """Its prompt's blocks, where it was shared."""
+    prompt_length: int
+    own: list[int]
+    tail: int
+
+
+class KeptRows:
+    """Copies of what finished rows have read."""
+
+    def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
+        """Hold blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and which are whose."""
+        self._blocks, self._tails, self._rows = blocks, tails, rows
+
+    @property
+    def places(self) -> int:
+        """Token places that take memory."""
+        return BLOCK * self._blocks.shape[2] + self._tails.shape[2] * self._tails.shape[4]
+
+    def row(self, number: int, tokens: int) -> Tensor:
         """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
-        prompt = int(self._prompt_R[row])
-        parts = [self._prompts.of(prompt)]
-        parts += [block.kv[:, :, row] for block in self._blocks]
+        row = self._rows[number]
+        parts = [self._joined(row.prompt)[:, :, :, : row.prompt_length], self._joined(row.own)]
+        parts.append(self._tails[:, :, number, :, : row.tail])
         return torch.cat(parts, dim=3)[:, :, :, :tokens]
+
+    def chosen(self, rows: Sequence[int]) -> KeptRows:
+        """Return copies of some rows."""
+        chosen = [self._rows[number] for number in rows]
+        used = list(dict.fromkeys(block for row in chosen for block in (*row.prompt, *row.own)))
+        number = {block: place for place, block in enumerate(used)}
+        index_n, index_R = (
+            torch.tensor(each, dtype=torch.long, device=self._tails.device) for each in (used, rows)
+        )
+        longest = max((row.tail for row in chosen), default=0)
+        return KeptRows(
+            self._blocks.index_select(2, index_n),
+            self._tails[..., :longest, :].index_select(2, index_R),
+            [
+                row._replace(prompt=[number[b] for b in row.prompt], own=[number[b] for b in row.own])
+                for row in chosen
+            ],
+        )
+
+    def _joined(self, blocks: Sequence[int]) -> Tensor:
+        index_n = torch.tensor(blocks, dtype=torch.long, device=self._blocks.device)
+        return self._blocks.index_select(2, index_n).transpose(2, 3).flatten(3, 4)
 
 
 class PromptBlock:
     """Keys and values `(L, 2, Q, J, P, E)` of prompts, each right-aligned in a row of its own."""
 
-    def __init__(self, kv: Tensor, length_Q: Tensor) -> None:
-        """Hold prompts of these lengths (tokens)."""
-        self.kv = kv
-        self.length_Q = length_Q
-        self.longest = kv.shape[4]
-        place_P = torch.arange(self.longest, device=kv.device)
-        hidden_QP = place_P < self.longest - length_Q[:, None]
-        self.hidden_QP = hidden_QP if bool(hidden_QP.any()) else None
-        """Places that hold no token; None where all do."""
-
-    @classmethod
-    def empty(
-        cls, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
-    ) -> PromptBlock:
-        """Return room for prompts of these lengths (tokens)."""
-        shape = (len(flat.layers), 2, len(lengths), flat.key_heads, max(lengths), flat.head_size)
-        block = cls(torch.empty(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
-        if block.hidden_QP is not None:  # what is masked has weight 0, and 0 times anything has to be 0
-            block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)
-        return block
+    def __init__(
+        self, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Make room for prompts of these lengths (tokens)."""
+        self.lengths, self.longest = lengths, max(lengths)
+        shape = (len(flat.layers), 2, len(lengths), flat.key_heads, self.longest, flat.head_size)
+        # What a mask hides has weight 0, and 0 times anything has to be 0.
+        make = torch.empty if min(lengths) == self.longest else torch.zeros
+        self.kv = make(shape, device=device, dtype=dtype)
 
     def put(self, prompt: int, kv: Tensor) -> int:
         """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again.
 
         Returns their number.
         """
-        first = self.longest - int(self.length_Q[prompt])
+        first = self.longest - self.lengths[prompt]
         self.kv[:, :, prompt, :, first : first + kv.shape[3]] = kv
         return kv.shape[3]
 
     def of(self, prompt: int) -> Tensor:
         """Return keys and values `(L, 2, J, n, E)` of a prompt that was read."""
-        return self.kv[:, :, prompt, :, self.longest - int(self.length_Q[prompt]) :]
+        return self.kv[:, :, prompt, :, self.longest - self.lengths[prompt] :]
 
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
         """Return attention that stores the last tokens of prompts and lets them attend to their prompts.
@@ -205,15 +598,15 @@ class PromptBlock:
         masks: list[Tensor | None] = []
         """Where each new token of a span's prompts may attend; None if that is plain causal."""
         for first, last, new in spans:
-            lengths = self.length_Q[first:last]
-            most = int(lengths.max())
-            if int(lengths.min()) == new == most:
+            lengths = self.lengths[first:last]
+            most = max(lengths)
+            if min(lengths) == new == most:
                 masks.append(None)
                 continue
-            place_P = torch.arange(self.longest - most, self.longest, device=self.kv.device)
+            place_P = torch.arange(self.longest - most, self.longest)
             before = place_P[-new:, None] >= place_P
-            there = place_P >= self.longest - lengths[:, None]
-            masks.append(before & there[:, None])
+            there = place_P >= self.longest - torch.tensor(lengths)[:, None]
+            masks.append((before & there[:, None]).to(self.kv.device))
 
         def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             outputs, key, query = [], 0, 0
@@ -241,88 +634,29 @@ class PromptBlock:
 
         return attend
 
-    def chosen(self, prompt_R: Tensor) -> PromptBlock:
-        """Return the block of these prompts, in this order, without places that none of them needs."""
-        if len(prompt_R) == len(self.length_Q) and bool((prompt_R.diff() == 1).all()):
-            return self
-        length_R = self.length_Q[prompt_R]
-        return PromptBlock(self.kv[:, :, prompt_R, :, self.longest - int(length_R.max()) :], length_R)
+    def blocks(self, prompts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, as many of each as `counts` says.
 
+        Places of a block after a prompt's last token hold some token of it.
+        """
+        starts = [BLOCK * block for count in counts for block in range(count)]
+        return self._copied(
+            [q for q, count in zip(prompts, counts, strict=True) for _ in range(count)], starts, BLOCK
+        )
 
-class _Block:
-    """Keys and values `(L, 2, R, J, T, E)` of generated tokens, in the layout of batched products."""
+    def tails(self, prompts: Sequence[int], places: int) -> Tensor:
+        """Return what follows the last full block of prompts, `(L, 2, R, J, places, E)`."""
+        return self._copied(prompts, [self.lengths[q] // BLOCK * BLOCK for q in prompts], places)
 
-    def __init__(self, kv: Tensor) -> None:
-        self.kv = kv
-        self.places = kv.shape[4]
-        self.keys, self.values = _sides(kv)
-
-
-def _sides(kv: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return views of each layer's keys, transposed, and values; groups are rows × key heads."""
-    return [k.flatten(0, 1).transpose(1, 2) for k in kv[:, 0]], [v.flatten(0, 1) for v in kv[:, 1]]
-
-
-class _CacheSeats:
-    """Which rows share which prompts, and their attention over them."""
-
-    def __init__(self, prompts: PromptBlock, prompt_R: Tensor) -> None:
-        """Seat the rows of each prompt side by side: Q × G seats, some of them empty."""
-        count_Q = prompt_R.bincount(minlength=len(prompts.length_Q))
-        self._most = int(count_Q.max())
-        first_Q = count_Q.cumsum(0) - count_Q
-        number_R = torch.arange(len(prompt_R), device=count_Q.device) - first_Q[prompt_R]
-        self._seat_R: Tensor | None = prompt_R * self._most + number_R
-        self._row_S = torch.zeros(len(count_Q) * self._most, dtype=torch.long, device=count_Q.device)
-        self._row_S[self._seat_R] = torch.arange(len(prompt_R), device=count_Q.device)
-        if len(self._row_S) == len(prompt_R):
-            self._seat_R = None  # every seat is taken: rows are seats
-        self._heads = prompts.kv.shape[3]
-        self._keys, self._values = _sides(prompts.kv)
-        hidden_QP = prompts.hidden_QP
-        self._hidden = None if hidden_QP is None else hidden_QP[:, None].repeat_interleave(self._heads, 0)
-
-    def scores(self, layer: int, q_RHE: Tensor) -> Tensor:
-        """Return the scores of each row's query at each place of its prompt, `_RHP`."""
-        rows, heads, size = q_RHE.shape
-        q = self._gathered(q_RHE.reshape(rows, self._heads, -1, size))
-        score = torch.bmm(q, self._keys[layer])
-        if self._hidden is not None:
-            score.masked_fill_(self._hidden, -torch.inf)
-        return self._scattered(score, heads // self._heads)
-
-    def mixed(self, layer: int, weight_gUP: Tensor) -> Tensor:
-        """Return the weighted values of each row's prompt, rows × key heads × U × E."""
-        per_key, width = weight_gUP.shape[1:]
-        weight = self._gathered(weight_gUP.reshape(-1, self._heads, per_key, width))
-        return self._scattered(torch.bmm(weight, self._values[layer]), per_key)
-
-    def _gathered(self, x_RJUX: Tensor) -> Tensor:
-        """From rows to prompts: `_RJUX` to Q·J × G·U × X."""
-        if self._most == 1:
-            return x_RJUX.reshape(-1, *x_RJUX.shape[2:])
-        x_SJUX = x_RJUX if self._seat_R is None else x_RJUX[self._row_S]
-        _, heads, per_key, width = x_SJUX.shape
-        x_QGJUX = x_SJUX.view(-1, self._most, heads, per_key, width)
-        return x_QGJUX.transpose(1, 2).reshape(-1, self._most * per_key, width)
-
-    def _scattered(self, x: Tensor, per_key: int) -> Tensor:
-        """From prompts to rows: Q·J × G·U × X to R·J × U × X."""
-        if self._most == 1:
-            return x
-        x_QJGUX = x.view(-1, self._heads, self._most, per_key, x.shape[-1])
-        x_SJUX = x_QJGUX.transpose(1, 2).reshape(-1, self._heads, per_key, x.shape[-1])
-        x_RJUX = x_SJUX if self._seat_R is None else x_SJUX[self._seat_R]
-        return x_RJUX.reshape(-1, per_key, x.shape[-1])
-
-
-@dataclass(slots=True)
-class _KeptRows:
-    """Finished rows that are kept in one piece."""
-
-    cache: KVCache
-    texts: Sequence[Text]
-    """What each of them has read."""
+    def _copied(self, prompts: Sequence[int], starts: Sequence[int], places: int) -> Tensor:
+        """Return so many places of prompts from these tokens on."""
+        first_n = torch.tensor([self.longest - self.lengths[q] for q in prompts]) + torch.tensor(starts)
+        place_nB = (first_n.long()[:, None] + torch.arange(places)).clamp_(max=self.longest - 1)
+        prompt_n = torch.tensor(prompts, dtype=torch.long)
+        head_J = torch.arange(self.kv.shape[3])
+        index = (prompt_n[:, None, None], head_J[None, :, None], place_nB[:, None])
+        q_n11, j_1J1, p_n1B = (each.to(self.kv.device) for each in index)
+        return self.kv[:, :, q_n11, j_1J1, p_n1B]
 
 
 class Prefixes:
@@ -336,7 +670,8 @@ class Prefixes:
     def __init__(self, most: int) -> None:
         """Hold at most `most` token places; 0 keeps nothing."""
         self._most = most
-        self._pieces: OrderedDict[int, _KeptRows] = OrderedDict()
+        self._pieces: OrderedDict[int, tuple[KeptRows, Sequence[Text]]] = OrderedDict()
+        """Rows, and what each of them has read."""
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
         """(adapter, hash of a text) → (piece, row); built on the first lookup."""
         self._made = 0
@@ -345,25 +680,26 @@ class Prefixes:
     @property
     def places(self) -> int:
         """Token places that are held."""
-        return sum(piece.cache.places for piece in self._pieces.values())
+        return sum(rows.places for rows, _ in self._pieces.values())
 
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
         """Keep rows (ascending) of a cache that have read these texts; as many as there is room for."""
-        room = self._most // cache.places_of_a_row
-        if not rows or not room:
-            return
-        kept = cache.kept(torch.tensor(rows[:room], device=cache.device))
+        room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
+        if room:
+            self._keep(cache.kept(rows[:room]), texts[:room])
+
+    def _keep(self, kept: KeptRows, texts: Sequence[Text]) -> None:
         while self._pieces and self.places + kept.places > self._most:
             dropped, _ = self._pieces.popitem(last=False)
             self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
-        self._pieces[self._made] = _KeptRows(kept, texts[:room])
+        self._pieces[self._made] = (kept, texts)
         self._made += 1
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> Tensor | None:
         """Return keys and values `(L, 2, J, n, E)` of the longest text that a prompt continues."""
         for number in range(self._indexed, self._made):
-            kept = self._pieces.get(number)
-            for row, (owner, ids) in enumerate(kept.texts if kept is not None else ()):
+            _, texts = self._pieces.get(number, (None, ()))
+            for row, (owner, ids) in enumerate(texts):
                 *_, digest = _digests(ids)
                 self._where[owner, digest] = (number, row)
         self._indexed = self._made
@@ -372,21 +708,22 @@ class Prefixes:
         found: tuple[int, int] | None = None
         for length, digest in enumerate(_digests(prompt[:-1]), 1):
             place = self._where.get((adapter, digest))
-            if place is not None and self._pieces[place[0]].texts[place[1]][1] == prompt[:length]:
+            if place is not None and self._pieces[place[0]][1][place[1]][1] == prompt[:length]:
                 found = place
         if found is None:
             return None
-        piece, row = self._pieces[found[0]], found[1]
+        (kept, texts), row = self._pieces[found[0]], found[1]
         self._pieces.move_to_end(found[0])
-        return piece.cache.row(row, len(piece.texts[row][1]))
+        return kept.row(row, len(texts[row][1]))
 
     def forget(self, adapter: str | None) -> None:
         """Drop what an adapter has read; everything for the bare base, which all adapters use."""
         pieces = self._pieces.values()
         self._pieces, self._where = OrderedDict(), {}
-        for piece in pieces if adapter is not None else ():
-            rows = [row for row, (owner, _) in enumerate(piece.texts) if owner != adapter]
-            self.put(piece.cache, rows, [piece.texts[row] for row in rows])
+        for kept, texts in pieces if adapter is not None else ():
+            rows = [row for row, (owner, _) in enumerate(texts) if owner != adapter]
+            if rows:
+                self._keep(kept.chosen(rows), [texts[row] for row in rows])
 
 
 def _digests(ids: Sequence[int]) -> Iterator[int]:

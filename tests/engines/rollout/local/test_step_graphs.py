@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,17 +10,17 @@ from itertools import count
 
 import pytest
 import torch
-from tests.support.tape import Tape, TapeRecorder, UnrecordableError
+from tests.support.tape import PlainRecorder, Tape, TapeRecorder, UnrecordableError
 from tests.support.tiny import LORA, lora_policies, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, RowOutput
 from kapelle.engines.rollout.local.settings import Local
-from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
+from kapelle.engines.rollout.local.step_graphs import MOST, CudaRecorder, GraphRecorder, Recordings, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.fast.fused import fused_of
-from kapelle.models.fast.kv_cache import TAIL, Prefixes
+from kapelle.models.fast.kv_cache import BLOCK, TAIL, Prefixes
 from kapelle.models.language_model import LanguageModel
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
@@ -34,7 +35,7 @@ def model_of(dtype: str = "float32") -> LanguageModel:
     return model
 
 
-def rows_on(model: LanguageModel, recorder: TapeRecorder | None, fused: bool = True) -> FlatRows:
+def rows_on(model: LanguageModel, recorder: GraphRecorder | None, fused: bool = True) -> FlatRows:
     assert model.flat is not None
     small = fused_of(model.flat, 3, model.dtype) if fused else None
     return FlatRows(model, model.flat, small, Prefixes(0), recorder)
@@ -52,6 +53,8 @@ def jobs_of(prompts: Sequence[int], tokens: int = 100) -> list[Job]:
     ]
 
 
+STEPS = BLOCK + TAIL + 3
+
 ALONE = jobs_of([5, 7, 7, 4, 9, 9])
 SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of([5, 7, 4]) for k in range(4)]
 
@@ -63,61 +66,73 @@ SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of(
 @torch.inference_mode()
 def test_replayed_steps_give_the_same_logits_to_the_bit(dtype: str, fused: bool, jobs: list[Job]) -> None:
     model, recorder = model_of(dtype), TapeRecorder()
-    recorded, plain = rows_on(model, recorder, fused), rows_on(model, None, fused)
-    assert torch.equal(recorded.join(jobs), plain.join(jobs))
+    recorded, run, plain = (rows_on(model, each, fused) for each in (recorder, PlainRecorder(), None))
+    assert torch.equal(recorded.join(jobs), run.join(jobs))
+    plain.join(jobs)
     generator = torch.Generator().manual_seed(3)
     before = None
-    for _ in range(5 * TAIL + 3):  # blocks are joined on the way
+    for _ in range(STEPS):  # tails become blocks on the way
         token_R = torch.randint(6, 262, (len(jobs),), generator=generator)
-        found, expected = recorded.read(token_R), plain.read(token_R)
-        assert torch.equal(found, expected)
+        found = recorded.read(token_R)
+        assert torch.equal(found, run.read(token_R))
+        # Rounded sizes change no more than the order of sums.
+        apart = (found - plain.read(token_R)).abs()
+        assert apart.max() < 1e-4 if dtype == "float32" else apart.mean() < 0.02
         assert before is None or not torch.equal(found, before)
         before = found.clone()
-    assert (recorder.warmed, recorder.recorded) == (6, 6)
-    assert recorder.replayed == 5 * TAIL + 3 - 6
+    assert recorder.warmed == recorder.recorded <= 3  # one for each number of blocks in a row
+    assert recorder.replayed == STEPS - recorder.warmed
 
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_rows_that_join_and_leave_begin_a_new_window() -> None:
+def test_rows_that_join_and_leave_are_replayed_as_they_are_run() -> None:
     model, recorder = model_of(), TapeRecorder()
-    recorded, plain = rows_on(model, recorder), rows_on(model, None)
+    recorded, run = rows_on(model, recorder), rows_on(model, PlainRecorder())
     generator = torch.Generator().manual_seed(4)
     size = 0
 
     def read(steps: int) -> None:
         for _ in range(steps):
             token_R = torch.randint(6, 262, (size,), generator=generator)
-            assert torch.equal(recorded.read(token_R), plain.read(token_R))
+            assert torch.equal(recorded.read(token_R), run.read(token_R))
 
     for jobs, steps in ((ALONE, 9), (SHARED, 20), (jobs_of([3, 3, 12]), 30)):
-        for rows in (recorded, plain):
+        for rows in (recorded, run):
             rows.join(jobs)
         size += len(jobs)
         read(steps)
-    for rows in (recorded, plain):
+    for rows in (recorded, run):
         rows.leave([0, 3, 8, 20], [[1, 2, 3]] * 4)
     size -= 4
     read(20)
-    assert recorder.recorded >= 6
-    assert recorder.replayed > recorder.warmed
+    assert recorder.replayed > 9 * recorder.warmed
 
 
-@torch.inference_mode()
-def test_the_first_cohort_that_needs_a_block_ends_the_window() -> None:
-    recorder = TapeRecorder()
-    rows = rows_on(model_of(), recorder)
-    rows.join(ALONE)
-    for _ in range(TAIL - 3):
-        rows.read(torch.full((6,), 9))
-    rows.join(ALONE)
-    assert recorder.recorded == 1
-    for _ in range(3):
-        rows.read(torch.full((12,), 9))
-    assert recorder.recorded == 1  # three steps, too few for another
-    for _ in range(4):
-        rows.read(torch.full((12,), 9))
-    assert recorder.recorded == 2
+def test_a_recording_serves_rows_that_come_and_go() -> None:
+    """Four turns of uneven lengths: at least nine steps of ten are replayed."""
+    model, recorder = model_of(), TapeRecorder()
+    decoder = Decoder(model, 3, 100_000, lambda _device: recorder)
+    lengths = torch.Generator().manual_seed(1)
+    texts = {number: job.prompt for number, job in enumerate(jobs_of([9, 30, 22, 14, 60, 41, 35, 12]))}
+    left = dict.fromkeys(texts, 4)
+    told: dict[int, RowOutput] = {}
+    while left:
+        ready = [number for number in left if number not in told]
+        if ready:
+            most = torch.randint(8, 120, (len(ready),), generator=lengths).tolist()
+            jobs = [
+                Job("ab"[number % 2], texts[number], Sampling(max_tokens=tokens), 7 * number + left[number])
+                for number, tokens in zip(ready, most, strict=True)
+            ]
+            told |= zip(ready, decoder.join(jobs), strict=True)
+        decoder.advance(16)
+        for number in [number for number, output in told.items() if output.finish_reason]:
+            texts[number] = (*texts[number], *told.pop(number).ids, 9, 9, 9)
+            left[number] -= 1
+            if not left[number]:
+                del left[number]
+    assert recorder.replayed >= 9 * recorder.warmed
 
 
 def to_the_end(decoder: Decoder) -> None:
@@ -132,7 +147,7 @@ def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.Monke
         monkeypatch.setattr("kapelle.models.fast.fused.LARGEST", 0)
     model, recorder = model_of(), TapeRecorder()
 
-    def said(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> list[RowOutput]:
+    def said(recorder_on: Callable[[torch.device], GraphRecorder | None]) -> list[RowOutput]:
         decoder = Decoder(model, 3, 4096, recorder_on)
         first = decoder.join(jobs_of([5, 7, 7, 4, 9, 9], tokens=40))
         decoder.advance(11)
@@ -146,8 +161,12 @@ def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.Monke
         to_the_end(decoder)
         return [*first, *second, *third]
 
-    assert said(lambda _device: recorder) == said(lambda _device: None)
-    assert recorder.recorded > 3
+    heard = said(lambda _device: recorder)
+    assert heard == said(lambda _device: PlainRecorder())
+    for ours, plain in zip(heard, said(lambda _device: None), strict=True):
+        assert ours.ids == plain.ids
+        assert ours.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
+    assert recorder.replayed > 0
 
 
 def test_a_rested_decoder_lets_its_recordings_go() -> None:
@@ -164,7 +183,7 @@ def test_a_rested_decoder_lets_its_recordings_go() -> None:
 def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = TapeRecorder()
 
-    def trained(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> dict[str, Tensor]:
+    def trained(recorder_on: Callable[[torch.device], GraphRecorder | None]) -> dict[str, Tensor]:
         monkeypatch.setattr("kapelle.engines.rollout.local.step_graphs.on_cuda", recorder_on)
         team = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 24}}
         with Trainer(**sections(model=tiny_model(), team=team)) as made:
@@ -176,36 +195,49 @@ def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPa
                 for key, tensor in made.engine.weights(name).items()
             }
 
-    assert same_bits(trained(lambda _device: recorder), trained(lambda _device: None))
-    assert recorder.recorded > 0
+    assert same_bits(trained(lambda _device: recorder), trained(lambda _device: PlainRecorder()))
+    assert recorder.replayed > recorder.recorded > 0
 
 
-class TestWindow:
-    def run(self, window: Window, lefts: Sequence[int]) -> None:
-        for left in lefts:
-            token_R = torch.tensor([left])
-            assert torch.equal(window.run(lambda x_R: 2 * x_R, token_R, left), 2 * token_R)
+class TestRecordings:
+    @pytest.fixture(autouse=True)
+    def _held(self) -> None:
+        self.held: dict[object, Tensor] = {}
 
-    def test_the_first_step_is_run_the_second_recorded_the_others_replayed(self) -> None:
+    def run(self, recordings: Recordings, key: object, steps: int) -> None:
+        token_S = torch.zeros(1)
+        for number in range(steps):
+            token_S.fill_(number)
+            held_S = self.held.setdefault(key, torch.zeros(1)).copy_(token_S)
+            assert torch.equal(recordings.run(key, functools.partial(torch.mul, held_S, 2)), 2 * token_S)
+
+    def test_the_first_step_of_a_kind_is_run_the_second_recorded_the_others_replayed(self) -> None:
         recorder = TapeRecorder()
-        self.run(Window(recorder), range(15, -1, -1))
+        recordings = Recordings(recorder)
+        self.run(recordings, "one", 16)
         assert (recorder.warmed, recorder.recorded, recorder.replayed) == (1, 1, 15)
+        self.run(recordings, "other", 3)
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (2, 2, 17)
 
-    def test_a_short_window_is_not_recorded(self) -> None:
+    def test_what_was_recorded_is_there_when_its_kind_comes_back(self) -> None:
         recorder = TapeRecorder()
-        self.run(Window(recorder), range(LEAST - 1, -1, -1))
-        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (LEAST, 0, 0)
-        recorder = TapeRecorder()
-        self.run(Window(recorder), range(LEAST, -1, -1))
-        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (1, 1, LEAST)
+        recordings = Recordings(recorder)
+        for _ in range(4):
+            for key in range(3):
+                self.run(recordings, key, 2)
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (3, 3, 3 * 7)
 
-    def test_a_closed_window_begins_anew(self) -> None:
+    def test_the_recording_of_longest_ago_goes_first(self) -> None:
         recorder = TapeRecorder()
-        window = Window(recorder)
-        self.run(window, (9, 8, 7))
-        window.close()
-        self.run(window, (6, 5, 4))
-        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (2, 2, 4)
+        recordings = Recordings(recorder)
+        for key in range(MOST):
+            self.run(recordings, key, 2)
+        self.run(recordings, 0, 1)
+        self.run(recordings, MOST, 2)
+        self.run(recordings, 0, 1)
+        assert recorder.recorded == MOST + 1
+        self.run(recordings, 1, 1)
+        assert recorder.recorded == MOST + 2
 
 
 class TestTape:
@@ -340,11 +372,10 @@ class TestCudaRecorder:
 
     def test_a_pool_is_never_without_a_graph(self, gpu: Gpu) -> None:
         recorder = CudaRecorder(torch.device("cuda"))
-        window = Window(recorder)
-        for _ in range(3):
-            for left in (9, 8, 7):
-                window.run(lambda token_R: token_R + 1, torch.tensor([left]), left)
-            window.close()
+        for alive in range(1, 4):
+            recordings = Recordings(recorder)  # drops what the one before has recorded, but for the newest
+            for _ in range(3):
+                recordings.run(alive, lambda: torch.ones(2))
             assert len(gpu.alive) == 1
         assert gpu.least_alive == 2  # the one before lives until the next is whole
 

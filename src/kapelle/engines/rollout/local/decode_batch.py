@@ -1,13 +1,13 @@
 """Decoding on one model: each step samples one token of each row in flight; prompts join between steps, finished rows leave.
 
-Rows of many policies share a batch; those that join together are ordered by adapter and form a cohort. Tokens stay in
-tensors, one column a step, until their row leaves. Finished rows leave together, as soon as they are a quarter of all, and
-their part of the KV cache stays for prompts that continue them.
+Rows of many policies share one batch, ordered by adapter, whenever they joined. Their tokens stay in tensors until their row
+leaves. Finished rows leave together, as soon as they are a quarter of all, and their part of the KV cache stays for prompts
+that continue them.
 
-A step is: `sample` draws a token from each row's logits (sampling.py), `_Cohort.record` notes it and marks the rows that it ends,
+A step is: `sample` draws a token from each row's logits (sampling.py), `Decoder._record` notes it and marks the rows that it ends,
 `Rows.read` reads it and returns the logits of the next one (decode_strategies.py).
 
-Shapes: R rows, V vocabulary, T generated tokens.
+Shapes: R rows, V vocabulary, T most tokens that a row has generated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kapelle.engines.rollout.local.decode_strategies import (
     FlatRows,
@@ -36,6 +37,9 @@ from kapelle.models.language_model import LanguageModel
 
 IDLE_SHARE = 0.25
 """Share of finished rows at which they leave: a copy of the cache against idle work."""
+
+LEAST_ROOM = 64
+"""Tokens of each row for which there is room at first."""
 
 STOP_MARGIN = 16
 """Characters kept before the place where a stop string may begin: the next token may still change the last ones."""
@@ -62,17 +66,22 @@ class Decoder:
         self.strategy, self._cache_of = decode_strategy(model)
         """How the model decodes: `reread` where no cache of it can be trusted."""
         self._rows: Rows
-        self._cohorts: list[_Cohort]
+        self._flying: list[_FlyingRow]
         self._logits_RV: Tensor
         """Of each row's next token."""
         self._position_R: Tensor
         """Place of that token in its completion."""
         self._most_R: Tensor
         """Places of each row's completion."""
-        self._length_R: Tensor
-        """Tokens of each finished row; 0 while it generates. Cohorts have views of it."""
+        self._live_R: Tensor
+        """Which rows still generate."""
+        self._tokens_RT: Tensor
+        """Of each completion, by their place in it."""
+        self._logps_RT: Tensor
         self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
+        self._steps = 0
+        """Steps of this decoder."""
         self.drop()
 
     @property
@@ -83,12 +92,12 @@ class Decoder:
     @property
     def in_flight(self) -> int:
         """Rows that still generate, or are finished and have not left the batch."""
-        return sum(len(cohort.outputs) for cohort in self._cohorts)
+        return len(self._flying)
 
     @property
     def open(self) -> bool:
         """True if prompts may join now."""
-        return not self._cohorts or self._rows.open
+        return not self._flying or self._rows.open
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
@@ -97,109 +106,162 @@ class Decoder:
         order = sorted(
             range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
         )
-        outputs = [RowOutput([], []) for _ in jobs]
-        ordered = [jobs[k] for k in order]
+        ordered, device, before = [jobs[k] for k in order], self._model.device, self._flying
         logits_RV = self._rows.join(ordered)
-        self._logits_RV = torch.cat((self._logits_RV, logits_RV)) if self._cohorts else logits_RV
-        self._cohorts.append(_Cohort(self._model, ordered, [outputs[k] for k in order]))
-        self._join_cohorts()
-        return outputs
+        joining = [_FlyingRow(self._model, job, self._steps) for job in ordered]
+        self._flying = [*before, *joining]
+        begun_R = torch.tensor([job.begun for job in ordered], device=device)
+        most_R = torch.tensor([job.sampling.max_tokens for job in ordered], device=device)
+        if before:
+            self._logits_RV = torch.cat((self._logits_RV, logits_RV))
+            self._position_R = torch.cat((self._position_R, begun_R))
+            self._most_R = torch.cat((self._most_R, most_R))
+            self._live_R = torch.cat((self._live_R, torch.ones_like(most_R, dtype=torch.bool)))
+        else:
+            self._logits_RV, self._position_R, self._most_R = logits_RV, begun_R, most_R
+            self._live_R = torch.ones_like(most_R, dtype=torch.bool)
+            self._tokens_RT = torch.zeros(0, 0, dtype=torch.long, device=device)
+            self._logps_RT = torch.zeros(0, 0, device=device)
+        self._make_room()
+        by_adapter = sorted(range(len(self._flying)), key=lambda row: self._flying[row].job.adapter or "")
+        if by_adapter != list(range(len(self._flying))):
+            self._rows.arrange(by_adapter)
+            self._logits_RV = self._logits_RV[self._go_on_with(by_adapter)]
+        self._sampling = self._settings()
+        output_of = dict(zip(order, (row.output for row in joining), strict=True))
+        return [output_of[k] for k in range(len(jobs))]
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
         """Sample `steps` tokens of each row; stop early when rows leave."""
         for _ in range(steps):
             token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
-            self._position_R += 1
             self._record(token_R, logp_R)
-            if sum(cohort.finished for cohort in self._cohorts) < IDLE_SHARE * self.in_flight:
+            finished = [number for number, row in enumerate(self._flying) if row.length is not None]
+            if len(finished) < IDLE_SHARE * self.in_flight:
                 self._logits_RV = self._rows.read(token_R)
                 continue
             # The finished rows leave; the others read their newest tokens without them.
-            finished_R = self._length_R > 0
-            completions = [ids for cohort in self._cohorts for ids in cohort.leave()]
-            self._rows.leave(finished_R.nonzero().flatten().tolist(), completions)
-            self._cohorts = [cohort for cohort in self._cohorts if cohort.outputs]
-            if self._cohorts:
-                self._join_cohorts()
-                self._logits_RV = self._rows.read(token_R[~finished_R])
+            self._fill(finished)
+            self._rows.leave(finished, [self._flying[number].output.ids for number in finished])
+            staying = self._unfinished()
+            staying_R = self._go_on_with(staying)
+            if staying:
+                self._sampling = self._settings()
+                self._logits_RV = self._rows.read(token_R[staying_R])
             return
 
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
         """Record each row's next token, and mark the rows that it ends."""
+        self._steps += 1
+        self._make_room()
+        self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
+        self._logps_RT.scatter_(1, self._position_R[:, None], logp_R[:, None])
+        self._position_R += 1
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
-        if any(cohort.stops for cohort in self._cohorts):
-            tokens, lengths = token_R.tolist(), self._length_R.tolist()  # one copy from a GPU for all rows
-            row = 0
-            for cohort in self._cohorts:
-                for k, output in enumerate(cohort.outputs):
-                    if k in cohort.stops and lengths[row] == 0:
-                        output.text = cohort.stops[k].text_before_stop(tokens[row])
-                        if output.text is not None:
-                            ended_R[row] = True
-                    row += 1
-        ended_R &= self._length_R == 0
-        ended = ended_R.tolist()  # the only wait for a GPU in a step, however many cohorts there are
-        if any(ended):
-            begun_R = torch.cat([cohort.begun_R for cohort in self._cohorts])
-            torch.where(ended_R, self._position_R - begun_R, self._length_R, out=self._length_R)
-        first = 0
-        for cohort, tokens_R, logps_R in zip(
-            self._cohorts, token_R.split(self._sizes), logp_R.split(self._sizes), strict=True
-        ):
-            cohort.tokens.append(tokens_R)
-            cohort.logps.append(logps_R)
-            cohort.finished += sum(ended[first : first + len(cohort.outputs)])
-            first += len(cohort.outputs)
+        ended_R &= self._live_R
+        # The only wait for a GPU in a step, whatever rows there are.
+        if any(row.stop is not None for row in self._flying):
+            tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
+            for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
+                if row.stop is not None and row.length is None:
+                    row.output.text = row.stop.text_before_stop(token)
+                    if row.output.text is not None:
+                        ends[number], ended_R[number] = 1, True
+        else:
+            ends = ended_R.tolist()
+        if any(ends):
+            self._live_R ^= ended_R
+            for row, over in zip(self._flying, ends, strict=True):
+                if over:
+                    row.length = self._steps - row.joined
 
-    def _join_cohorts(self) -> None:
-        """Lay the rows of all cohorts one after another."""
-        self._sizes = [len(cohort.outputs) for cohort in self._cohorts]
-        self._sampling = SamplingRows.joined(cohort.sampling for cohort in self._cohorts)
-        self._position_R = torch.cat([cohort.begun_R + len(cohort.tokens) for cohort in self._cohorts])
-        self._most_R = torch.cat([cohort.most_R for cohort in self._cohorts])
-        self._length_R = torch.cat([cohort.length_R for cohort in self._cohorts])
-        for cohort, length_R in zip(self._cohorts, self._length_R.split(self._sizes), strict=True):
-            cohort.length_R = length_R
+    def _make_room(self) -> None:
+        """Have room for the newest tokens of all rows, and where there is none for as many as the longest row has."""
+        longest = max(row.job.begun + self._steps - row.joined for row in self._flying)
+        rows, places = self._tokens_RT.shape
+        if rows < len(self._flying) or places < longest:
+            places = places if longest <= places else max(LEAST_ROOM, 2 * longest)
+            self._tokens_RT, self._logps_RT = (
+                pad(held, (0, places - held.shape[1], 0, len(self._flying) - rows))
+                for held in (self._tokens_RT, self._logps_RT)
+            )
+
+    def _go_on_with(self, rows: Sequence[int]) -> Tensor:
+        """Keep what is noted of these rows, in this order, and return their indices as a tensor."""
+        index_R = torch.tensor(rows, dtype=torch.long, device=self._model.device)
+        self._flying = [self._flying[row] for row in rows]
+        self._position_R, self._most_R, self._live_R = (
+            each[index_R] for each in (self._position_R, self._most_R, self._live_R)
+        )
+        self._tokens_RT, self._logps_RT = self._tokens_RT[index_R], self._logps_RT[index_R]
+        return index_R
+
+    def _settings(self) -> SamplingRows:
+        jobs = [row.job for row in self._flying]
+        return SamplingRows.of([job.sampling for job in jobs], [job.seed for job in jobs], self._model.device)
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
         """End the rows of these outputs with what they have; they leave with the next rows that are finished."""
         ended = {id(output) for output in outputs}
-        for cohort in self._cohorts:
-            for row, output in enumerate(cohort.outputs):
-                if id(output) in ended and cohort.length_R[row] == 0:
-                    cohort.length_R[row] = len(cohort.tokens)
-                    cohort.finished += 1
+        for number, row in enumerate(self._flying):
+            if id(row.output) in ended and row.length is None:
+                row.length = self._steps - row.joined
+                self._live_R[number] = False
 
     @torch.inference_mode()
     def settle(self) -> None:
         """Fill in the outputs of finished rows that have not left yet."""
-        for cohort in self._cohorts:
-            if cohort.finished and any(output.finish_reason is None for output in cohort.outputs):
-                cohort.fill(torch.stack(cohort.tokens), torch.stack(cohort.logps))
+        self._fill(
+            [
+                number
+                for number, row in enumerate(self._flying)
+                if row.length is not None and row.output.finish_reason is None
+            ]
+        )
+
+    def _fill(self, rows: Sequence[int]) -> None:
+        """Fill in the outputs of finished rows."""
+        for row, ids, logprobs in self._said(rows):
+            output = row.output
+            output.ids, output.logprobs = ids, logprobs
+            stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
+            output.finish_reason = "stop" if stopped else "length"
+
+    def _said(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
+        """Yield these rows, the tokens that they have generated, and their log-probs."""
+        if rows:
+            index_R = torch.tensor(rows, device=self._model.device)
+            said = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
+            for number, (ids, logprobs) in zip(rows, said, strict=True):
+                row = self._flying[number]
+                count = self._steps - row.joined if row.length is None else row.length
+                own = slice(row.job.begun, row.job.begun + count)
+                yield row, ids[own], logprobs[own]
+
+    def _unfinished(self) -> list[int]:
+        return [number for number, row in enumerate(self._flying) if row.length is None]
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
         """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
-        for cohort in self._cohorts:
-            first, cohort.reported = cohort.reported, len(cohort.tokens)
-            if first < cohort.reported:
-                yield from cohort.unfinished(first)
+        for row, ids, logprobs in self._said(self._unfinished()):
+            first, row.reported = row.reported, len(ids)
+            if first < len(ids):
+                yield row.output, ids[first:], logprobs[first:]
 
     def interrupt(self) -> None:
         """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
-        for cohort in self._cohorts:
-            if cohort.tokens:
-                for output, ids, logprobs in cohort.unfinished(0):
-                    output.ids, output.logprobs = ids, logprobs
+        for row, ids, logprobs in self._said(self._unfinished()):
+            row.output.ids, row.output.logprobs = ids, logprobs
         self.drop()
 
     def drop(self) -> None:
         """Forget the rows in flight."""
         # No tensor of theirs stays: an update needs the memory.
         none = torch.empty(0)
-        self._cohorts, self._logits_RV, self._position_R = [], none, none
-        self._most_R = self._length_R = none
+        self._flying, self._logits_RV, self._position_R = [], none, none
+        self._most_R = self._live_R = self._tokens_RT = self._logps_RT = none
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
             self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
@@ -237,74 +299,22 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
     return outputs
 
 
-class _Cohort:
-    """Rows that joined together, and what they have generated."""
+class _FlyingRow:
+    """A row in flight."""
 
-    def __init__(self, model: LanguageModel, jobs: Sequence[Job], outputs: Sequence[RowOutput]) -> None:
-        device = model.device
-        self.outputs = list(outputs)
-        self.sampling = SamplingRows(
-            torch.tensor([job.sampling.temperature for job in jobs], device=device),
-            torch.tensor([job.sampling.top_p for job in jobs], device=device),
-            torch.tensor([job.sampling.top_k for job in jobs], device=device),
-            torch.tensor([job.seed for job in jobs], device=device),
-        )
-        self.begun_R = torch.tensor([job.begun for job in jobs], device=device)
-        """Tokens of each completion that were sampled before."""
-        self.most_R = torch.tensor([job.sampling.max_tokens for job in jobs], device=device)
-        """Most tokens of each completion."""
-        self._end_ids = model.end_ids
-        self.stops = {
-            row: StopSearch(model.tokenizer, job.sampling.stop, job.prompt[len(job.prompt) - job.begun :])
-            for row, job in enumerate(jobs)
-            if job.sampling.stop
-        }
-        """By row, for those that have stop strings."""
-        self.tokens: list[Tensor] = []
-        """`token_R` of each step."""
-        self.logps: list[Tensor] = []
-        self.length_R = torch.zeros_like(self.most_R)
-        """Tokens of each finished row that were sampled here; 0 while it generates."""
-        self.finished = 0
-        """Number of finished rows."""
+    __slots__ = ("job", "joined", "length", "output", "reported", "stop")
+
+    def __init__(self, model: LanguageModel, job: Job, steps: int) -> None:
+        """Begin after so many `steps` of the decoder."""
+        self.job = job
+        self.output = RowOutput([], [])
+        self.joined = steps
+        self.length: int | None = None
+        """Tokens that it has generated here; None while it generates."""
         self.reported = 0
-        """Tokens of each row that `Decoder.new_tokens` has yielded."""
-
-    def leave(self) -> list[list[int]]:
-        """Fill in the outputs of the finished rows, drop those rows, and return their token ids."""
-        if not self.finished:
-            return []
-        tokens_TR, logps_TR = torch.stack(self.tokens), torch.stack(self.logps)
-        leaving = self.fill(tokens_TR, logps_TR)
-        live = (self.length_R == 0).nonzero().flatten()
-        rows: list[int] = live.tolist()
-        self.outputs = [self.outputs[row] for row in rows]
-        self.stops = {new: self.stops[row] for new, row in enumerate(rows) if row in self.stops}
-        self.sampling = self.sampling.keep(live)
-        self.most_R, self.length_R = self.most_R[live], self.length_R[live]
-        self.begun_R = self.begun_R[live]
-        self.tokens, self.logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
-        self.finished = 0
-        return [output.ids for output in leaving]
-
-    def fill(self, tokens_TR: Tensor, logps_TR: Tensor) -> list[RowOutput]:
-        """Fill in the outputs of the finished rows and return them."""
-        finished = (self.length_R > 0).nonzero().flatten()
-        lengths = self.length_R[finished].tolist()
-        tokens, logps = tokens_TR[:, finished].t().tolist(), logps_TR[:, finished].t().tolist()
-        outputs = [self.outputs[row] for row in finished.tolist()]
-        for output, length, ids, logprobs in zip(outputs, lengths, tokens, logps, strict=True):
-            output.ids, output.logprobs = ids[:length], logprobs[:length]
-            stopped = output.text is not None or output.ids[-1] in self._end_ids
-            output.finish_reason = "stop" if stopped else "length"
-        return outputs
-
-    def unfinished(self, first: int) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
-        """Yield the tokens of each unfinished row from step `first` on, and their log-probs."""
-        tokens, logps = (torch.stack(each[first:]).t().tolist() for each in (self.tokens, self.logps))
-        for row, length in enumerate(self.length_R.tolist()):
-            if length == 0:
-                yield self.outputs[row], tokens[row], logps[row]
+        """Tokens that `Decoder.new_tokens` has yielded."""
+        begun = job.prompt[len(job.prompt) - job.begun :]
+        self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
 
 
 class StopSearch:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Window
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Recordings
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.fast.fused import FusedPass
@@ -73,8 +73,17 @@ class Rows:
         """Read one more token of each row and return logits `_RV` of the next."""
         raise NotImplementedError
 
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order; drop all others."""
+        raise NotImplementedError
+
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
+        gone = set(rows)
+        self.arrange([row for row in range(len(self)) if row not in gone])
+
+    def __len__(self) -> int:
+        """Return the number of rows in flight."""
         raise NotImplementedError
 
 
@@ -92,6 +101,9 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
 PROMPT_CHUNK = 1024
 """Prompt tokens read in one pass (or one longer prompt), so that a pass stays in the processor's cache."""
 
+LEAST_SLOTS, ROOMY = 8, 4
+"""Slots of an adapter where steps may be recorded: at least so many, and at most so many for each of its rows."""
+
 STEM = 32
 """Minimum length of a common beginning of prompts that is read once for all of them."""
 
@@ -108,19 +120,36 @@ class FlatRows(Rows):
         recorder: GraphRecorder | None = None,
     ) -> None:
         self._model = model
-        self._window = Window(recorder)
-        self._recorded = recorder is not None
+        self._recordings = None if recorder is None else Recordings(recorder)
         self._flat = flat
         self._fused = fused
         self._prefixes = prefixes
-        self._cohorts: list[_SeatedRows] = []
+        # A GPU computes the same with and without recordings.
+        self._steady = recorder is not None or model.device.type == "cuda"
+        self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
+        self._texts: list[Text] = []
+        """Each row's adapter and prompt."""
+        self._room: dict[str | None, int] = {}
+        """Slots of each adapter, where steps may be recorded."""
+        self._slots: list[int] = []
+        """Each row's."""
+        self._slot_R: Tensor | None = None
+        """The same where steps may be recorded; None elsewhere, where rows are slots."""
+        self._token_S: dict[int, Tensor] = {}
+        """By their number, the tensor from which slots read their tokens: recordings know it."""
+        self._seated = True
+        """Whether all rows have the slots in which a step takes them."""
+        self._route: Route = []
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""
         flat, device, dtype = self._flat, self._model.device, self._model.dtype
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
-        block = PromptBlock.empty(flat, [len(prompt) for _, prompt in prompts], device, dtype)
+        block = PromptBlock(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
         """Tokens of each prompt whose keys and values are in the block already."""
         for number, (adapter, prompt) in enumerate(prompts):
@@ -132,7 +161,7 @@ class FlatRows(Rows):
         shared = _shared_beginnings(prompts, known)
         if shared:
             stems = list(shared)
-            room = PromptBlock.empty(flat, [len(stem) for _, stem in stems], device, dtype)
+            room = PromptBlock(flat, [len(stem) for _, stem in stems], device, dtype)
             for chunk in _runs([len(stem) for _, stem in stems], PROMPT_CHUNK):
                 self._read(room, stems, [0] * len(stems), chunk)
             for number, stem in enumerate(stems):
@@ -144,10 +173,12 @@ class FlatRows(Rows):
             [self._read(block, prompts, known, chunk) for chunk in _runs(new, PROMPT_CHUNK)]
         )
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
-        prompt_R = torch.tensor([number_of[text] for text in texts], device=device)
-        self._cohorts.append(_SeatedRows(KVCache.seated(block, prompt_R, recorded=self._recorded), texts))
-        self._join_cohorts()
-        return logits_QV[prompt_R]
+        prompt_R = [number_of[text] for text in texts]
+        self._cache.join(block, prompt_R)
+        self._slots += range(self._cache.slots - len(texts), self._cache.slots)
+        self._texts += texts
+        self._seated = False
+        return logits_QV[torch.tensor(prompt_R, device=device)]
 
     def _read(
         self,
@@ -172,23 +203,26 @@ class FlatRows(Rows):
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
-        # Room for the token is made before the step, outside of what a recording replays.
-        fresh = [cohort.cache.open() for cohort in self._cohorts]
-        if any(fresh):
-            self._window.close()
-        left = min(cohort.cache.left for cohort in self._cohorts)
-        return self._window.run(self._step, token_R, left)
+        if not self._seated:
+            self._seat()
+        self._cache.open()  # before the step, outside of what a recording replays
+        if self._slot_R is None:
+            return self._step(token_R)
+        slots = self._cache.slots
+        if slots not in self._token_S:
+            self._token_S[slots] = token_R.new_zeros(slots)
+        token_S = self._token_S[slots]
+        token_S.index_copy_(0, self._slot_R, token_R)
+        if self._recordings is None:
+            logits_SV = self._step(token_S)
+        else:
+            kind = self._cache.shape, tuple(self._route)
+            logits_SV = self._recordings.run(kind, lambda: self._step(token_S))
+        return logits_SV.index_select(0, self._slot_R)
 
-    def _step(self, token_R: Tensor) -> Tensor:
+    def _step(self, token_S: Tensor) -> Tensor:
         """Read a token into free places, with tensor operations only: a replay runs no Python."""
-        position_R = torch.cat([cohort.cache.advance() for cohort in self._cohorts])
-        return self._logits(token_R, position_R, self._route, self._attend, None)
-
-    def _attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
-        if len(self._cohorts) == 1:
-            return self._cohorts[0].cache.attend(layer, q_RHE, k_RJE, v_RJE)
-        parts = zip(*(x.split(self._sizes) for x in (q_RHE, k_RJE, v_RJE)), strict=True)
-        return torch.cat([c.cache.attend(layer, *part) for c, part in zip(self._cohorts, parts, strict=True)])
+        return self._logits(token_S, self._cache.advance(), self._route, self._cache.attend, None)
 
     def _logits(
         self, tokens_N: Tensor, positions_N: Tensor, route: Route, attend: Attend, last_Q: Tensor | None
@@ -208,31 +242,45 @@ class FlatRows(Rows):
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop rows; later prompts may continue what they read: the prompt and all but the last sampled token."""
-        completion_of = dict(zip(rows, completions, strict=True))
-        first, cohorts = 0, []
-        for cache, texts in self._cohorts:
-            leaving = [row for row in range(len(texts)) if first + row in completion_of]
-            staying = [row for row in range(len(texts)) if first + row not in completion_of]
-            read = [(texts[row][0], (*texts[row][1], *completion_of[first + row][:-1])) for row in leaving]
-            self._prefixes.put(cache, leaving, read)
-            if staying:
-                kept = cache.kept(torch.tensor(staying, device=self._model.device)) if leaving else cache
-                cohorts.append(_SeatedRows(kept, [texts[row] for row in staying]))
-            first += len(texts)
-        self._cohorts = cohorts
-        self._join_cohorts()
+        read = [
+            (self._texts[row][0], (*self._texts[row][1], *completion[:-1]))
+            for row, completion in zip(rows, completions, strict=True)
+        ]
+        self._prefixes.put(self._cache, [self._slots[row] for row in rows], read)
+        super().leave(rows, completions)
 
-    def _join_cohorts(self) -> None:
-        self._window.close()
-        self._sizes = [cohort.cache.rows for cohort in self._cohorts]
-        self._route = route_of([adapter for cohort in self._cohorts for adapter, _ in cohort.texts])
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order; drop all others."""
+        self._texts = [self._texts[row] for row in rows]
+        self._slots = [self._slots[row] for row in rows]
+        self._seat()
 
+    def _seat(self) -> None:
+        """Lay the rows one after another.
 
-class _SeatedRows(NamedTuple):
-    """Rows that joined together: their cache, and each row's adapter and prompt."""
-
-    cache: KVCache
-    texts: list[Text]
+        Where steps may be recorded, each adapter has a number of slots that seldom changes, and some are idle: so that a
+        recording fits although rows come and go.
+        """
+        self._seated = True
+        if not self._steady:
+            self._cache.arrange(self._slots)
+            self._slots = list(range(len(self)))
+            self._route = route_of([adapter for adapter, _ in self._texts])
+            return
+        seats: list[int | None] = []
+        slots: list[int] = []
+        self._route = []
+        rows = iter(self._slots)
+        for adapter, texts in groupby(self._texts, key=lambda text: text[0]):
+            count, room = len(list(texts)), self._room.get(adapter, 0)
+            if not count <= room <= ROOMY * count:
+                room = self._room[adapter] = max(LEAST_SLOTS, 1 << (count - 1).bit_length())
+            first = len(seats)
+            slots += range(first, first + count)
+            seats += [next(rows) for _ in range(count)] + [None] * (room - count)
+            self._route.append((adapter, first, first + room))
+        self._cache.arrange(seats)
+        self._slots, self._slot_R = slots, torch.tensor(slots, device=self._model.device)
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
@@ -283,6 +331,9 @@ class PaddedRows(Rows):
         self._cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
         self._adapters: list[str | None] = []
 
+    def __len__(self) -> int:
+        return len(self._adapters)
+
     @property
     def open(self) -> bool:
         """True if no row is in flight: the library's cache takes prompts all together or not at all."""
@@ -307,12 +358,10 @@ class PaddedRows(Rows):
         self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
         return self._forward(token_R[:, None])
 
-    def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop rows; nothing is kept for later prompts, because the library's cache cannot continue single rows."""
-        gone = set(rows)
-        staying = [row for row in range(len(self._adapters)) if row not in gone]
-        self._adapters = [self._adapters[row] for row in staying]
-        kept_R = torch.tensor(staying, dtype=torch.long, device=self._pad_R.device)
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Go on with these rows; nothing of others is kept, because the library's cache cannot continue single rows."""
+        self._adapters = [self._adapters[row] for row in rows]
+        kept_R = torch.tensor(rows, dtype=torch.long, device=self._pad_R.device)
         self._cache.reorder_cache(cast("torch.LongTensor", kept_R))
         self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
 
@@ -344,6 +393,9 @@ class RereadRows(Rows):
         self._model = model
         self._texts: list[tuple[str | None, list[int]]] = []
 
+    def __len__(self) -> int:
+        return len(self._texts)
+
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read every prompt and return logits `_RV` of its first new token."""
         joining = [(job.adapter, list(job.prompt)) for job in jobs]
@@ -356,10 +408,9 @@ class RereadRows(Rows):
             text.append(token)
         return self._logits(self._texts)
 
-    def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop rows."""
-        gone = set(rows)
-        self._texts = [text for row, text in enumerate(self._texts) if row not in gone]
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order."""
+        self._texts = [self._texts[row] for row in rows]
 
     def _logits(self, texts: Sequence[tuple[str | None, list[int]]]) -> Tensor:
         """Read whole texts, a few in each pass, and return logits `_RV` of the tokens that follow."""

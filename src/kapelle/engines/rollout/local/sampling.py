@@ -46,6 +46,16 @@ class SamplingRows:
         object.__setattr__(self, "cuts_k", bool((self.top_k_R > 0).any()))
         object.__setattr__(self, "greedy", bool((self.temperature_R <= 0).any()))
 
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> Self:
+        """Return the settings of rows."""
+        return cls(
+            torch.tensor([sampling.temperature for sampling in samplings], device=device),
+            torch.tensor([sampling.top_p for sampling in samplings], device=device),
+            torch.tensor([sampling.top_k for sampling in samplings], device=device),
+            torch.tensor(seeds, device=device),
+        )
+
     def keep(self, rows: Tensor) -> SamplingRows:
         """Return the settings of the rows at these indices."""
         return SamplingRows(
@@ -61,7 +71,7 @@ class SamplingRows:
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
     """Return one float64 in [0, 1) per row: SplitMix64 (Steele et al. 2014) of seed and position."""
-    z = seed_R + (position_R + 1) * _WORD
+    z = torch.add(seed_R, position_R + 1, alpha=_WORD)
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     z = z ^ _shift(z, 31)

@@ -2,19 +2,19 @@
 
 A step of a small model is hundreds of kernels of a few microseconds each, and starting one from Python takes longer
 than running it. A recorded step starts all of them in one call. What is recorded must not change: the same shapes, the
-same memory, no number that Python reads or writes. That holds for the cache between two of its blocks
-(models/fast/kv_cache.py), so a recording serves one *window*: the steps until some rows need a new block, join or leave.
+same memory, no number that Python reads or writes. The cache rounds its sizes up and keeps its tables in place for that
+(models/fast/kv_cache.py), so that a recording goes on serving while rows join, fill blocks and leave.
 
-Each window begins with a step that is not recorded, on a stream of its own: it does one-time work (copies of
-weights, kernels, workspaces) that cannot be recorded. If enough steps are left, the second one is recorded and replayed
-from then on.
+The first step of a kind is not recorded, and runs on a stream of its own: it does one-time work (copies of weights,
+kernels, workspaces) that cannot be recorded. The second one is recorded and replayed from then on.
 
-Shapes: R rows, V vocabulary.
+Shapes: S rows and idle places between them, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 
 import torch
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from kapelle.errors import EngineError
 
-LEAST = 4
-"""Steps that must be left in a window for a recording: it takes about as long as two steps that are not recorded."""
+MOST = 64
+"""Recordings that are kept; the one that was used longest ago goes first."""
 
 
 class GraphRecorder:
@@ -34,9 +34,9 @@ class GraphRecorder:
         return step()
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return the step, recorded: each call runs it and returns its one output, overwritten by the next call.
+        """Return the step, recorded: each call runs it and returns its one output.
 
-        A new recording ends the use of the one before.
+        The next call overwrites the output, and so does that of any other recording, with which it shares memory.
         """
         raise NotImplementedError
 
@@ -44,33 +44,27 @@ class GraphRecorder:
         """Free the memory of all recordings; only new ones run afterwards."""
 
 
-class Window:
-    """The steps between two changes of the rows in flight or their blocks."""
+class Recordings:
+    """The recordings of steps, by their kinds: steps of one kind are the same operations on the same memory."""
 
-    def __init__(self, recorder: GraphRecorder | None) -> None:
-        """Record with this, or nothing."""
+    def __init__(self, recorder: GraphRecorder) -> None:
+        """Record with this."""
         self._recorder = recorder
-        self.close()
+        self._warm: set[Hashable] = set()
+        self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()
 
-    def close(self) -> None:
-        """Forget the recording: rows or blocks change here."""
-        self._warm = False
-        self._replay: Callable[[], Tensor] | None = None
-        self._token_R: Tensor | None = None
-
-    def run(self, step: Callable[[Tensor], Tensor], token_R: Tensor, left: int) -> Tensor:
-        """Return a step's logits `_RV`, after which `left` steps are left; the next call may overwrite them."""
-        if self._recorder is None:
-            return step(token_R)
-        if self._replay is not None and self._token_R is not None:
-            self._token_R.copy_(token_R)
-            return self._replay()
-        if not self._warm or left + 1 < LEAST:
-            self._warm = True
-            return self._recorder.warm(lambda: step(token_R))
-        held_R = self._token_R = token_R.clone()
-        self._replay = self._recorder.record(lambda: step(held_R))
-        return self._replay()
+    def run(self, kind: Hashable, step: Callable[[], Tensor]) -> Tensor:
+        """Return what a step of this kind returns; the next call may overwrite it."""
+        replay = self._recorded.get(kind)
+        if replay is None:
+            if kind not in self._warm:
+                self._warm.add(kind)
+                return self._recorder.warm(step)
+            replay = self._recorded[kind] = self._recorder.record(step)
+            if len(self._recorded) > MOST:
+                self._recorded.popitem(last=False)
+        self._recorded.move_to_end(kind)
+        return replay()
 
 
 class CudaRecorder(GraphRecorder):
