@@ -44,6 +44,7 @@ from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import ParityError
 from kapelle.models.fast import fused, kernels, routed_linear
 from kapelle.models.fast.attention import Span, attend_by_plan, attention, plan_spans, takes_runs
+from kapelle.models.finite import poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
@@ -170,6 +171,19 @@ def test_one_kernel_attends_for_all_spans(dtype: torch.dtype) -> None:
     assert takes_runs(q.to(DEVICE, dtype), 2)
     for one, other in zip(gathered(DEVICE, dtype), gathered("cpu", torch.float32), strict=True):
         assert float((one.cpu().float() - other).abs().max()) <= 0.02 * float(other.abs().max())
+
+
+def test_what_is_poisoned_is_said_as_on_a_cpu() -> None:
+    sound = {f"{k}.exp_avg_sq": torch.full((7, k + 1), 1e-3) for k in range(4)}
+    sound |= {"w": torch.ones(5), "half": torch.ones(3, dtype=torch.bfloat16)}
+    for name, value in (("2.exp_avg_sq", -1e-4), ("2.exp_avg_sq", math.nan), ("w", 1e38), ("half", math.inf)):
+        spoiled = {**sound, name: sound[name].clone()}
+        spoiled[name].view(-1)[1] = value
+        said = poisoned(spoiled)
+        assert said is not None
+        assert name in said
+        assert poisoned({key: tensor.to(DEVICE) for key, tensor in spoiled.items()}) == said
+    assert poisoned({key: tensor.to(DEVICE) for key, tensor in sound.items()}) is None
 
 
 def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.engines.test_on_a_gpu import model_on_device
 from tests.support.episodes import TASK
-from tests.support.tiny import draw_samples, lora_policies, train_engine, with_behaviour
+from tests.support.tiny import LORA, draw_samples, lora_policies, train_engine, with_behaviour
 from tests.twin.cuda import Counts, counted
 
 from kapelle.algorithms.grpo import GRPO
@@ -21,8 +22,10 @@ from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
 from kapelle.engines.rollout.protocol import Request
-from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.models.fast import fused
+from kapelle.rows import Sample
 from kapelle.team import Lora
 from kapelle.types import Sampling
 
@@ -74,12 +77,19 @@ def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch)
         assert counts["down"] == STEPS
 
 
-def update(samples: int, tokens: int) -> Counts:
-    """Count the second update of two adapters; the first one makes the optimisers' moments."""
+def engine_and_samples(
+    samples: int, tokens: int, dropout: float = 0.0
+) -> tuple[TorchTrainEngine, list[Sample]]:
+    lora = replace(LORA, dropout=dropout)
     engine = train_engine(
-        lora_policies("a", "b"), models={"base": model_on_device("bfloat16", adapted=False)}
+        lora_policies("a", "b", lora=lora), models={"base": model_on_device("bfloat16", adapted=False)}
     )
-    drawn = with_behaviour(engine, draw_samples(["a", "b"], [(9, tokens)] * (samples // 2)))
+    return engine, with_behaviour(engine, draw_samples(["a", "b"], [(9, tokens)] * (samples // 2)))
+
+
+def update(samples: int, tokens: int, dropout: float = 0.0) -> Counts:
+    """Count the second update of two adapters; the first one makes the optimisers' moments."""
+    engine, drawn = engine_and_samples(samples, tokens, dropout)
     objective = Objective(GRPO().build().policy_loss, parity=False)
     engine.update(drawn, objective)
     with counted() as counts:
@@ -91,8 +101,24 @@ def test_an_update_of_one_pass_costs_the_same_for_any_number_of_samples_and_toke
     few, many, long = update(4, 8), update(16, 8), update(16, 32)
     assert few == many == long
     assert many["waits"] + many["down"] <= 2  # what the passes added up, and what became of all steps
-    assert many["up"] <= 13
+    assert many["up"] <= 1  # the batch
     assert not many.keys() & {"across", "refused"}
+
+
+def test_dropout_costs_one_more_copy_to_the_device() -> None:
+    plain, dropped = update(4, 8), update(16, 8, dropout=0.25)
+    assert dropped["waits"] + dropped["down"] == plain["waits"] + plain["down"]
+    assert dropped["up"] == plain["up"] + 1
+
+
+def test_scores_are_read_once_for_any_number_of_samples_and_passes() -> None:
+    for samples in (4, 64):
+        engine, drawn = engine_and_samples(samples, 8)
+        engine._forward._limits = UpdateLimits(microbatch_tokens=64)
+        engine._forward._most_tokens.clear()
+        with counted() as counts:
+            engine.score(drawn)
+        assert counts["waits"] + counts["down"] == 1
 
 
 def publish(*, tokens: int, rank: int = 2) -> Counts:

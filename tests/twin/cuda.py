@@ -209,7 +209,7 @@ def install() -> None:
         (torch.cuda, answers),
         (torch.cuda.random, {"manual_seed_all": lambda _: None}),
         (torch.version, {"cuda": "13.0"}),
-        (torch.Tensor, {"record_stream": lambda *_: None}),
+        (torch.Tensor, {"record_stream": lambda *_: None, "pin_memory": lambda own: own}),
         (torch.UntypedStorage, {"resize_": _resize_of(torch.UntypedStorage.resize_)}),
         (distributed, {"init_process_group": _by_gloo(distributed.init_process_group)}),
         *(

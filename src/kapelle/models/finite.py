@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kapelle.runtime.tensors import leaves, read_together
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
 
 _SECOND_MOMENT = "exp_avg_sq"
+COPIED = 1 << 24
+"""Most numbers that are copied to be looked at together."""
 
 
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
@@ -59,8 +61,28 @@ def _sound(alike: Mapping[str, torch.Tensor]) -> torch.Tensor:
     sound = norms.isfinite().all()
     seconds = [tensor for name, tensor in alike.items() if name.endswith(_SECOND_MOMENT)]
     if seconds:
-        sound &= (torch.stack([tensor.min() for tensor in seconds]) >= 0).all()
+        sound &= (torch.stack(_least(seconds)) >= 0).all()
     return sound
+
+
+def _least(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return numbers whose least is that of all tensors; on a GPU small ones are asked for together, in a copy."""
+    import torch
+
+    together = 0 if tensors[0].device.type == "cpu" else COPIED
+    groups: list[list[torch.Tensor]] = []
+    filled = 0
+    for tensor in tensors:
+        if groups and filled + tensor.numel() <= together:
+            groups[-1].append(tensor)
+            filled += tensor.numel()
+        else:
+            groups.append([tensor])
+            filled = tensor.numel()
+    return [
+        own[0].min() if len(own) == 1 else torch.cat([each.reshape(-1) for each in own]).min()
+        for own in groups
+    ]
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -32,10 +32,36 @@ def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the elements of each tensor, flat and in float64 on the CPU, with one wait for each device."""
     found: dict[int, Tensor] = {}
     for device in {each.device for each in tensors}:
-        here = {id(each): each for each in tensors if each.device == device}
-        flat = torch.cat([each.detach().double().reshape(-1) for each in here.values()]).cpu()
-        found |= zip(here, flat.split([each.numel() for each in here.values()]), strict=True)
+        here = {id(each): each.detach().reshape(-1) for each in tensors if each.device == device}
+        kinds = dict.fromkeys(each.dtype for each in here.values())
+        # One type after another: each is converted in one piece.
+        alike = {key: each for kind in kinds for key, each in here.items() if each.dtype == kind}
+        pieces = [
+            torch.cat([each for each in alike.values() if each.dtype == kind]).double() for kind in kinds
+        ]
+        flat = torch.cat(pieces).cpu()
+        found |= zip(alike, flat.split([each.numel() for each in alike.values()]), strict=True)
     return [found[id(each)] for each in tensors]
+
+
+def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Return tensors of the CPU on a device, in one transfer that nothing waits for; for the CPU, themselves."""
+    if torch.device(device).type == "cpu":
+        return list(tensors)
+    begins, end = list[int](), 0
+    for each in tensors:
+        begins.append(end)
+        end += math.ceil(each.nbytes / ALIGNED) * ALIGNED
+    here = torch.empty(end, dtype=torch.uint8)
+    for begin, each in zip(begins, tensors, strict=True):
+        here[begin : begin + each.nbytes].view(each.dtype).copy_(each.reshape(-1))
+    if torch.device(device).type == "cuda":
+        here = here.pin_memory()  # pageable memory is copied once more, and waited for
+    there = here.to(device, non_blocking=True)
+    return [
+        there[begin : begin + each.nbytes].view(each.dtype).view(each.shape)
+        for begin, each in zip(begins, tensors, strict=True)
+    ]
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

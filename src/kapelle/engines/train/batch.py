@@ -14,7 +14,7 @@ Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from kapelle.algorithm import Targets
 from kapelle.models.fast.attention import AttentionPlan, Span, plan_spans
 from kapelle.rows import Sample
+from kapelle.runtime.tensors import send_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class MicroBatch:
     targets: Targets
     samples: tuple[int, ...]
     """Which samples (by index in what was packed) the S segments are."""
+    counts: tuple[int, ...]
+    """How many targets each of them has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Batch:
     """Target token ids; 0 for a critic's target after the last token."""
     temperature_K: Tensor
     parts: Mapping[str, MicroBatch]
+    tokens: tuple[int, ...]
+    """The flat tokens once more, where nothing has to be waited for."""
 
 
 @dataclass(slots=True)
@@ -133,7 +138,7 @@ def blank(learner: str, device: torch.device | str) -> Batch:
     one = torch.zeros(1, dtype=torch.long, device=device)
     span = Span(0, 1, None)
     plan = plan_spans([span], device)
-    return Batch(one, one, plan, (span,), ((learner, 0, 1),), none, none, none.float(), {})
+    return Batch(one, one, plan, (span,), ((learner, 0, 1),), none, none, none.float(), {}, (0,))
 
 
 def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
@@ -178,23 +183,23 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
             owners.append((tree.learner, begin, len(tokens)))
     chosen = [samples[k] for members in order.values() for k in members]
     spans = [span for span in spans if span.length]
-    return Batch(
-        tokens_N=torch.tensor(tokens, device=device),
-        positions_N=torch.tensor(positions, device=device),
+    here = Batch(
+        tokens_N=torch.tensor(tokens),
+        positions_N=torch.tensor(positions),
         plan=plan_spans(spans, device),
         spans=tuple(spans),
         owners=tuple(owners),
-        source_K=torch.tensor(source, device=device),
-        token_K=torch.tensor(
-            [s.tokens[t] if t < len(s.tokens) else 0 for s in chosen for t in s.targets], device=device
-        ),
-        temperature_K=torch.tensor([s.temperature for s in chosen for _ in s.targets], device=device),
-        parts=_parts_by_learner(order, samples, device),
+        source_K=torch.tensor(source),
+        token_K=torch.tensor([s.tokens[t] if t < len(s.tokens) else 0 for s in chosen for t in s.targets]),
+        temperature_K=torch.tensor([s.temperature for s in chosen for _ in s.targets]),
+        parts=_parts_by_learner(order, samples),
+        tokens=tuple(tokens),
     )
+    return _sent(here, device)
 
 
 def _parts_by_learner(
-    by_learner: Mapping[str, Sequence[int]], samples: Sequence[Sample], device: torch.device | str
+    by_learner: Mapping[str, Sequence[int]], samples: Sequence[Sample]
 ) -> dict[str, MicroBatch]:
     parts: dict[str, MicroBatch] = {}
     first = 0
@@ -203,25 +208,54 @@ def _parts_by_learner(
         counts = torch.tensor([len(sample.targets) for sample in chosen])
         last = first + int(counts.sum())
         masks = [torch.ones(len(s.targets)) if s.mask is None else s.mask for s in chosen]
-        columns = {
-            name: torch.cat([sample.columns[name] for sample in chosen]).to(device)
-            for name in chosen[0].columns
-        }
-        segment_K = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
+        columns = {name: torch.cat([sample.columns[name] for sample in chosen]) for name in chosen[0].columns}
+        segment_K = torch.arange(len(chosen)).repeat_interleave(counts)
         pairs = [sample.bundle for sample in chosen if sample.bundle is not None]
         assert len(pairs) in (0, len(chosen)), "a learner's samples are all paired, or none is"
         observed = [float(sample.observed) for sample in chosen]
         targets = Targets(
             segment_K,
             len(chosen),
-            torch.cat(masks).to(device),
+            torch.cat(masks),
             columns,
-            torch.tensor(pairs, device=device) if pairs else None,
-            torch.tensor(observed, device=device) if any(observed) else None,
+            torch.tensor(pairs) if pairs else None,
+            torch.tensor(observed) if any(observed) else None,
         )
-        parts[learner] = MicroBatch(slice(first, last), targets, tuple(members))
+        parts[learner] = MicroBatch(slice(first, last), targets, tuple(members), tuple(counts.tolist()))
         first = last
     return parts
+
+
+def _sent(batch: Batch, device: torch.device | str) -> Batch:
+    """Return a batch of the CPU on a device, all tensors in one transfer."""
+    if torch.device(device).type == "cpu":
+        return batch
+    tensors = [batch.tokens_N, batch.positions_N, batch.source_K, batch.token_K, batch.temperature_K]
+    for part in batch.parts.values():
+        targets = part.targets
+        tensors += [targets.segment_K, targets.mask_K, *targets.columns.values()]
+        tensors += [each for each in (targets.pair_S, targets.observed_S) if each is not None]
+    there = dict(zip(map(id, tensors), send_together(tensors, device), strict=True))
+
+    def sent(targets: Targets) -> Targets:
+        return replace(
+            targets,
+            segment_K=there[id(targets.segment_K)],
+            mask_K=there[id(targets.mask_K)],
+            columns={name: there[id(column_K)] for name, column_K in targets.columns.items()},
+            pair_S=there.get(id(targets.pair_S)),
+            observed_S=there.get(id(targets.observed_S)),
+        )
+
+    return replace(
+        batch,
+        tokens_N=there[id(batch.tokens_N)],
+        positions_N=there[id(batch.positions_N)],
+        source_K=there[id(batch.source_K)],
+        token_K=there[id(batch.token_K)],
+        temperature_K=there[id(batch.temperature_K)],
+        parts={name: replace(part, targets=sent(part.targets)) for name, part in batch.parts.items()},
+    )
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
@@ -307,7 +341,7 @@ def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
     A key depends on its learner's seed and the tokens up to its own. A prefix that samples share is computed once in one
     split of a step and several times in another: as a function of the tokens alone, its masks are the same.
     """
-    tokens, owners = batch.tokens_N.tolist(), iter(batch.owners)
+    tokens, owners = batch.tokens, iter(batch.owners)
     keys = [0] * len(tokens)
     learner, _, last = next(owners)
     for span in batch.spans:
@@ -322,4 +356,5 @@ def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
             key ^= key >> 13
             keys[place] = key
     keys_N = torch.tensor(keys, dtype=torch.int64) - (1 << 31)
-    return keys_N.to(batch.tokens_N.device, torch.int32)
+    (sent_N,) = send_together([keys_N.to(torch.int32)], batch.tokens_N.device)
+    return sent_N

@@ -484,7 +484,7 @@ class ForwardPass:
                 hidden_ND = placement.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
             hidden_KD = hidden_ND.index_select(0, batch.source_K).float().cpu()
             for part in batch.parts.values():
-                rows = hidden_KD[part.place].split(_counts(part))
+                rows = hidden_KD[part.place].split(part.counts)
                 for k, rows_TD in zip(part.samples, rows, strict=True):
                     answers[chosen[k]] = rows_TD.mean(0)
         return [answers[k] for k in range(len(samples))]
@@ -498,15 +498,20 @@ class ForwardPass:
         return self.fitting(lambda: self._score(samples, entropy))
 
     def _score(self, samples: Sequence[Sample], entropy: bool) -> list[Tensor]:
-        answers: dict[int, Tensor] = {}
+        scored: list[tuple[list[int], MicroBatch, Tensor]] = []
         for chosen, batch in self.batches(samples):
             found = self.outputs(batch, Entropy.MEASURED if entropy else Entropy.LEFT_OUT)
             for _learner, part, output in found:
                 values_K = output.logp_K if isinstance(output, TokenStatistics) else output
                 if entropy and isinstance(output, TokenStatistics):
                     values_K = torch.stack([output.logp_K, output.entropy_K], 1)
-                for k, column in zip(part.samples, values_K.split(_counts(part)), strict=True):
-                    answers[chosen[k]] = column.float().cpu()
+                scored.append((chosen, part, values_K))
+        answers: dict[int, Tensor] = {}
+        for (chosen, part, values_K), flat in zip(
+            scored, read_together([values_K for *_, values_K in scored]), strict=True
+        ):
+            columns = flat.float().view(values_K.shape).split(part.counts)
+            answers |= {chosen[k]: column for k, column in zip(part.samples, columns, strict=True)}
         return [answers[k] for k in range(len(samples))]
 
     def outputs(
@@ -635,9 +640,3 @@ class ForwardPass:
 def _key(model: LanguageModel) -> tuple[str, torch.device]:
     """Return what tells models apart by their memory: copies of one model on one device are alike."""
     return model.name, model.device
-
-
-def _counts(part: MicroBatch) -> list[int]:
-    """Return how many targets each of a part's samples has."""
-    counts: list[int] = part.targets.segment_K.bincount(minlength=part.targets.segments).tolist()
-    return counts
