@@ -277,6 +277,17 @@ class KVCache:
         return BLOCK * (self._shared.kv.shape[2] + self._own.kv.shape[2]) + tails
 
     @property
+    def places_next(self) -> int:
+        """Token places that are in use after the next step; memory for them is up to half as much more."""
+        used = BLOCK * (len(self._shared) + len(self._own))
+        if self._left:
+            return used + self._tail.shape[2] * self._tail.shape[4]
+        there = [row.tail + self._taken for row in self._rows if row is not None]
+        filled = BLOCK * sum(tail // BLOCK for tail in there)
+        longest = max((tail % BLOCK for tail in there), default=0)
+        return used + filled + len(self._rows) * (longest + TAIL)
+
+    @property
     def slots(self) -> int:
         """Rows in flight and idle places between them."""
         return len(self._rows)
@@ -682,6 +693,12 @@ class Prefixes:
         """Token places that are held."""
         return sum(rows.places for rows, _ in self._pieces.values())
 
+    def shrink(self, most: int) -> None:
+        """Hold no more than so many token places; the least recently used pieces go."""
+        while self._pieces and self.places > most:
+            dropped, _ = self._pieces.popitem(last=False)
+            self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
+
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
         """Keep rows (ascending) of a cache that have read these texts; as many as there is room for."""
         room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
@@ -689,9 +706,7 @@ class Prefixes:
             self._keep(cache.kept(rows[:room]), texts[:room])
 
     def _keep(self, kept: KeptRows, texts: Sequence[Text]) -> None:
-        while self._pieces and self.places + kept.places > self._most:
-            dropped, _ = self._pieces.popitem(last=False)
-            self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
+        self.shrink(self._most - kept.places)
         self._pieces[self._made] = (kept, texts)
         self._made += 1
 

@@ -12,6 +12,7 @@ Shapes: R rows, V vocabulary, T most tokens that a row has generated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,10 +31,19 @@ from kapelle.engines.rollout.local.decode_strategies import (
 )
 from kapelle.engines.rollout.local.sampling import SamplingRows, sample
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
+from kapelle.errors import EngineError
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.kv_cache import Prefixes
 from kapelle.models.language_model import LanguageModel
+
+LOG = logging.getLogger(__name__)
+
+SHARE = 0.6
+"""Of a GPU's free memory, for the KV cache: the blocks in use, half as many in waiting, and a step's own tensors fit in it."""
+
+EXPECTED = 128
+"""Tokens of a completion for which a row has to find memory when it joins; what it needs beyond may preempt others."""
 
 IDLE_SHARE = 0.25
 """Share of finished rows at which they leave: a copy of the cache against idle work."""
@@ -54,10 +64,12 @@ class Decoder:
         adapters: int = 1,
         kept_tokens: int = 0,
         recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
+        kv_bytes: int | None = None,
     ) -> None:
         """Expect about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
-        `recorder_on` returns what records steps on a device, if anything.
+        `recorder_on` returns what records steps on a device, if anything. The KV cache takes up to `kv_bytes`, kept rows
+        included; with None, most of what a GPU has left when rows join an empty batch, and no bound elsewhere.
         """
         self._model = model
         self._recorder = recorder_on(model.device)
@@ -67,6 +79,11 @@ class Decoder:
         """How the model decodes: `reread` where no cache of it can be trusted."""
         self._rows: Rows
         self._flying: list[_FlyingRow]
+        self._preempted: list[_FlyingRow]
+        """Rows that gave their memory to others, and join again when there is room; the oldest first."""
+        self._most_bytes, self._measures = kv_bytes, kv_bytes is None
+        self._most_rows: int | None = None
+        """Rows in flight for which memory is known to be too small; None until it has run out."""
         self._logits_RV: Tensor
         """Of each row's next token."""
         self._position_R: Tensor
@@ -92,26 +109,48 @@ class Decoder:
     @property
     def in_flight(self) -> int:
         """Rows that still generate, or are finished and have not left the batch."""
-        return len(self._flying)
+        return len(self._flying) + len(self._preempted)
 
     @property
     def open(self) -> bool:
         """True if prompts may join now."""
         return not self._flying or self._rows.open
 
+    def room(self, jobs: Sequence[Job]) -> int:
+        """Return how many of the first jobs there is memory for; at least one where no row is in flight."""
+        most, flying = self._most_places, len(self._flying)
+        count = len(jobs) if self._most_rows is None else min(len(jobs), max(0, self._most_rows - flying))
+        used, text = self._rows.places_next, None
+        for number, job in enumerate(jobs[:count]):
+            # A prompt of several rows is stored once, and most rows end before they may.
+            prompt = 0 if text == (job.adapter, job.prompt) else len(job.prompt)
+            used += prompt + min(job.sampling.max_tokens, EXPECTED)
+            if most is not None and used > most:
+                count = number
+                break
+            text = job.adapter, job.prompt
+        return count if flying else max(1, count)
+
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
         """Read prompts and return the outputs of their rows, empty until `advance` lets them leave."""
+        rows = [_FlyingRow(self._model, job) for job in jobs]
+        self._within_memory(lambda: self._enter(rows), rows)
+        return [row.output for row in rows]
+
+    def _enter(self, rows: Sequence[_FlyingRow]) -> None:
+        """Read the prompts of rows, which are in flight then."""
         keep_freed_memory()
-        order = sorted(
-            range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
-        )
-        ordered, device, before = [jobs[k] for k in order], self._model.device, self._flying
-        logits_RV = self._rows.join(ordered)
-        joining = [_FlyingRow(self._model, job, self._steps) for job in ordered]
+        if self._measures and not self._flying:
+            self._most_bytes = self._bytes_left()
+        joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
+        device, before = self._model.device, self._flying
+        logits_RV = self._rows.join([row.job for row in joining])
+        for row in joining:
+            row.joined = self._steps
         self._flying = [*before, *joining]
-        begun_R = torch.tensor([job.begun for job in ordered], device=device)
-        most_R = torch.tensor([job.sampling.max_tokens for job in ordered], device=device)
+        begun_R = torch.tensor([row.job.begun for row in joining], device=device)
+        most_R = torch.tensor([row.job.sampling.max_tokens for row in joining], device=device)
         if before:
             self._logits_RV = torch.cat((self._logits_RV, logits_RV))
             self._position_R = torch.cat((self._position_R, begun_R))
@@ -128,22 +167,27 @@ class Decoder:
             self._rows.arrange(by_adapter)
             self._logits_RV = self._logits_RV[self._go_on_with(by_adapter)]
         self._sampling = self._settings()
-        output_of = dict(zip(order, (row.output for row in joining), strict=True))
-        return [output_of[k] for k in range(len(jobs))]
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
         """Sample `steps` tokens of each row; stop early when rows leave."""
-        for _ in range(steps):
+        self._resume()
+        self._within_memory(lambda: self._advance(steps), ())
+
+    def _advance(self, steps: int) -> None:
+        for _ in range(steps if self._flying else 0):
             token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
             self._record(token_R, logp_R)
             finished = [number for number, row in enumerate(self._flying) if row.length is not None]
-            if len(finished) < IDLE_SHARE * self.in_flight:
+            tight = self._tight()
+            if len(finished) < IDLE_SHARE * len(self._flying) and not (finished and tight):
+                if tight:
+                    token_R = token_R[self._preempt()]
                 self._logits_RV = self._rows.read(token_R)
                 continue
             # The finished rows leave; the others read their newest tokens without them.
             self._fill(finished)
-            self._rows.leave(finished, [self._flying[number].output.ids for number in finished])
+            self._rows.leave(finished, [self._flying[number].newest() for number in finished])
             staying = self._unfinished()
             staying_R = self._go_on_with(staying)
             if staying:
@@ -151,13 +195,98 @@ class Decoder:
                 self._logits_RV = self._rows.read(token_R[staying_R])
             return
 
+    def _bytes_left(self) -> int | None:
+        """Return the bytes that a GPU has left for the KV cache, in large steps so that a run repeats."""
+        device = self._model.device
+        if device.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free += self._prefixes.places * self._rows.place_bytes
+        step = total // 16
+        return max(1, int(SHARE * free) // step) * step
+
+    @property
+    def _most_places(self) -> int | None:
+        """Token places of the KV cache for which there is memory; None where nothing is known of it."""
+        if self._most_bytes is None or not self._rows.place_bytes:
+            return None
+        return self._most_bytes // self._rows.place_bytes
+
+    def _tight(self) -> bool:
+        """Return whether the next step needs more memory than there is, even without kept rows, which go first."""
+        most = self._most_places
+        if most is None:
+            return False
+        needed = self._rows.places_next
+        self._prefixes.shrink(max(0, most - needed))
+        return needed > most
+
+    def _preempt(self) -> Tensor:
+        """Let the newest rows give their memory to the others; return the indices of those that stay."""
+        excess = self._rows.places_next - (self._most_places or 0)
+        staying = sorted(range(len(self._flying)), key=lambda number: self._flying[number].joined)
+        going: list[int] = []
+        while excess > 0 and len(staying) > 1:
+            going.append(staying.pop())
+            row = self._flying[going[-1]]
+            excess -= len(row.job.prompt) + self._steps - row.joined
+        for row, ids, logprobs in list(self._said(sorted(going))):
+            row.preempt(ids, logprobs)
+            self._preempted.append(row)
+        staying.sort()
+        self._rows.arrange(staying)
+        staying_R = self._go_on_with(staying)
+        self._sampling = self._settings()
+        return staying_R
+
+    def _resume(self) -> None:
+        """Let rows that were preempted join again, as many as there is memory for."""
+        if self._preempted and self.open:
+            rows = self._preempted[: self.room([row.job for row in self._preempted])]
+            if rows:
+                self._preempted = [row for row in self._preempted if row not in rows]
+                self._within_memory(lambda: self._enter(rows), rows)
+
+    def _within_memory(self, work: Callable[[], None], joining: Sequence[_FlyingRow]) -> None:
+        """Do `work`; where memory runs out, take all rows out of it, those that were `joining` too, and go on with half as many."""
+        try:
+            work()
+        except torch.OutOfMemoryError as error:
+            told = str(error)
+        else:
+            return
+        # The failed step's tensors hang on the exception, which is gone here.
+        tried = max(len(self._flying), len(joining))
+        noted = self._unfinished()[: len(self._tokens_RT)]
+        for row, ids, logprobs in list(self._said(noted)):
+            row.preempt(ids, logprobs)
+        self._fill([number for number, row in enumerate(self._flying) if row.length is not None])
+        unfinished = [self._flying[number] for number in self._unfinished()]
+        rows = list(dict.fromkeys((*unfinished, *self._preempted, *joining)))
+        self.drop()
+        self._prefixes.forget(None)
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if tried <= 1:
+            raise EngineError(
+                f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory, alone. Set a lower `sampling.max_tokens`, shorter "
+                f"prompts or `model.dtype: bfloat16` (`kapelle plan` says what a device holds). The device says: {told}"
+            )
+        self._preempted, self._most_rows = rows, tried // 2
+        LOG.warning(
+            "%d rows do not fit in memory: at most %d are in flight on '%s' from now on. Tokens are the same; set "
+            "`engine.max_rows=%d` to begin with them, or bound the KV cache by `engine.kv_gib`.",
+            *(tried, tried // 2, self._model.name, tried // 2),
+        )
+
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
         """Record each row's next token, and mark the rows that it ends."""
-        self._steps += 1
-        self._make_room()
+        self._make_room(1)
         self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
         self._logps_RT.scatter_(1, self._position_R[:, None], logp_R[:, None])
         self._position_R += 1
+        self._steps += 1
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
         ended_R &= self._live_R
         # The only wait for a GPU in a step, whatever rows there are.
@@ -176,9 +305,9 @@ class Decoder:
                 if over:
                     row.length = self._steps - row.joined
 
-    def _make_room(self) -> None:
-        """Have room for the newest tokens of all rows, and where there is none for as many as the longest row has."""
-        longest = max(row.job.begun + self._steps - row.joined for row in self._flying)
+    def _make_room(self, more: int = 0) -> None:
+        """Have room for `more` tokens of all rows, and where there is none for as many as the longest row has."""
+        longest = max(row.job.begun + self._steps - row.joined for row in self._flying) + more
         rows, places = self._tokens_RT.shape
         if rows < len(self._flying) or places < longest:
             places = places if longest <= places else max(LEAST_ROOM, 2 * longest)
@@ -209,6 +338,10 @@ class Decoder:
             if id(row.output) in ended and row.length is None:
                 row.length = self._steps - row.joined
                 self._live_R[number] = False
+        for row in [row for row in self._preempted if id(row.output) in ended]:
+            self._preempted.remove(row)
+            row.output.ids, row.output.logprobs = row.ids, row.logprobs
+            row.output.finish_reason = "length"
 
     @torch.inference_mode()
     def settle(self) -> None:
@@ -238,7 +371,7 @@ class Decoder:
                 row = self._flying[number]
                 count = self._steps - row.joined if row.length is None else row.length
                 own = slice(row.job.begun, row.job.begun + count)
-                yield row, ids[own], logprobs[own]
+                yield row, [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
 
     def _unfinished(self) -> list[int]:
         return [number for number, row in enumerate(self._flying) if row.length is None]
@@ -254,13 +387,16 @@ class Decoder:
         """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
         for row, ids, logprobs in self._said(self._unfinished()):
             row.output.ids, row.output.logprobs = ids, logprobs
+        for row in self._preempted:
+            row.output.ids, row.output.logprobs = row.ids, row.logprobs
         self.drop()
 
     def drop(self) -> None:
         """Forget the rows in flight."""
         # No tensor of theirs stays: an update needs the memory.
         none = torch.empty(0)
-        self._flying, self._logits_RV, self._position_R = [], none, none
+        self._flying, self._preempted = [], []
+        self._logits_RV = self._position_R = none
         self._most_R = self._live_R = self._tokens_RT = self._logps_RT = none
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
@@ -302,19 +438,33 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
 class _FlyingRow:
     """A row in flight."""
 
-    __slots__ = ("job", "joined", "length", "output", "reported", "stop")
+    __slots__ = ("_first", "ids", "job", "joined", "length", "logprobs", "output", "reported", "stop")
 
-    def __init__(self, model: LanguageModel, job: Job, steps: int) -> None:
-        """Begin after so many `steps` of the decoder."""
-        self.job = job
+    def __init__(self, model: LanguageModel, job: Job) -> None:
+        self.job = self._first = job
+        """What it continues: what it had generated when it was preempted is the end of the prompt."""
+        self.ids: list[int] = []
+        """What it had generated when it was preempted."""
+        self.logprobs: list[float] = []
         self.output = RowOutput([], [])
-        self.joined = steps
+        self.joined = 0
+        """Steps of the decoder before it joined."""
         self.length: int | None = None
-        """Tokens that it has generated here; None while it generates."""
+        """Tokens that it has generated since; None while it generates."""
         self.reported = 0
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
+
+    def preempt(self, ids: list[int], logprobs: list[float]) -> None:
+        """Go on from these tokens, all that it has generated here, when it joins again."""
+        self.ids, self.logprobs = ids, logprobs
+        first = self._first
+        self.job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
+
+    def newest(self) -> list[int]:
+        """Return what a finished row has generated since it joined."""
+        return self.output.ids[len(self.ids) :]
 
 
 class StopSearch:

@@ -65,6 +65,14 @@ class Rows:
         """True where prompts may join the rows in flight."""
         return True
 
+    place_bytes = 0
+    """Bytes of a token in the KV cache; 0 where it is not known."""
+
+    @property
+    def places_next(self) -> int:
+        """Token places of the KV cache that are used after the next step; 0 where it is not known."""
+        return 0
+
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Add rows after the others and read their prompts; return logits `_RV` of their first tokens."""
         raise NotImplementedError
@@ -127,6 +135,7 @@ class FlatRows(Rows):
         # A GPU computes the same with and without recordings.
         self._steady = recorder is not None or model.device.type == "cuda"
         self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
+        self.place_bytes = 2 * len(flat.layers) * flat.key_heads * flat.head_size * model.dtype.itemsize
         self._texts: list[Text] = []
         """Each row's adapter and prompt."""
         self._room: dict[str | None, int] = {}
@@ -143,6 +152,11 @@ class FlatRows(Rows):
 
     def __len__(self) -> int:
         return len(self._texts)
+
+    @property
+    def places_next(self) -> int:
+        """Token places of the KV cache that are used after the next step."""
+        return self._cache.places_next
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""

@@ -89,8 +89,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         releases: Callable[[torch.device], bool] = has_memory_of_its_own,
         recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
         patience: float = 60.0,
+        kv_bytes: int | None = None,
     ) -> None:
         """Sample on these models.
+
+        Of each base model at most `max_rows` rows are in flight, and its KV cache takes at most `kv_bytes`; see `Decoder`.
 
         `releases` decides on which devices `release_caches` frees copies of weights too, `recorder_on` returns what records steps
         on a device, `patience` is how many seconds to wait for episodes that wait for something else.
@@ -99,7 +102,9 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         queues = {
             id(model): _ModelQueue(
                 model,
-                Decoder(model, sum(models[p.base] is model for p in played), kept_tokens, recorder_on),
+                Decoder(
+                    model, sum(models[p.base] is model for p in played), kept_tokens, recorder_on, kv_bytes
+                ),
             )
             for model in models.values()
         }
@@ -281,14 +286,15 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
 
         room = self._max_rows - queue.decoder.in_flight
         if queue.waiting and room > 0 and queue.decoder.open:
-            joining, queue.waiting = queue.waiting[:room], queue.waiting[room:]
-            queue.in_flight += joining
-            requests = [pending.request for pending in joining]
+            requests = [pending.request for pending in queue.waiting[:room]]
             jobs = [
                 Job(self._policy(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
                 for r in requests
             ]
-            for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
+            jobs = jobs[: queue.decoder.room(jobs)]
+            joining, queue.waiting = queue.waiting[: len(jobs)], queue.waiting[len(jobs) :]
+            queue.in_flight += joining
+            for pending, output in zip(joining, queue.decoder.join(jobs) if jobs else (), strict=True):
                 pending.output = output
                 pending.start_clock()
 

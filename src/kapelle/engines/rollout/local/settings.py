@@ -25,6 +25,9 @@ class Local(Settings, AllowsInterrupts):
     kept_tokens: Annotated[int, FROM_HERE_ON] = Field(default=65_536, ge=0)
     """Most token places of finished rows whose KV cache is kept for prompts that continue them, for each
     base model; 0 keeps none."""
+    kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """GiB for the KV cache of each base model, kept rows included: rows wait until there is room, and the newest ones give way.
+    None takes most of what a GPU has left, and sets no bound on a CPU."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
@@ -45,5 +48,11 @@ class Local(Settings, AllowsInterrupts):
 
         recorder_on = on_cuda if self.graphs == "auto" else nowhere
         return LocalEngine(
-            models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on, patience=self.patience
+            models,
+            policies,
+            self.max_rows,
+            self.kept_tokens,
+            recorder_on=recorder_on,
+            patience=self.patience,
+            kv_bytes=None if self.kv_gib is None else int(self.kv_gib * 2**30),
         )

@@ -96,6 +96,10 @@ class CudaRecorder(GraphRecorder):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 logits_RV = step()
+            except torch.OutOfMemoryError:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
             except RuntimeError as error:
                 with suppress(RuntimeError):
                     graph.capture_end()

@@ -1,0 +1,219 @@
+"""Rows that do not fit in memory together wait or give way, and say what they would have said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.support.episodes import TASK
+from tests.support.tiny import lora_policies, with_adapters
+from torch import Tensor
+
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, PaddedRows, RowOutput
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.local.settings import Local
+from kapelle.engines.rollout.protocol import Request
+from kapelle.errors import EngineError
+from kapelle.models.language_model import LanguageModel
+from kapelle.types import Sampling
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    """A tiny base with two adapters."""
+    return with_adapters("a", "b")
+
+
+def jobs_of(count: int, stop: tuple[str, ...] = ()) -> list[Job]:
+    """Rows with prompts and completions of many lengths; some share a prompt."""
+    made = torch.Generator().manual_seed(7)
+    jobs: list[Job] = []
+    for number in range(count):
+        length = 10 + 23 * (number // 2 % 5)
+        prompt = tuple(torch.randint(6, 262, (length,), generator=made).tolist())
+        if number % 2:
+            prompt = jobs[-1].prompt
+        begun = 3 if number % 4 == 3 else 0
+        most = 20 + 37 * (number % 4)
+        jobs.append(Job("ab"[number // 3 % 2], prompt, Sampling(max_tokens=most, stop=stop), number, begun))
+    return jobs
+
+
+def place_bytes(model: LanguageModel) -> int:
+    return Decoder(model)._rows.place_bytes
+
+
+def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
+    """What jobs say that join as there is room."""
+    outputs: list[RowOutput] = []
+    left = list(jobs)
+    while left or decoder.in_flight:
+        count = decoder.room(left)
+        if count and left and decoder.open:
+            outputs += decoder.join(left[:count])
+            left = left[count:]
+        decoder.advance(5)
+    return outputs
+
+
+def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.ids, mine.finish_reason, mine.text) == (other.ids, other.finish_reason, other.text)
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("stop", [(), ("a", "é")], ids=["", "stop"])
+def test_rows_that_give_way_say_what_they_would_have_said(
+    model: LanguageModel, stop: tuple[str, ...]
+) -> None:
+    most, jobs = 900, jobs_of(14, stop)
+    bounded = Decoder(model, 2, 4096, kv_bytes=most * place_bytes(model))
+    outputs = bounded.join(jobs)  # more than there is room for
+    gave_way = 0
+    while bounded.in_flight:
+        bounded.advance(1)
+        gave_way = max(gave_way, len(bounded._preempted))
+        if len(bounded._flying) > 1:
+            assert bounded._rows.places_next + bounded.kept_places <= most + 64 * len(bounded._flying)
+    assert gave_way > 2
+    same(outputs, told_by(Decoder(model, 2, 4096), jobs))
+
+
+def test_rows_wait_for_the_memory_that_they_need(model: LanguageModel) -> None:
+    decoder = Decoder(model, 2, 0, kv_bytes=1000 * place_bytes(model))
+    jobs = [job._replace(prompt=(*job.prompt, number)) for number, job in enumerate(jobs_of(40))]
+    assert 2 < decoder.room(jobs) < 20
+    alike = [jobs[8]._replace(seed=seed) for seed in range(40)]
+    assert decoder.room(alike) > decoder.room(jobs), "a prompt is stored once for its samples"
+    huge = Job("a", tuple(range(6, 200)) * 10, Sampling(max_tokens=4), 0)
+    assert decoder.room([huge, huge]) == 1, "a row alone is always tried"
+    decoder.join(jobs[:1])
+    assert decoder.room([huge]) == 0
+    assert Decoder(model).room(jobs) == len(jobs)
+
+
+def test_kept_rows_go_before_any_row_gives_way(model: LanguageModel) -> None:
+    decoder = Decoder(model, 2, 4096, kv_bytes=900 * place_bytes(model))
+    told_by(decoder, jobs_of(6))
+    assert decoder.kept_places > 300
+    decoder.join(jobs_of(8)[:4])
+    while decoder.in_flight:
+        assert not decoder._preempted
+        decoder.advance(1)
+
+
+def runs_out(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: Sequence[int]) -> None:
+    """Let the calls with these numbers of a method run out of memory."""
+    plain: Callable[..., Tensor] = getattr(kind, name)
+    calls = 0
+
+    def failing(self: Any, given: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return plain(self, given)
+
+    monkeypatch.setattr(kind, name, failing)
+
+
+@pytest.mark.parametrize("kind", [FlatRows, PaddedRows], ids=["flat", "padded"])
+@pytest.mark.parametrize(
+    ("name", "at"), [("read", [1]), ("read", [9, 30]), ("join", [1]), ("join", [2]), ("join", [1, 2])]
+)
+def test_rows_go_on_where_memory_runs_out(
+    model: LanguageModel,
+    kind: type,
+    name: str,
+    at: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if kind is PaddedRows:
+        model.flat = None
+    jobs = jobs_of(8, ("a",))
+    expected = told_by(Decoder(model, 2), jobs)
+    decoder = Decoder(model, 2)  # tries caches before any fails
+    runs_out(monkeypatch, kind, name, at)
+    with caplog.at_level(logging.WARNING):
+        outputs = decoder.join(jobs[:5])
+        decoder.advance(3)
+        while not decoder.open:
+            decoder.advance(3)
+        outputs += decoder.join(jobs[5:])
+        while decoder.in_flight:
+            decoder.advance(7)
+    same(outputs, expected)
+    said = [record.getMessage() for record in caplog.records if "do not fit in memory" in record.getMessage()]
+    assert len(said) == len(at)
+    assert "engine.max_rows" in said[0]
+
+
+def test_a_row_that_does_not_fit_alone_is_an_error(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_out(monkeypatch, FlatRows, "read", range(1, 100))
+    decoder = Decoder(model, 2)
+    decoder.join(jobs_of(4))
+    with pytest.raises(
+        EngineError, match=r"A row of \d+ tokens does not fit in memory, alone.*Tried to allocate 2 GiB"
+    ):
+        told_by(decoder, ())
+    assert not decoder.in_flight
+
+
+def test_who_is_broken_off_or_given_up_while_preempted_keeps_what_it_said(model: LanguageModel) -> None:
+    jobs = [job._replace(sampling=Sampling(max_tokens=120)) for job in jobs_of(14)]
+    expected = told_by(Decoder(model, 2), jobs)
+    decoder = Decoder(model, 2, 0, kv_bytes=900 * place_bytes(model))
+    outputs = decoder.join(jobs)
+    while not any(row.ids for row in decoder._preempted):
+        decoder.advance(1)
+    given_up = next(row for row in decoder._preempted if row.ids).output
+    decoder.end([given_up])
+    assert given_up.finish_reason == "length"
+    decoder.interrupt()
+    assert not decoder.in_flight
+    for output, whole in zip(outputs, expected, strict=True):
+        assert output.ids == whole.ids[: len(output.ids)]
+        assert len(output.ids) == len(output.logprobs)
+    assert given_up.ids
+
+
+def test_an_engine_answers_all_within_its_memory(model: LanguageModel) -> None:
+    requests = [
+        Request(name, name, (), job.prompt, job.sampling, job.seed, TASK)
+        for job in jobs_of(14)
+        for name in (job.adapter or "a",)
+    ]
+
+    async def asked(engine: LocalEngine) -> list[tuple[tuple[int, ...], list[int]]]:
+        heard: list[list[int]] = [[] for _ in requests]
+
+        async def ask(number: int) -> tuple[int, ...]:
+            answer = await engine.stream(requests[number], lambda ids, _logps: heard[number].extend(ids))
+            return tuple(answer.ids)
+
+        answers = await asyncio.gather(*map(ask, range(len(requests))))
+        return list(zip(answers, heard, strict=True))
+
+    policies = lora_policies("a", "b")
+    bounded = LocalEngine({"base": model}, policies, kv_bytes=700 * place_bytes(model))
+    bounded.serve()
+    told = asyncio.run(asked(bounded))
+    free = asyncio.run(asked(LocalEngine({"base": model}, policies)))
+    for (answer, heard), (expected, _) in zip(told, free, strict=True):
+        assert answer == expected
+        assert heard == list(answer[: len(heard)])
+
+
+def test_the_bound_is_a_setting(model: LanguageModel) -> None:
+    engine = Local(kv_gib=0.5).build({"base": model}, lora_policies("a", "b"))
+    assert engine._queues[0].decoder._most_bytes == 2**29
+    with pytest.raises(ValueError, match="kv_gib"):
+        Local(kv_gib=0)
