@@ -82,7 +82,7 @@ class PlannedRun:
     max_rows: int
     kept_tokens: int
     kv_gib: float
-    """What `engine.kv_gib` gives vLLM for each base."""
+    """What `engine.kv_gib` gives the KV cache of each base; 0 where it gives no bound."""
     served: str
     """`engine.server` of vLLM."""
     tf32: bool
@@ -185,7 +185,7 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         str(engine["name"]),
         int(engine.get("max_rows", 1024)),
         int(engine.get("kept_tokens", 0)),
-        float(engine.get("kv_gib", 0.0)),
+        float(engine.get("kv_gib") or 0.0),
         str(engine.get("server", "")),
         config.model.tf32,
         tokens == "auto",

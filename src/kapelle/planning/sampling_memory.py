@@ -7,7 +7,7 @@ KV cache         2 · blocks · J · E in the compute type for each token place.
                  Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
 logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
                  more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
-reading          activations of one pass over at most 1,024 prompt tokens, or one longer prompt; nothing is kept
+reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt; nothing is kept
 merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`)
 """
 
@@ -23,7 +23,7 @@ TAIL, BLOCK, SHARED = 16, 64, 2
 """`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
 PRODUCTS = 512
 """`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
-CHUNK = 1024
+CHUNK, GPU_CHUNK = 1024, 1 << 14
 """`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
 LARGEST, LARGE = 1 << 26, 1 << 17
 """`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
@@ -57,6 +57,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
         used = {run.team.policies[name].lora and name for name in policies}
         copies, making = merged(shape, len(used), size, cpu=cpu), making_merged(shape, size, cpu=cpu)
     each, kept = place_bytes(shape, size), 0
+    bound = int(run.kv_gib * 1.5 * (1 << 30))  # memory grows by halves
     for rows in rows_of(run, policies, tasks, group):
         prompts = rows.prompts * rows.prompt
         end, most = places(rows, flat=shape.flat)
@@ -72,7 +73,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
             (end + kept, 0, all_logits),
         ):
             yield {
-                "KV cache": each * held,
+                "KV cache": min(each * held, bound) if bound else each * held,
                 "merged weights": copies,
                 "activations": active,
                 "logits": scores,
@@ -145,7 +146,7 @@ def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: boo
     one before where adapters are merged; else with what is made of them), beside the first half's; or in attention,
     which on a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
     """
-    tokens = work.prompt * max(1, min(work.prompts, CHUNK // work.prompt))
+    tokens = work.prompt * max(1, min(work.prompts, (CHUNK if cpu else GPU_CHUNK) // work.prompt))
     if not shape.flat:
         tokens = work.prompt * work.rows
     queries, keys = shape.heads * shape.head_size, shape.key_heads * shape.head_size

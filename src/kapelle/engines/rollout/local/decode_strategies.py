@@ -106,8 +106,8 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
     yield range(first, len(lengths))
 
 
-PROMPT_CHUNK = 1024
-"""Prompt tokens read in one pass (or one longer prompt), so that a pass stays in the processor's cache."""
+PROMPT_CHUNK, GPU_PROMPT_CHUNK = 1024, 1 << 14
+"""Prompt tokens read in one pass (or one longer prompt): few enough for a processor's cache, or enough to fill a GPU."""
 
 LEAST_SLOTS, ROOMY = 8, 4
 """Slots of an adapter where steps may be recorded: at least so many, and at most so many for each of its rows."""
@@ -163,6 +163,7 @@ class FlatRows(Rows):
         flat, device, dtype = self._flat, self._model.device, self._model.dtype
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
+        most = GPU_PROMPT_CHUNK if device.type == "cuda" else PROMPT_CHUNK
         block = PromptBlock(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
         """Tokens of each prompt whose keys and values are in the block already."""
@@ -176,16 +177,14 @@ class FlatRows(Rows):
         if shared:
             stems = list(shared)
             room = PromptBlock(flat, [len(stem) for _, stem in stems], device, dtype)
-            for chunk in _runs([len(stem) for _, stem in stems], PROMPT_CHUNK):
+            for chunk in _runs([len(stem) for _, stem in stems], most):
                 self._read(room, stems, [0] * len(stems), chunk)
             for number, stem in enumerate(stems):
                 for place in shared[stem]:
                     known[place] = block.put(place, room.of(number))
 
         new = [len(prompt) - read for (_, prompt), read in zip(prompts, known, strict=True)]
-        logits_QV = torch.cat(
-            [self._read(block, prompts, known, chunk) for chunk in _runs(new, PROMPT_CHUNK)]
-        )
+        logits_QV = torch.cat([self._read(block, prompts, known, chunk) for chunk in _runs(new, most)])
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
         prompt_R = [number_of[text] for text in texts]
         self._cache.join(block, prompt_R)
