@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from kapelle.algorithm import CriticSpec
+from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
@@ -82,7 +83,7 @@ class PlannedRun:
     max_rows: int
     kept_tokens: int
     kv_gib: float
-    """What `engine.kv_gib` gives the KV cache of each base; 0 where it gives no bound."""
+    """What `engine.kv_gib` gives the KV cache of each base; 0 where it gives no bound. vLLM, which takes what is free, needs some."""
     served: str
     """`engine.server` of vLLM."""
     tf32: bool
@@ -185,7 +186,7 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         str(engine["name"]),
         int(engine.get("max_rows", 1024)),
         int(engine.get("kept_tokens", 0)),
-        float(engine.get("kv_gib") or 0.0),
+        float(engine.get("kv_gib") or (KV_GIB if engine["name"] == "vllm" else 0.0)),
         str(engine.get("server", "")),
         config.model.tf32,
         tokens == "auto",

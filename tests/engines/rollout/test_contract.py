@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
 from kapelle.errors import EngineError
-from kapelle.models.weights import weights_hash
+from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Message, Sampling
 
@@ -82,6 +82,8 @@ def truth(policy: str, weights: Mapping[str, Tensor], request: Request, ids: Seq
         model.bank.add(policy, LORA, 0)
         model.bank.fill(policy, weights)
         adapter = policy
+    else:
+        copy_weights(model.base_parameters(), weights, "the base")
     tokens = torch.tensor([(*request.prompt_ids, *ids)])
     with torch.no_grad(), model.computing([(adapter, 0, 1)]):
         logits_LV = model.model(input_ids=tokens, use_cache=False).logits[0].double()
@@ -258,6 +260,8 @@ class TestWeights:
         engine.load("still", drawn, 2)
         after = asyncio.run(ask(engine, [ask_for("still", k) for k in range(4)]))
         assert words(after) != words(before)
+        for k, answer in enumerate(after):
+            assert_true({"still": drawn}, ask_for("still", k), answer)
         assert {(answer.version, answer.weights_hash) for answer in after} == {(2, weights_hash(drawn))}
 
     def test_what_does_not_fit_is_refused_and_nothing_moves(self, engine: RolloutEngine) -> None:

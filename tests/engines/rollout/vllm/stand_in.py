@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, VllmModel
+from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
 from kapelle.models.language_model import LanguageModel, load_language_model
-from kapelle.models.weights import read_adapter
+from kapelle.models.weights import copy_weights, read_adapter
+from kapelle.runtime.tensors import load_tensors
 from kapelle.settings.schema import ModelConfig
 
 
@@ -81,6 +85,12 @@ class StandIn(VllmModel):
         if not self.rows:
             self.decoder.drop()
 
+    def overwrite(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the base's weights, as a running vLLM does."""
+        assert not self.rows, "rows are in flight"
+        copy_weights(self.model.base_parameters(), weights, "the stand-in")
+        self.decoder.forget(None)
+
     def forget_prefixes(self) -> None:
         assert not self.rows, "rows are in flight"
         self.calls.append("forget")
@@ -94,6 +104,20 @@ class StandIn(VllmModel):
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+class TakesInPlace(StandIn):
+    """One that goes on with other weights of the base, from memory or, where it has several workers, from a file."""
+
+    workers = 1
+    fails = False
+
+    def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
+        self.calls.append("take")
+        if self.fails:
+            raise RuntimeError("no such method")
+        self.overwrite(weights if self.workers == 1 else load_tensors(write() / WEIGHTS_FILE))
+        return True
 
 
 def _name(row: Row) -> str:

@@ -15,6 +15,7 @@ from tests.engines.rollout.vllm.stand_in import StandIn
 
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row
 from kapelle.engines.rollout.vllm.served import ServedModel
+from kapelle.runtime.tensors import load_tensors
 from kapelle.types import Sampling
 
 
@@ -35,6 +36,8 @@ class StandInServer(ThreadingHTTPServer):
         self.keys: set[str | None] = set()
         """What requests carried as `Authorization`."""
         self.broken = False
+        self.in_place = True
+        """Whether its workers take weights while it runs."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -116,6 +119,13 @@ class StandInServer(ThreadingHTTPServer):
                 return 400, {"error": "it has been loaded already"}
             number = len(self.asked)
             self.adapters[body["lora_name"]] = AdapterFile(body["lora_name"], number, Path(body["lora_path"]))
+            return 200, {}
+        if path == "/collective_rpc" and self.in_place:
+            assert body["method"] == "take_weights"
+            (folder,) = body["args"]
+            self.sampler.overwrite(load_tensors(Path(folder) / "model.safetensors"))
+            return 200, {"results": [None]}
+        if path.startswith(("/sleep", "/wake_up")):
             return 200, {}
         if path == "/v1/unload_lora_adapter":
             del self.adapters[body["lora_name"]]

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.engines.rollout.subjects import POLICIES, bare, base, own_weights
-from tests.engines.rollout.vllm.stand_in import StandIn
+from tests.engines.rollout.vllm.stand_in import StandIn, TakesInPlace
 from tests.support.episodes import TASK
-from tests.support.tiny import LORA, SIZE, frozen_copy, sections, stir
+from tests.support.tiny import LORA, SIZE, frozen_copy, same_bits, sections, stir
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.vllm import settings
 from kapelle.engines.rollout.vllm.engine import VllmEngine
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, arguments
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import ConfigError, EngineError, ParityError
-from kapelle.models.weights import save_model
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.weights import copy_weights, save_model, weights_hash
 from kapelle.setup.recipe import resolve
 from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
@@ -170,6 +172,148 @@ class TestPublishing:
         (name,) = started.last.batches[0]
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyz_-0123456789")
         engine.close()
+
+
+class TestPublishingInPlace:
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> Callable[..., tuple[VllmEngine, list[TakesInPlace], LanguageModel]]:
+        """Makes an engine that samples with a base alone, which is trained."""
+
+        def make(workers: int = 1, **given: bool) -> tuple[VllmEngine, list[TakesInPlace], LanguageModel]:
+            all_of: list[TakesInPlace] = []
+
+            def start(about: BaseModel) -> TakesInPlace:
+                all_of.append(TakesInPlace(about))
+                all_of[-1].workers = workers
+                return all_of[-1]
+
+            model = bare()
+            return VllmEngine({"base": model}, [WHOLE], start, tmp_path / "files", **given), all_of, model
+
+        return make
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_a_running_vllm_goes_on_with_the_new_weights(
+        self, made: Made, tmp_path: Path, workers: int
+    ) -> None:
+        engine, started, _ = made(workers)
+        (before,) = ask(engine, [asked("whole")])
+        new = halved()
+        engine.load("whole", new, 3)
+        (after,) = ask(engine, [asked("whole")])
+        assert len(started) == 1
+        assert started[0].calls[0] == "take"
+        assert (after.version, after.weights_hash) == (3, weights_hash(new))
+        assert same_bits(dict(started[0].model.base_parameters()), new)
+        assert before.logprobs != after.logprobs
+        assert len(list((tmp_path / "files").iterdir())) == 1, "old files go"
+
+    @pytest.mark.parametrize("live", [True, False], ids=["the trainer's own", "copies"])
+    def test_one_that_breaks_later_is_started_on_the_newest(self, made: Made, live: bool) -> None:
+        engine, started, model = made()
+        new = halved()
+        if live:
+            copy_weights(model.base_parameters(), new, "the trainer")
+        engine.load("whole", model.base_parameters() if live else new, 1)
+        started[0].broken = True
+        with pytest.raises(EngineError, match="out of memory"):
+            ask(engine, [asked("whole")])
+        (answer,) = ask(engine, [asked("whole")])
+        assert len(started) == 2
+        assert same_bits(dict(started[1].model.base_parameters()), new)
+        assert answer.weights_hash == weights_hash(new)
+
+    def test_where_it_fails_vllm_is_started_anew_and_that_is_said_once(
+        self, made: Made, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine, started, _ = made()
+        started[0].fails = True
+        for version in (1, 2):
+            engine.load("whole", halved(), version)
+        assert len(started) == 3
+        assert [one.calls for one in started[:2]] == [["take", "close"], ["close"]]
+        assert same_bits(dict(started[2].model.base_parameters()), halved())
+        assert [text for text in caplog.messages if "no such method" in text] == caplog.messages
+        assert len(caplog.messages) == 1
+
+    def test_restarts_can_be_asked_for(self, made: Made) -> None:
+        engine, started, _ = made(in_place=False)
+        engine.load("whole", halved(), 1)
+        assert [one.calls for one in started] == [["close"], []]
+
+
+def halved() -> dict[str, Tensor]:
+    return {name: 0.5 * tensor.detach() for name, tensor in bare().base_parameters().items()}
+
+
+WHOLE = Policy("whole")
+
+
+Made = Callable[..., tuple[VllmEngine, list[TakesInPlace], LanguageModel]]
+
+
+class TestMemory:
+    """What vLLM is given of a GPU, on numbers that a GPU might say."""
+
+    ABOUT = BaseModel("m", "bfloat16", 4096, (1,), 0, 0, share=0.5, kept_free=10 << 30)
+
+    @pytest.fixture
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (60 << 30, 80 << 30))
+
+    def test_it_takes_a_share_of_what_is_free_beside_what_the_trainer_will_need(self, gpu: None) -> None:
+        given = arguments(None, 256, {}, self.ABOUT)
+        assert given["gpu_memory_utilization"] == pytest.approx((0.9 * 0.5 * 60 - 10) / 80)
+        assert "kv_cache_memory_bytes" not in given
+
+    def test_a_size_that_is_set_is_taken(self, gpu: None) -> None:
+        given = arguments(2.0, 256, {}, self.ABOUT)
+        assert given["kv_cache_memory_bytes"] == 2 << 30
+        assert "gpu_memory_utilization" not in given
+        assert (
+            arguments(None, 1, {"gpu_memory_utilization": 0.3}, self.ABOUT)["gpu_memory_utilization"] == 0.3
+        )
+
+    @pytest.mark.parametrize(
+        ("trained_on", "workers", "sleeps"),
+        [((), 1, False), ((0,), 1, True), ((1,), 1, False), ((1, 3), 2, True)],
+    )
+    def test_it_sleeps_where_it_shares_a_gpu(
+        self, trained_on: tuple[int, ...], workers: int, sleeps: bool
+    ) -> None:
+        about = replace(self.ABOUT, trained_on=trained_on)
+        assert arguments(1.0, 1, {"tensor_parallel_size": workers}, about)["enable_sleep_mode"] == sleeps
+
+    def test_several_bases_share_it_and_learners_keep_theirs(self, tmp_path: Path) -> None:
+        started: list[BaseModel] = []
+
+        def start(about: BaseModel) -> StandIn:
+            started.append(about)
+            return StandIn(about)
+
+        one, two = bare(), bare()
+        one.bank.add("a", LORA, 0)
+        policies = [Policy("a", base="one", lora=LORA), Policy("b", base="two")]
+        engine = VllmEngine({"one": one, "two": two}, policies, start, tmp_path / "files")
+        assert [about.share for about in started] == [1 / 2, 1]
+        adapter, whole = (
+            sum(tensor.numel() for tensor in weights.values())
+            for weights in (one.bank.parameters("a"), two.base_parameters())
+        )
+        assert [about.kept_free for about in started] == [12 * adapter, 12 * whole]
+        engine.close()
+
+    @pytest.mark.parametrize(("free", "where"), [(1 << 40, True), (1 << 10, False)])
+    def test_files_are_in_memory_where_it_has_room(
+        self, free: int, where: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TMPDIR", raising=False)
+        monkeypatch.setattr(settings, "MEMORY", tmp_path)
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        assert settings.files_in([bare()]) == (tmp_path if where else None)
+        monkeypatch.setenv("TMPDIR", "/somewhere")
+        assert settings.files_in([bare()]) is None
 
 
 class TestFaults:

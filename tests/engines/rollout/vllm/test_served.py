@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 from tests.engines.rollout.subjects import POLICIES, base, own_weights
-from tests.engines.rollout.test_contract import ask, ask_for
+from tests.engines.rollout.test_contract import ask, ask_for, assert_true
 from tests.engines.rollout.vllm.stand_in_server import Serving
 
 from kapelle.engines.rollout.vllm import served
-from kapelle.engines.rollout.vllm.engine import VllmEngine
-from kapelle.engines.rollout.vllm.sampler import BaseModel
+from kapelle.engines.rollout.vllm.engine import VllmEngine, WeightFiles, base_model
+from kapelle.engines.rollout.vllm.sampler import BaseModel, Row
 from kapelle.engines.rollout.vllm.served import SGLANG, VLLM
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import ConfigError, EngineError
+from kapelle.models.weights import weights_hash
 from kapelle.team import Policy
 from kapelle.types import Sampling
 
@@ -90,6 +91,70 @@ class TestRequests:
         monkeypatch.setenv("VLLM_API_KEY", "secret")
         asyncio.run(ask(engine, [ask_for("a", 3)]))
         assert "Bearer secret" in serving.servers[-1].keys
+
+
+class TestWholeModels:
+    @pytest.fixture
+    def whole(self, serving: Serving, tmp_path: Path) -> Iterator[VllmEngine]:
+        made = VllmEngine({"base": base()}, POLICIES, serving, tmp_path / "files")
+        yield made
+        made.close()
+
+    def test_a_server_reads_them_while_it_runs(self, whole: VllmEngine, serving: Serving) -> None:
+        new = {name: 0.5 * tensor.detach() for name, tensor in own_weights()["still"].items()}
+        whole.load("still", new, 4)
+        (answer,) = asyncio.run(ask(whole, [ask_for("still")]))
+        assert_true({**own_weights(), "still": new}, ask_for("still"), answer)
+        assert (answer.version, answer.weights_hash) == (4, weights_hash(new))
+        assert len(serving.servers) == 1
+        paths = [path for path, _ in serving.servers[0].asked]
+        assert (
+            paths.index("/collective_rpc")
+            < paths.index("/reset_prefix_cache")
+            < paths.index("/v1/completions")
+        )
+
+    def test_one_without_the_method_is_started_anew(
+        self, whole: VllmEngine, serving: Serving, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        serving.servers[0].in_place = False
+        new = {name: 0.5 * tensor.detach() for name, tensor in own_weights()["still"].items()}
+        whole.load("still", new, 1)
+        (answer,) = asyncio.run(ask(whole, [ask_for("still")]))
+        assert_true({**own_weights(), "still": new}, ask_for("still"), answer)
+        (said,) = caplog.messages
+        assert "started anew" in said
+        assert "/collective_rpc (HTTP 404)" in said
+        whole.load("still", own_weights()["still"], 2)
+        assert bodies(serving, "/collective_rpc") == []
+        assert len(caplog.messages) == 1
+
+    def test_the_kv_cache_goes_on_sleeping_while_they_are_read(
+        self, serving: Serving, tmp_path: Path
+    ) -> None:
+        files, model = WeightFiles(tmp_path / "files"), base()
+        folder = files.model(model, model.base_parameters())
+        serving(base_model(model, str(folder), list(POLICIES))).close()
+        server = serving.servers[0]
+        sampler = served.ServedModel(server.url, ABOUT, sleeps=True)
+        sampler.sleep()
+        sampler.sleep()
+        assert sampler.take({}, lambda: folder)
+        sampler.add(Row("0", (7, 8, 9), Sampling(max_tokens=2), 0, None))
+        sampler.step()
+        sampler.take({}, lambda: folder)
+        paths = [
+            path for path, _ in server.asked if path.startswith(("/sleep", "/wake_up", "/coll", "/v1/comp"))
+        ]
+        assert paths == [
+            "/sleep?level=1",
+            "/wake_up?tags=weights",
+            "/collective_rpc",
+            "/wake_up?tags=kv_cache",
+            "/v1/completions",
+            "/collective_rpc",
+        ]
+        sampler.close()
 
 
 class TestFaults:

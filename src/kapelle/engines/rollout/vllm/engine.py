@@ -2,12 +2,14 @@
 
 Requests meet as in the local engine: when no coroutine can continue without an answer, all of them join the batch in a fixed
 order. What vLLM gets wrong silently is kept away from it: rows with and without an adapter are never in one batch
-(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model are loaded by starting vLLM again.
+(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model go into a running vLLM
+by a method of ours (`worker.TakesWeights`), or by starting it again where it has none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import shutil
@@ -25,6 +27,7 @@ from torch import Tensor
 from kapelle.engines.rollout.protocol import Completion, HasNotes, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
+from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.adapters import named
 from kapelle.models.language_model import DTYPES, LanguageModel
@@ -45,6 +48,8 @@ class _Queue(RequestQueue[Row]):
     about: BaseModel
     sampler: VllmModel | None = None
     """None before the first request, and after an error."""
+    newer: bool = False
+    """True if the model's weights in memory were published, and `about.path` has older ones."""
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
     """By row id."""
 
@@ -67,14 +72,16 @@ class VllmEngine(HasNotes):
         *,
         mixes: bool = False,
         restarts: bool = True,
+        in_place: bool = True,
         max_rows: int = 256,
         patience: float = 60.0,
     ) -> None:
         """Sample from copies of these models that `start` makes; published weights pass through `folder`.
 
         `mixes` tells whether rows with and without an adapter may share a batch, `restarts` whether `start` can put vLLM
-        on other base weights.
+        on other base weights, `in_place` whether a running vLLM may be given them.
         """
+        self._in_place = in_place
         self._start, self._mixes, self._max_rows, self._patience = start, mixes, max_rows, patience
         self._restarts = restarts
         self._files = WeightFiles(folder)
@@ -85,13 +92,17 @@ class VllmEngine(HasNotes):
         self._queues: dict[int, _Queue] = {}
         # Also where the engine is dropped without `close`: a server and gigabytes of files would stay.
         self._end = weakref.finalize(self, _release, self._queues, self._files)
-        for model in {id(loaded.model): loaded.model for loaded in self._policies.values()}.values():
+        bases = {id(loaded.model): loaded.model for loaded in self._policies.values()}
+        gpus = tuple(m.device.index or 0 for m in bases.values() if m.device.type == "cuda")
+        for place, model in enumerate(bases.values()):
             own = [loaded.policy for loaded in self._policies.values() if loaded.model is model]
             # vLLM reads a base where it was read from, or a copy of what is in memory.
             path = Path(model.name).expanduser()
             if not path.is_dir():
                 path = self._files.model(model, model.base_parameters())
-            self._queues[id(model)] = _Queue(model, base_model(model, str(path), own))
+            about = base_model(model, str(path), own)
+            about = replace(about, share=1 / (len(bases) - place), trained_on=gpus)
+            self._queues[id(model)] = _Queue(model, about)
         try:
             # Now, so that what cannot be started stops the run at its beginning.
             for queue in self._queues.values():
@@ -125,7 +136,7 @@ class VllmEngine(HasNotes):
         return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights: an adapter under a new name, a whole model by starting vLLM again."""
+        """Take new weights: an adapter under a new name, a whole model into vLLM's memory or by starting vLLM again."""
         loaded, queue = self._policy(policy), self._queue(policy)
         given = cast("Mapping[str, Tensor]", weights)
         if loaded.shapes.keys() != given.keys():
@@ -149,7 +160,7 @@ class VllmEngine(HasNotes):
                 "`engine.server: start`, or leave `engine.server` out."
             )
         if loaded.adapter is None:
-            self._restart_on(queue, self._files.model(loaded.model, given))
+            self._replace_base(queue, given)
         else:
             old, loaded.adapter = loaded.adapter, self._files.adapter(loaded, given, version)
             if queue.sampler is not None:
@@ -174,13 +185,47 @@ class VllmEngine(HasNotes):
         self._policies.clear()
         self._end()
 
-    def _restart_on(self, queue: _Queue, folder: Path) -> None:
-        """Start vLLM on other base weights; loading them into a running one leaves a wrong model (0.32.0, on a CPU)."""
-        old = Path(queue.about.path)
-        queue.close()
-        queue.about = replace(queue.about, path=str(folder))
-        queue.sampler = self._start(queue.about)
+    def _replace_base(self, queue: _Queue, weights: Mapping[str, Tensor]) -> None:
+        """Go on with other base weights: those of a running vLLM are overwritten, or vLLM is started on a file of them."""
+        folder: list[Path] = []
+
+        def write() -> Path:
+            if not folder:
+                folder.append(self._files.model(queue.model, weights))
+            return folder[0]
+
+        taken = False
+        if self._in_place and queue.sampler is not None:
+            try:
+                taken = queue.sampler.take(weights, write)
+                why = "this vLLM, or this server, does not take them in place"
+            except Exception as error:  # noqa: BLE001 - a fresh one is right all the same
+                why = f"in place it failed ({error})"
+            if not taken:
+                self._in_place = False
+                logging.getLogger(__name__).warning(
+                    "vLLM is started anew for every publish of whole weights, which is right and slow: %s.",
+                    why,
+                )
+        if not taken:
+            self._restart_on(queue, write())
+            return
+        # What a restart after a fault would need: the trainer's own tensors, or a file where these are copies.
+        own = queue.model.base_parameters()
+        queue.newer = all(own[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
+        if not queue.newer or folder:
+            self._read_from(queue, write())
+
+    def _read_from(self, queue: _Queue, folder: Path) -> None:
+        """Let a queue's next sampler be started on another folder."""
+        old, queue.about, queue.newer = Path(queue.about.path), replace(queue.about, path=str(folder)), False
         self._files.drop(old)
+
+    def _restart_on(self, queue: _Queue, folder: Path) -> None:
+        """Start vLLM on other base weights."""
+        queue.close()
+        self._read_from(queue, folder)
+        queue.sampler = self._start(queue.about)
 
     def _forget_interrupted(self) -> None:
         """Drop what an interrupted run left here: nothing waits for it."""
@@ -249,6 +294,8 @@ class VllmEngine(HasNotes):
         if not queue.waiting:
             return
         if queue.sampler is None:
+            if queue.newer:
+                self._read_from(queue, self._files.model(queue.model, queue.model.base_parameters()))
             queue.sampler = self._start(queue.about)
         joining = queue.waiting
         if not self._mixes:
@@ -372,7 +419,7 @@ class WeightFiles:
             config.save_pretrained(folder)
             model.tokenizer.save_pretrained(folder)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+            save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
         return folder
 
     def drop(self, folder: Path) -> None:
@@ -388,6 +435,11 @@ class WeightFiles:
 def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseModel:
     """Return how vLLM loads a base model of these policies."""
     loras = [policy.lora for policy in policies if policy.lora is not None]
+    learning = [
+        model.bank.parameters(policy.name) if policy.lora else model.base_parameters()
+        for policy in policies
+        if policy.trained
+    ]
     return BaseModel(
         path,
         next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
@@ -395,6 +447,7 @@ def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseM
         tuple(sorted(model.end_ids)),
         len(loras),
         max((lora.rank for lora in loras), default=0),
+        kept_free=3 * 4 * sum(tensor.numel() for each in learning for tensor in each.values()),
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.errors import EngineError
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.types import Json, Sampling
@@ -28,6 +30,12 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes in the same threads
 }
 """What vLLM reads while it is imported; a variable that is set already is left alone."""
+
+WORKER = "kapelle.engines.rollout.vllm.worker.TakesWeights"
+"""What vLLM's workers inherit from."""
+
+OF_FREE = 0.9
+"""Share of a GPU's free memory that vLLM's models may take together, weights and KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,12 @@ class BaseModel:
     """Most adapters in one batch; 0 for none."""
     rank: int
     """The largest rank among them."""
+    share: float = 1.0
+    """Part of the free memory of a device that it may take: models that are started later want theirs."""
+    trained_on: tuple[int, ...] = ()
+    """GPUs on which the trainer's models lie."""
+    kept_free: int = 0
+    """Bytes of a device that the trainer has not taken yet and will: gradients and moments of what learns."""
 
 
 class VllmModel:
@@ -106,6 +120,13 @@ class VllmModel:
         """Forget an adapter that no row will ask for again."""
         raise NotImplementedError
 
+    def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
+        """Go on with other weights of the base, by name; `write` makes a folder of them, once, where they go over as a file.
+
+        No row is in flight. False where it cannot: then vLLM has to be started anew. After an error it is of no more use.
+        """
+        return False
+
     def sleep(self) -> None:
         """Give device memory back until the next row is added, where the device has memory of its own."""
 
@@ -119,7 +140,7 @@ Start = Callable[[BaseModel], VllmModel]
 
 
 def start_in_process(
-    kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel
+    kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> VllmModel:
     """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
     for name, value in ENVIRONMENT.items():
@@ -138,8 +159,14 @@ def start_in_process(
         restore_random(drawn)
 
 
-def arguments(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> dict[str, Any]:
-    """Return vLLM's engine arguments for a base model."""
+def arguments(
+    kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
+) -> dict[str, Any]:
+    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes what is free on a GPU."""
+    room: dict[str, Any] = {"kv_cache_memory_bytes": int((kv_gib or KV_GIB) * 2**30)}
+    if kv_gib is None and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        room = {"gpu_memory_utilization": max(OF_FREE * about.share * free - about.kept_free, 0.0) / total}
     lora: dict[str, Any] = {}
     if about.adapters:
         if about.rank > RANKS[-1]:
@@ -157,16 +184,24 @@ def arguments(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: 
         "dtype": about.dtype,
         "max_model_len": about.context,
         "max_num_seqs": max_rows,
-        "kv_cache_memory_bytes": int(kv_gib * 2**30),
+        **room,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # no defaults of the model's: a request says how it is sampled
         "enforce_eager": not torch.cuda.is_available(),
-        "enable_sleep_mode": torch.cuda.is_available(),
+        # A GPU that trains as well is given back during the update; vLLM takes the first ones.
+        "enable_sleep_mode": any(
+            k < int(str(options.get("tensor_parallel_size", 1))) for k in about.trained_on
+        ),
+        "worker_extension_cls": WORKER,
         "disable_log_stats": True,
         "seed": 0,
         **lora,
         **options,
     }
+
+
+PARTS = ("kv_cache", "weights")
+"""What vLLM puts to sleep and wakes one by one."""
 
 
 class InProcess(VllmModel):
@@ -182,7 +217,8 @@ class InProcess(VllmModel):
         from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
 
         self._ends = list(about.ends)
-        self._asleep = False
+        self._asleep: set[str] = set()
+        """What sleeps: the KV cache, and the weights."""
         self._sleeps = bool(given["enable_sleep_mode"])
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**given))
 
@@ -193,9 +229,8 @@ class InProcess(VllmModel):
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
         if self._asleep:
-            self._engine.wake_up()
+            self._wake(self._asleep)
             self._engine.reset_prefix_cache()
-            self._asleep = False
         asked = row.sampling
         params = SamplingParams(
             max_tokens=asked.max_tokens,
@@ -246,11 +281,28 @@ class InProcess(VllmModel):
         if adapter.number in self._engine.list_loras():
             self._engine.remove_lora(adapter.number)
 
+    def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
+        """Copy other weights of the base into vLLM's, on the device where both are; the KV cache goes on sleeping."""
+        self._wake(self._asleep & {"weights"})
+        # Several workers are processes of their own, and each reads the file.
+        alone = self._engine.vllm_config.parallel_config.world_size == 1
+        given = (None, dict(weights)) if alone else (str(write()),)
+        self._engine.collective_rpc("take_weights", args=given)
+        self.forget_prefixes()
+        return True
+
     def sleep(self) -> None:
         """Give a GPU's memory back: weights go to the host's, the KV cache is dropped."""
-        if self._sleeps and not self._asleep:
-            self._engine.sleep(level=1)
-            self._asleep = True
+        if not self._sleeps or len(self._asleep) == len(PARTS):
+            return
+        self._wake(self._asleep)
+        self._engine.sleep(level=1)
+        self._asleep = set(PARTS)
+
+    def _wake(self, parts: set[str]) -> None:
+        if parts:
+            self._engine.wake_up(tags=sorted(parts))
+            self._asleep = self._asleep - parts
 
     def close(self) -> None:
         """Shut the LLM engine down."""

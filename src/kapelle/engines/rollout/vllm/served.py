@@ -21,9 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from kapelle.engines.rollout.vllm.sampler import (
+    PARTS,
     AdapterFile,
     BaseModel,
     FinishedRow,
@@ -44,6 +48,8 @@ ASK_SECONDS = 10.0
 """Longest wait for what a server says of itself."""
 CALL_SECONDS = 120.0
 """Longest wait for an adapter to be loaded or forgotten."""
+LOAD_SECONDS = 600.0
+"""Longest wait for a base model's new weights to be read."""
 START_SECONDS = 1800.0
 """Longest wait for a server that was started."""
 
@@ -60,7 +66,9 @@ SGLANG_KNOWS = "/get_model_info"
 """A path that SGLang answers with `model_path`, and vLLM does not."""
 
 
-def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> VllmModel:
+def start_server(
+    kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
+) -> VllmModel:
     """Start a server on a base model and return it as a sampler; EngineError if it ends before it answers."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -77,7 +85,8 @@ def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], abou
     }
     process = guarded(command, environment)
     try:
-        return ServedModel(f"http://127.0.0.1:{port}", about, process, START_SECONDS)
+        sleeps = bool(given["enable_sleep_mode"])
+        return ServedModel(f"http://127.0.0.1:{port}", about, process, START_SECONDS, sleeps=sleeps)
     except BaseException:
         end(process)
         raise
@@ -104,12 +113,19 @@ class ServedModel(VllmModel):
         about: BaseModel,
         process: subprocess.Popen[bytes] | None = None,
         patience: float = 10.0,
+        *,
+        sleeps: bool = False,
     ) -> None:
-        """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does."""
+        """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does.
+
+        One that `sleeps` gives back its GPU's memory when it is told to.
+        """
         import httpx
 
         self._url = url.rstrip("/")
-        self._about, self._process = about, process
+        self._about, self._process, self._sleeps = about, process, sleeps
+        self._asleep: set[str] = set()
+        """What sleeps: the KV cache, and the weights."""
         self._loaded: dict[int, AdapterFile] = {}
         self._done: queue.SimpleQueue[FinishedRow] = queue.SimpleQueue()
         self._open: dict[str, Any] = {}
@@ -130,6 +146,7 @@ class ServedModel(VllmModel):
 
     def add(self, row: Row) -> None:
         """Send a row's request; its adapter is loaded first where the server does not have it."""
+        self._wake(self._asleep)
         adapter = row.adapter
         if adapter is not None and adapter.number not in self._loaded:
             self._call(self._dialect.load, {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
@@ -174,6 +191,28 @@ class ServedModel(VllmModel):
         if self._loaded.pop(adapter.number, None) is not None:
             self._call(self._dialect.unload, {"lora_name": adapter.name})
 
+    def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
+        """Let a server whose workers have the method read other weights of the base from a file, in place."""
+        if not self._dialect.call:
+            return False
+        self._wake(self._asleep & {"weights"})
+        self._call(self._dialect.call, {"method": "take_weights", "args": [str(write())]}, LOAD_SECONDS)
+        self.forget_prefixes()
+        return True
+
+    def sleep(self) -> None:
+        """Let a server that shares its GPU give the memory back: weights go to the host's, the KV cache is dropped."""
+        if not self._sleeps or len(self._asleep) == len(PARTS):
+            return
+        self._wake(self._asleep)
+        self._call("/sleep?level=1", {})
+        self._asleep = set(PARTS)
+
+    def _wake(self, parts: set[str]) -> None:
+        if parts:
+            self._call("/wake_up?" + "&".join(f"tags={part}" for part in sorted(parts)), {})
+            self._asleep = self._asleep - parts
+
     def close(self) -> None:
         """End the server if it was started here, and forget adapters on one that was given; a second call does nothing."""
         if self._loop.is_closed():
@@ -211,15 +250,15 @@ class ServedModel(VllmModel):
             f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
         )
 
-    def _call(self, path: str, body: Json) -> None:
+    def _call(self, path: str, body: Json, seconds: float = CALL_SECONDS) -> None:
         """Ask the server to do something; EngineError where it does not."""
         import httpx
 
         sent = asyncio.run_coroutine_threadsafe(
-            post(f"{self._url}{path}", body, bearer(KEY_ENV, self._url), CALL_SECONDS), self._loop
+            post(f"{self._url}{path}", body, bearer(KEY_ENV, self._url), seconds), self._loop
         )
         try:
-            status, answer = sent.result(CALL_SECONDS + 10)
+            status, answer = sent.result(seconds + 10)
         except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
             raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
         if status != 200:
@@ -255,6 +294,8 @@ class Dialect(NamedTuple):
     """The answer as read from JSON → token ids, their log-probs, and why the row finished."""
     fields: str
     """Where they stand in the answer, for errors."""
+    call: str = ""
+    """Calls a method of every worker; empty where there is none of ours."""
 
     def read(self, row: str, status: int, answer: bytes) -> FinishedRow:
         """Return a server's answer as a row: token ids and their log-probs, or the error."""
@@ -334,6 +375,7 @@ VLLM = Dialect(
     _ask_vllm,
     _parts_of_vllm,
     "`return_token_ids`, `logprobs`",
+    "/collective_rpc",
 )
 SGLANG = Dialect(
     "SGLang",

@@ -6,8 +6,10 @@ is known to be wrong is avoided, so that the run goes on instead of stopping.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -31,7 +33,18 @@ START = "start"
 KEY_ENV = "VLLM_API_KEY"
 """Environment variable with a server's key."""
 
-OURS = ("model", "dtype", "logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "enable_sleep_mode")
+KV_GIB = 4.0
+"""GiB for the KV cache of each base model where no device has memory of its own."""
+
+OURS = (
+    "model",
+    "dtype",
+    "logprobs_mode",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "enable_sleep_mode",
+)
 """Arguments of vLLM on which the engine depends."""
 
 CODE = frozenset(
@@ -72,8 +85,10 @@ class Vllm(Settings, ChecksItself):
     name: Literal["vllm"] = "vllm"
     server: Annotated[str, FROM_HERE_ON] = ""
     """Empty to sample in this process, `start` for a server that the run starts and ends, or the URL of one that runs."""
-    kv_gib: Annotated[float, FROM_HERE_ON] = Field(default=4.0, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model."""
+    kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """GiB for the KV cache of each base model; None takes what is free on a GPU when it starts, and 4 on a CPU."""
+    publish: Annotated[Literal["in_place", "restart"], FROM_HERE_ON] = "in_place"
+    """How a base that is trained itself gets its new weights: into vLLM's memory while it runs, or by starting vLLM anew."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
     """Most rows in flight on each base model."""
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
@@ -142,12 +157,31 @@ class Vllm(Settings, ChecksItself):
             models,
             policies,
             begin if self._local else partial(ServedModel, self.server),
-            Path(tempfile.mkdtemp(prefix="kapelle-vllm-")),
+            Path(
+                tempfile.mkdtemp(
+                    prefix="kapelle-vllm-", dir=files_in(models.values()) if self._local else None
+                )
+            ),
+            in_place=self.publish == "in_place",
             mixes=mixes_rightly(installed(), device),
             restarts=self._local,
             max_rows=self.max_rows,
             patience=self.patience,
         )
+
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+"""Linux's file system in memory."""
+
+
+def files_in(models: Iterable[LanguageModel]) -> Path | None:
+    """Return the folder for what is published: in memory if it has room for four copies, else where temporary files go (None)."""
+    needed = 4 * sum(p.nbytes for model in models for p in model.base_parameters().values())
+    try:
+        fits = not os.environ.get("TMPDIR") and shutil.disk_usage(MEMORY).free > needed
+        return MEMORY if fits and os.access(MEMORY, os.W_OK) else None
+    except OSError:
+        return None
 
 
 def installed() -> str | None:
