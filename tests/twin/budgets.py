@@ -78,18 +78,20 @@ def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch)
 
 
 def engine_and_samples(
-    samples: int, tokens: int, dropout: float = 0.0
+    samples: int, tokens: int, *, dropout: float = 0.0, most: int = 4096
 ) -> tuple[TorchTrainEngine, list[Sample]]:
-    lora = replace(LORA, dropout=dropout)
+    """Return an engine of two adapters, whose passes have at most so many tokens, and samples of both."""
     engine = train_engine(
-        lora_policies("a", "b", lora=lora), models={"base": model_on_device("bfloat16", adapted=False)}
+        lora_policies("a", "b", lora=replace(LORA, dropout=dropout)),
+        models={"base": model_on_device("bfloat16", adapted=False)},
+        limits=UpdateLimits(most),
     )
     return engine, with_behaviour(engine, draw_samples(["a", "b"], [(9, tokens)] * (samples // 2)))
 
 
-def update(samples: int, tokens: int, dropout: float = 0.0) -> Counts:
+def update(samples: int, tokens: int, *, dropout: float = 0.0, most: int = 4096) -> Counts:
     """Count the second update of two adapters; the first one makes the optimisers' moments."""
-    engine, drawn = engine_and_samples(samples, tokens, dropout)
+    engine, drawn = engine_and_samples(samples, tokens, dropout=dropout, most=most)
     objective = Objective(GRPO().build().policy_loss, parity=False)
     engine.update(drawn, objective)
     with counted() as counts:
@@ -111,11 +113,15 @@ def test_dropout_costs_one_more_copy_to_the_device() -> None:
     assert dropped["up"] == plain["up"] + 1
 
 
+def test_an_update_waits_twice_for_any_number_of_passes() -> None:
+    counts = update(24, 8, most=64)  # four samples in a pass
+    assert counts["waits"] + counts["down"] == 2
+    assert counts["up"] == 6
+
+
 def test_scores_are_read_once_for_any_number_of_samples_and_passes() -> None:
     for samples in (4, 64):
-        engine, drawn = engine_and_samples(samples, 8)
-        engine._forward._limits = UpdateLimits(microbatch_tokens=64)
-        engine._forward._most_tokens.clear()
+        engine, drawn = engine_and_samples(samples, 8, most=64)
         with counted() as counts:
             engine.score(drawn)
         assert counts["waits"] + counts["down"] == 1

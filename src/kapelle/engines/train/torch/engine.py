@@ -477,17 +477,16 @@ class ForwardPass:
         return self.fitting(lambda: self._embed(samples))
 
     def _embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        answers: dict[int, Tensor] = {}
+        means: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
             placement = self._placements[batch.owners[0][0]]
             with placement.model.computing([(None, first, last) for _, first, last in batch.owners]):
                 hidden_ND = placement.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
-            hidden_KD = hidden_ND.index_select(0, batch.source_K).float().cpu()
+            hidden_KD = hidden_ND.index_select(0, batch.source_K).float()
             for part in batch.parts.values():
                 rows = hidden_KD[part.place].split(part.counts)
-                for k, rows_TD in zip(part.samples, rows, strict=True):
-                    answers[chosen[k]] = rows_TD.mean(0)
-        return [answers[k] for k in range(len(samples))]
+                means |= {chosen[k]: rows_TD.mean(0) for k, rows_TD in zip(part.samples, rows, strict=True)}
+        return [each.float() for each in read_together([means[k] for k in range(len(samples))])]
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, entropy: bool = False) -> list[Tensor]:
