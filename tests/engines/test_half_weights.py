@@ -21,15 +21,18 @@ from tests.support.tiny import (
     sections,
     tiny_model,
     train_engine,
+    with_adapters,
     with_behaviour,
     with_columns,
 )
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.engines.rollout.local.decode_batch import decode
-from kapelle.engines.rollout.local.decode_strategies import Job
+from kapelle.engines.rollout.local import decode_strategies
+from kapelle.engines.rollout.local.decode_batch import Decoder, decode
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import ModelError
 from kapelle.models.fast import fused
@@ -110,6 +113,68 @@ class TestNumbers:
             for trained in (True, False)
         ]
         assert kinds == [{torch.float32}, {torch.bfloat16}]
+
+
+class TestRounded:
+    """Weights in float32 that sampling rounds once."""
+
+    @pytest.fixture
+    def model(self, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+        monkeypatch.setattr(fused, "LARGEST", 0)
+        monkeypatch.setattr(decode_strategies, "keeps_rounded", lambda _model: True)
+        return with_adapters("a", dtype="bfloat16")
+
+    def said(self, decoder: Decoder) -> list[RowOutput]:
+        outputs = decoder.join(
+            [Job(name, tuple(range(7, 30)), Sampling(max_tokens=30), k) for k, name in enumerate(("a", None))]
+        )
+        while decoder.in_flight:
+            decoder.advance(8)
+        return outputs
+
+    def test_tokens_are_the_same_to_the_bit(
+        self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = [id(weight) for weight in model.model.parameters()]
+        rounded = self.said(Decoder(model))
+        assert [id(weight) for weight in model.model.parameters()] == before
+        monkeypatch.setattr(decode_strategies, "keeps_rounded", lambda _model: False)
+        assert rounded == self.said(Decoder(model))
+
+    def test_a_step_rounds_no_weight_of_the_base(self, model: LanguageModel) -> None:
+        decoder = Decoder(model)
+        decoder.join([Job("a", (7, 8, 9), Sampling(max_tokens=30), 0)])
+        sizes = {weight.numel() for weight in model.base_parameters().values() if weight.dim() == 2}
+        with Casts() as casts:
+            decoder.advance(4)
+        assert not sizes & casts.sizes
+
+    def test_new_weights_are_rounded_anew(self, model: LanguageModel) -> None:
+        decoder = Decoder(model)
+        first = self.said(decoder)
+        with torch.no_grad():
+            for weight in model.base_parameters().values():
+                weight.mul_(1.2)
+        decoder.forget(None)
+        assert first != self.said(decoder) == self.said(Decoder(model))
+
+    def test_only_a_gpu_that_computes_in_half_precision_keeps_them(self) -> None:
+        assert not decode_strategies.keeps_rounded(tiny_model(dtype="bfloat16"))
+
+
+class Casts(TorchDispatchMode):
+    """Notes the sizes of tensors that change their type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and note it."""
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and out.dtype != args[0].dtype:
+            self.sizes.add(out.numel())
+        return out
 
 
 def settings(dtype: str, **over: Any) -> dict[str, Any]:

@@ -55,9 +55,9 @@ def stir(weights: Mapping[str, Tensor], seed: int, size: float = 0.3) -> None:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * size)
 
 
-def with_adapters(*names: str) -> LanguageModel:
+def with_adapters(*names: str, dtype: str = "float32") -> LanguageModel:
     """Return a tiny base with an adapter of each name, none of which is what it began as."""
-    model = tiny_model()
+    model = tiny_model(dtype=dtype)
     for seed, name in enumerate(names):
         model.bank.add(name, LORA, seed)
         stir(model.bank.parameters(name), seed)

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kapelle.errors import DataError, ModelError
 from kapelle.functional.masking import as_float
@@ -178,3 +179,33 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
     write_checksums(folder)
+
+
+class RoundedWeights:
+    """Weights of linear layers in half precision, which stand in for those in float32 while a model samples.
+
+    Autocast rounds a weight for each product, to the same numbers: for every token it reads four bytes of each and writes two
+    that it reads again. These are made once, and take two bytes of each until they are dropped.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Round to `dtype` what layers hold in another type."""
+        self._rounded = [
+            (layer, nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False))
+            for layer in model.modules()
+            if isinstance(layer, nn.Linear)
+            and layer.weight.is_floating_point()
+            and layer.weight.dtype != dtype
+        ]
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Let layers read the rounded weights."""
+        whole = [layer.weight for layer, _ in self._rounded]
+        for layer, rounded in self._rounded:
+            layer.weight = rounded
+        try:
+            yield
+        finally:
+            for (layer, _), weight in zip(self._rounded, whole, strict=True):
+                layer.weight = weight

@@ -8,7 +8,8 @@ KV cache         2 · blocks · J · E in the compute type for each token place.
 logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
                  more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
 reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt; nothing is kept
-merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`)
+merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`); of others a
+                 GPU keeps rounded what is held in float32 (`models/weights.py`)
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
     if merges(shape, len(policies)):
         used = {run.team.policies[name].lora and name for name in policies}
         copies, making = merged(shape, len(used), size, cpu=cpu), making_merged(shape, size, cpu=cpu)
+    elif shape.flat and not cpu and size < 4 and base in run.team.trained_bases:
+        copies = size * (shape.block + shape.head)
     each, kept = place_bytes(shape, size), 0
     bound = int(run.kv_gib * 1.5 * (1 << 30))  # memory grows by halves
     for rows in rows_of(run, policies, tasks, group):

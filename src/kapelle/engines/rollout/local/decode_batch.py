@@ -409,6 +409,8 @@ class Decoder:
     def forget(self, adapter: str | None) -> None:
         """Forget what was prepared and read with an adapter's weights; with None, the base's, everything."""
         assert not self.in_flight, "rows end with the weights that they began with"
+        if adapter is None:
+            self.drop()  # and with them what was rounded
         self._prefixes.forget(adapter)
         if self._fused is not None:
             self._fused.forget(adapter)

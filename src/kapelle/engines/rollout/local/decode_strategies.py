@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -29,6 +30,7 @@ from kapelle.models.fast.fused import FusedPass
 from kapelle.models.fast.kv_cache import KVCache, Prefixes, PromptBlock, Text
 from kapelle.models.language_model import LanguageModel, in_float32
 from kapelle.models.lora_bank import Route, route_at, route_of
+from kapelle.models.weights import RoundedWeights
 from kapelle.types import FinishReason, Sampling
 
 if TYPE_CHECKING:
@@ -116,6 +118,14 @@ STEM = 32
 """Minimum length of a common beginning of prompts that is read once for all of them."""
 
 
+def keeps_rounded(model: LanguageModel) -> bool:
+    """Return whether sampling keeps weights rounded that a model holds in float32 and computes with in half precision.
+
+    On a GPU, where reading weights is most of a step.
+    """
+    return model.device.type == "cuda" and model.dtype != torch.float32 and model.sharded_pass is None
+
+
 class FlatRows(Rows):
     """Rows that kapelle's own pass reads: prompts without padding, each distinct one once, into our own KV cache."""
 
@@ -132,6 +142,7 @@ class FlatRows(Rows):
         self._flat = flat
         self._fused = fused
         self._prefixes = prefixes
+        self._rounded: RoundedWeights | None = None
         # A GPU computes the same with and without recordings.
         self._steady = recorder is not None or model.device.type == "cuda"
         self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
@@ -246,12 +257,15 @@ class FlatRows(Rows):
         def scaled(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             return attend(layer, q_NHE * self._flat.scale, k_NJE, v_NJE)
 
-        with self._model.computing(route):
-            hidden_ND = self._flat.hidden(tokens_N, positions_N, scaled)
-        if last_Q is not None:
-            hidden_ND, route = hidden_ND[last_Q], route_at(route, last_Q)
-        with self._model.computing(route):
-            return self._model.logits(hidden_ND)
+        if self._rounded is None and keeps_rounded(self._model):
+            self._rounded = RoundedWeights(self._model.model, self._model.dtype)
+        with nullcontext() if self._rounded is None else self._rounded.standing_in():
+            with self._model.computing(route):
+                hidden_ND = self._flat.hidden(tokens_N, positions_N, scaled)
+            if last_Q is not None:
+                hidden_ND, route = hidden_ND[last_Q], route_at(route, last_Q)
+            with self._model.computing(route):
+                return self._model.logits(hidden_ND)
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop rows; later prompts may continue what they read: the prompt and all but the last sampled token."""
