@@ -1,8 +1,8 @@
-"""What is made for a GPU, against the same work without it: recorded steps, grouped adapters, memory given back.
+"""What is made for a GPU, against the same work without it: recorded steps, grouped adapters, kernels, memory given back.
 
-There is no peer: each pair is kapelle with and without one of the three. Wall time, the device waited for, the best of
+There is no peer: each pair is kapelle with and without one of the four. Wall time, the device waited for, the best of
 a few runs after one that does not count. `python -m benchmarks.gpu cpu` runs all of it at a small size on a CPU, where
-none of the three is at work; it shows that the benchmark runs, and nothing else.
+none of the four is at work; it shows that the benchmark runs, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.models.embedded import build_model
 from kapelle.models.fast import routed_linear
-from kapelle.models.fast.attention import plan_sequences
+from kapelle.models.fast.attention import Span, plan_sequences, plan_spans
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import route_of
 from kapelle.settings.schema import EmbeddedConfig
@@ -37,7 +37,7 @@ PROMPT = 64
 
 
 def run(device: str = "cuda") -> dict[str, Any]:
-    """Return seconds with and without each of the three, and bytes before and after a rest."""
+    """Return seconds with and without each of the four, and bytes before and after a rest."""
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device, and torch sees none.")
     small, middle, large = MODELS["1M"], MODELS["10M"], LARGE
@@ -54,6 +54,11 @@ def run(device: str = "cuda") -> dict[str, Any]:
             f"{name}, {count} adapters x {each} sequences": adapters_pass(size, device, count, each)
             for name, size in (("10M", middle), ("large", large))
             for count, each in ((2, 2), (8, 2), (16, 1), (16, 8), (2, 32))
+        },
+        "kernels": {
+            f"{name}, {dtype}, {answers} answers to each prompt": kernels_pass(size, dtype, device, answers)
+            for name, size in (("10M", middle), ("large", large))
+            for dtype, answers in (("float32", 1), ("bfloat16", 1), ("bfloat16", 8))
         },
         "rest": rest(middle, device, rows, new),
     }
@@ -100,6 +105,43 @@ def adapters_pass(size: EmbeddedConfig, device: str, count: int, each: int) -> d
     return {"one after another": apart, "by the rule": by_rule, "ratio": apart / by_rule}
 
 
+def kernels_pass(size: EmbeddedConfig, dtype: str, device: str, answers: int) -> dict[str, float]:
+    """Return seconds of a forward and backward pass by plain operations, and by every kernel that passes its trial.
+
+    Prompts of four lengths, with so many answers that share each; two adapters.
+    """
+    spans: list[Span] = []
+    for length in (16, TOKENS // 2, TOKENS, 2 * TOKENS):
+        start = sum(span.length for span in spans)
+        if answers == 1:
+            spans.append(Span(start, length + TOKENS, None))
+            continue
+        spans.append(Span(start, length, None))
+        starts = range(start + length, start + length + answers * TOKENS, TOKENS)
+        spans += [Span(first, TOKENS, (start, length)) for first in starts]
+    count = sum(span.length for span in spans)
+    tokens_N = torch.tensor(
+        [token for row in range(-(-count // TOKENS)) for token in prompt_ids(row, TOKENS)]
+    )
+    positions = [torch.arange(span.length) + (span.prefix[1] if span.prefix else 0) for span in spans]
+    tokens_N, position_N = tokens_N[:count].to(device), torch.cat(positions).to(device)
+
+    def taken(*, kernels: bool) -> float:
+        model, names = _subject(size, dtype, device, 2, kernels=kernels)
+        plan = plan_spans(spans, device)
+        route = route_of([names[n >= count // 2] for n in range(count)])
+
+        def work() -> None:
+            with model.computing(route):
+                loss = model.hidden(tokens_N, position_N, plan).square().sum()
+            loss.backward()
+
+        return seconds(work, device)
+
+    plain, by_kernels = taken(kernels=False), taken(kernels=True)
+    return {"plain": plain, "kernels": by_kernels, "ratio": plain / by_kernels}
+
+
 def rest(size: EmbeddedConfig, device: str, rows: int, new: int) -> dict[str, int]:
     """Return the bytes that torch holds before a rollout, after it, and after the rest."""
     model, names = _subject(size, "bfloat16", device, 2)
@@ -128,11 +170,13 @@ def seconds(work: Callable[[], None], device: str, times: int = 3) -> float:
     return min(taken[1:])
 
 
-def _subject(size: EmbeddedConfig, dtype: str, device: str, adapters: int) -> tuple[LanguageModel, list[str]]:
+def _subject(
+    size: EmbeddedConfig, dtype: str, device: str, adapters: int, *, kernels: bool = True
+) -> tuple[LanguageModel, list[str]]:
     words = tokenizer()
     reachable = len(words) - 1
     made = build_model(size, reachable, reachable, int(words.pad_token_id))
-    model = LanguageModel(torch.nn.Module.to(made, device), words, dtype, "gpu")
+    model = LanguageModel(torch.nn.Module.to(made, device), words, dtype, "gpu", kernels=kernels)
     names = [f"agent_{k}" for k in range(adapters)]
     for seed, name in enumerate(names):
         model.bank.add(name, Lora(), seed)

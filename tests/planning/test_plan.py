@@ -13,7 +13,7 @@ from kapelle.models.embedded import settings_of
 from kapelle.models.outline import outline_of_settings
 from kapelle.models.weights import save_model
 from kapelle.planning import plan
-from kapelle.planning.memory import base_bytes
+from kapelle.planning.memory import adapter_bytes, base_bytes
 from kapelle.planning.plan import peak, with_tasks
 from kapelle.planning.planned_run import planned_run
 from kapelle.planning.probe import probe
@@ -134,3 +134,17 @@ def test_passes_left_open_are_as_large_as_a_gpu_lets_them_be(
     assert computes in capsys.readouterr().out
     assert main(["plan", "demo"]) == 0
     assert "base on cpu: computes in float32; passes of at most 4096 tokens\n" in capsys.readouterr().out
+
+
+def test_several_adapters_on_a_gpu_are_stacked_twice_in_the_compute_type(tmp_path: Path) -> None:
+    """4 bytes a number, and 2 · 2 more in bfloat16; one adapter is stacked with nothing, and a CPU stacks none."""
+    save_model(tmp_path / "model", tiny_model())
+    pretrained = (f"model.path={tmp_path / 'model'}", "model.dtype=bfloat16")
+
+    def adapters(*settings: str) -> int:
+        run = plan("demo", *pretrained, *settings, gpu_memory=80).run
+        return sum(adapter_bytes(run, base) for base in run.team.bases)
+
+    assert adapters() == 2 * adapters("model.device=cpu")
+    both = "team.agents=[{name: reasoner, weights: {adapter: one}}, {name: actor, weights: {adapter: one}}]"
+    assert adapters(both) == adapters(both, "model.device=cpu")

@@ -7,7 +7,8 @@ Resident from step to step are
 
 weights      4 bytes where they train; frozen ones in the compute type; linear layers of a frozen base in nf4 as codes of
              half a byte with a scale of one byte for 64 of them, and one of four bytes for 256 scales; adapters, critics' heads
-             and references of adapters in float32; a reference of whole weights is a second copy
+             and references of adapters in float32; a reference of whole weights is a second copy; on a GPU, several adapters of a
+             base are stacked twice in the compute type
 gradients    4 bytes for each number that trains, from an update's first pass to its step
 optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two scales of four bytes for 256 numbers
 """
@@ -29,6 +30,8 @@ CONTEXT = 600_000_000
 """Bytes of a device that CUDA and its libraries take; an allowance, not measured here."""
 COPIED_AT_MOST = 1 << 30
 """`training/loop.py`: most bytes of learners that are copied before an update of several steps."""
+STACKS = 2
+"""`models/fast/routed_linear.py`: most copies in the compute type of all adapters of a base, where several are grouped."""
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""
@@ -210,15 +213,19 @@ def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
 def adapter_bytes(run: PlannedRun, base: str) -> int:
     """Return the bytes of all adapters and heads on a base, references' too."""
     team = run.team
-    total = 0
+    parameters = adapters = heads = 0
     for policy in team.every.values():
         if policy.endpoint is None and policy.base == base and policy.lora is not None:
             copied = 1 + (run.references and policy.trained)
-            total += copied * run.adapters[policy.name].parameters
+            parameters += copied * run.adapters[policy.name].parameters
+            adapters += copied
     for critic in team.critics.values():
         if critic.base == base:
-            total += run.adapters[critic.name].parameters + run.outlines[base].hidden + 1
-    return 4 * total
+            parameters += run.adapters[critic.name].parameters
+            heads += run.outlines[base].hidden + 1
+            adapters += 1
+    grouped = not run.cpu(base) and adapters > 1
+    return (4 + grouped * STACKS * run.size(base)) * parameters + 4 * heads
 
 
 def reference_bytes(run: PlannedRun, base: str) -> int:

@@ -88,14 +88,23 @@ def test_a_plan_lays_spans_out_as_the_kernel_reads_them() -> None:
     assert even.key_M is None
 
 
-def test_keys_of_half_precision_are_added_up_in_float32() -> None:
-    """256 and 1 are 257, which bfloat16 does not have: from 256 on every second number."""
+def test_keys_of_half_precision_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 and 1 are 257, which bfloat16 does not have. A CPU adds in float32 anyway, a GPU in the type of the sum."""
+    sums: list[torch.dtype] = []
+    plain = torch.Tensor.index_add_
+
+    def watched(total: Tensor, *args: Any) -> Tensor:
+        sums.append(total.dtype)
+        return plain(total, *args)
+
+    monkeypatch.setattr(torch.Tensor, "index_add_", watched)
     x_NJE = torch.ones(1, 1, 1, dtype=torch.bfloat16, requires_grad=True)
     given = torch.tensor([256.0, 1, 1]).bfloat16()[:, None, None]
     repeated: Any = module._Repeated.apply(x_NJE, torch.zeros(3, dtype=torch.long))
     repeated.backward(given)
     assert x_NJE.grad is not None
     assert x_NJE.grad.item() == 258.0
+    assert sums == [torch.float32]
 
 
 class TestRule:

@@ -51,7 +51,7 @@ ARCHITECTURES = frozenset({9, 10})
 LEAST_CAPABILITY = (8, 0)
 """From which compute capability our kernel for grouped products multiplies by tensor cores in both half precisions."""
 
-STACKS = 4
+STACKS = 2
 """Stacks of factors that a layer keeps: passes with other adapters, or in another order, have others."""
 
 ALIGNMENT = 16
