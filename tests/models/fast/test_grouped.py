@@ -404,9 +404,7 @@ class TestRule:
         """A machine without Triton, whose first GPU is a Hopper, the second an Ampere, the third a Turing."""
         monkeypatch.setattr(kernels, "has_triton", lambda: False)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device: [(9, 0), (8, 0), (7, 5)][device.index or 0]
-        )
+        monkeypatch.setattr(kernels, "capability", lambda device: [(9, 0), (8, 0), (7, 5)][device.index or 0])
 
     @pytest.mark.usefixtures("gpu")
     @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class TestRule:
         """A Hopper, an Ampere, an Ada and a Turing."""
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         capabilities = [(9, 0), (8, 0), (8, 9), (7, 5)]
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+        monkeypatch.setattr(kernels, "capability", lambda device: capabilities[device.index])
 
     @pytest.mark.parametrize(
         ("device", "dtype", "size", "expected"),
@@ -149,7 +149,7 @@ class TestTrial:
     def anywhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rule and its trial, as on a Hopper; what they compute is on the CPU."""
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        monkeypatch.setattr(kernels, "capability", lambda _: (9, 0))
         drawn_there = kernels.drawn
         monkeypatch.setattr(
             kernels,

@@ -219,7 +219,7 @@ def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
         or size > 256
     ):
         return False
-    capability = torch.cuda.get_device_capability(device)
+    capability = kernels.capability(device)
     if capability < (8, 0) or (size > 192 and capability not in {(8, 0), (9, 0), (10, 0)}):
         return False
     where = (device, q_NHE.dtype, f"{heads} heads of {size} on {key_heads}")

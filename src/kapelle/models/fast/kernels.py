@@ -69,6 +69,12 @@ def _bound(dtype: torch.dtype) -> float:
 
 
 @cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a CUDA device; asked for every layer of every pass, so it is kept."""
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
 def has_triton() -> bool:
     """Return whether Triton is installed, as it is with torch for CUDA."""
     return find_spec("triton") is not None

@@ -272,7 +272,7 @@ def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
         and device.type == "cuda"
         and torch.version.cuda is not None
         and dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(device)[0] in ARCHITECTURES
+        and kernels.capability(device)[0] in ARCHITECTURES
     )
 
 
@@ -283,7 +283,7 @@ def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
         and torch.version.cuda is not None
         and dtype in kernels.BOUNDS
         and not torch_has_kernel(device, dtype)
-        and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+        and kernels.capability(device) >= LEAST_CAPABILITY
         and kernels.has_triton()
         and kernels.holds("Triton's grouped products", (device, dtype), lambda: _trial(device, dtype))
     )
