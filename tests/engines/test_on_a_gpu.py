@@ -40,12 +40,13 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.torch import large_head
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import ParityError
 from kapelle.models.fast import fused, kernels, routed_linear
 from kapelle.models.fast.attention import Span, attend_by_plan, attention, plan_spans, takes_runs
 from kapelle.models.finite import poisoned
-from kapelle.models.language_model import LanguageModel
+from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.rows import Sample
@@ -171,6 +172,29 @@ def test_one_kernel_attends_for_all_spans(dtype: torch.dtype) -> None:
     assert takes_runs(q.to(DEVICE, dtype), 2)
     for one, other in zip(gathered(DEVICE, dtype), gathered("cpu", torch.float32), strict=True):
         assert float((one.cpu().float() - other).abs().max()) <= 0.02 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_larger_pieces_of_a_large_head_are_the_same(learns: bool) -> None:
+    tokens, words = 2100, 18_000  # more than a piece has, of either
+    assert tokens > large_head.DEVICE_ROWS
+    assert words > large_head.DEVICE_PIECE // large_head.DEVICE_ROWS
+    generator = torch.Generator().manual_seed(4)
+    hidden_KD = torch.randn(tokens, 6, generator=generator)
+    weight_VD = torch.randn(words, 6, generator=generator)
+    token_K = torch.randint(words, (tokens,), generator=generator)
+
+    def told(device: str) -> list[Tensor]:
+        inputs = [hidden_KD.to(device).requires_grad_(), weight_VD.to(device).requires_grad_(learns)]
+        asked = token_K.to(device), torch.full((tokens,), 0.7, device=device)
+        found = large_head.statistics_in_pieces(
+            OutputHead(inputs[1]), inputs[0], *asked, entropy=True, learned=True
+        )
+        slopes = torch.autograd.grad(found[0].sum() + found[1].sum(), inputs[: 1 + learns])
+        return [each.detach().cpu() for each in (*found, *slopes)]
+
+    for one, other in zip(told(DEVICE), told("cpu"), strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_poisoned_is_said_as_on_a_cpu() -> None:
