@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from kapelle.algorithms.grpo import GRPO
 from kapelle.cli import main
-from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.engines.train.protocol import Objective, UpdateLimits
@@ -473,3 +473,18 @@ def test_models_on_two_gpus_and_the_cpu_learn_together(tmp_path: Path) -> None:
     here, there = metrics("cpu", "cpu"), metrics("cuda:0", "cuda:1")
     for one, other in zip(here, there, strict=True):
         assert other == pytest.approx(one, rel=1e-2, abs=1e-3)
+
+
+def test_rows_have_a_part_of_the_memory_that_is_free() -> None:
+    decoder = Decoder(model_on_device())
+    job = Job("a", tuple(range(7, 16)), Sampling(max_tokens=70), 0)
+    assert decoder.room([job] * 100) == 100
+    _, total = torch.cuda.mem_get_info(DEVICE)
+    assert decoder._most_bytes is not None
+    assert 0 < decoder._most_bytes <= 0.4 * total
+    assert decoder._most_bytes % (total // 16) == 0
+    outputs = decoder.join([job._replace(seed=seed) for seed in range(4)])
+    decoder._most_bytes = 200 * decoder._rows.place_bytes  # too little for four
+    expected = decode(model_on_device(), [job._replace(seed=seed) for seed in range(4)])
+    finish(decoder)
+    assert [output.ids for output in outputs] == [output.ids for output in expected]

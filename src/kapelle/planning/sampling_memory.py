@@ -60,7 +60,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
     elif shape.flat and not cpu and size < 4 and base in run.team.trained_bases:
         copies = size * (shape.block + shape.head)
     each, kept = place_bytes(shape, size), 0
-    bound = int(run.kv_gib * 1.5 * (1 << 30))  # memory grows by halves
+    bound = int(run.kv_gib * 1.25 * (1 << 30))  # memory grows by quarters
     for rows in rows_of(run, policies, tasks, group):
         prompts = rows.prompts * rows.prompt
         end, most = places(rows, flat=shape.flat)
@@ -119,7 +119,7 @@ def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
     while left > 0:
         if tail >= BLOCK:
             used, tail = used + 1, tail - BLOCK
-            wider = held if used <= held else max(used, held + held // 2)
+            wider = held if used <= held else max(used, held + held // 4)
             moving = BLOCK * (held + wider * (wider > held)) + 2 * room
             most, held = max(most, shared + work.rows * moving), wider
         wanted = TAIL * -(-(tail + TAIL // 2) // TAIL)

@@ -100,10 +100,9 @@ class _BlockPool:
         """Have room for so many blocks."""
         held = self.kv.shape[2]
         if blocks > held:
-            shape = (*self.kv.shape[:2], max(blocks, held + held // 2), *self.kv.shape[3:])
-            larger = self.kv.new_zeros(
-                shape
-            )  # what a mask hides has weight 0, and 0 times anything has to be 0
+            shape = (*self.kv.shape[:2], max(blocks, held + held // 4), *self.kv.shape[3:])
+            # What a mask hides has weight 0, and 0 times anything has to be 0.
+            larger = self.kv.new_zeros(shape)
             larger[:, :, : len(self)] = self.kv[:, :, : len(self)]
             self.kv = larger
 
@@ -278,7 +277,7 @@ class KVCache:
 
     @property
     def places_next(self) -> int:
-        """Token places that are in use after the next step; memory for them is up to half as much more."""
+        """Token places that are in use after the next step; memory for them is up to a quarter more."""
         used = BLOCK * (len(self._shared) + len(self._own))
         if self._left:
             return used + self._tail.shape[2] * self._tail.shape[4]

@@ -39,8 +39,8 @@ from kapelle.models.language_model import LanguageModel
 
 LOG = logging.getLogger(__name__)
 
-SHARE = 0.6
-"""Of a GPU's free memory, for the KV cache: the blocks in use, half as many in waiting, and a step's own tensors fit in it."""
+SHARE = 0.4
+"""Of a GPU's free memory, for the places of the KV cache that are in use: while blocks get more memory they are there twice."""
 
 EXPECTED = 128
 """Tokens of a completion for which a row has to find memory when it joins; what it needs beyond may preempt others."""
@@ -69,7 +69,7 @@ class Decoder:
         """Expect about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
         `recorder_on` returns what records steps on a device, if anything. The KV cache takes up to `kv_bytes`, kept rows
-        included; with None, most of what a GPU has left when rows join an empty batch, and no bound elsewhere.
+        included; with None, 0.4 of what a GPU has left when `room` is asked for an empty batch, and no bound elsewhere.
         """
         self._model = model
         self._recorder = recorder_on(model.device)
@@ -118,7 +118,10 @@ class Decoder:
 
     def room(self, jobs: Sequence[Job]) -> int:
         """Return how many of the first jobs there is memory for; at least one where no row is in flight."""
-        most, flying = self._most_places, len(self._flying)
+        flying = len(self._flying)
+        if self._measures and not flying:
+            self._most_bytes = self._bytes_left()
+        most = self._most_places
         count = len(jobs) if self._most_rows is None else min(len(jobs), max(0, self._most_rows - flying))
         used, text = self._rows.places_next, None
         for number, job in enumerate(jobs[:count]):
@@ -141,8 +144,6 @@ class Decoder:
     def _enter(self, rows: Sequence[_FlyingRow]) -> None:
         """Read the prompts of rows, which are in flight then."""
         keep_freed_memory()
-        if self._measures and not self._flying:
-            self._most_bytes = self._bytes_left()
         joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
         device, before = self._model.device, self._flying
         logits_RV = self._rows.join([row.job for row in joining])

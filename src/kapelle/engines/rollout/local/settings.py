@@ -27,7 +27,7 @@ class Local(Settings, AllowsInterrupts):
     base model; 0 keeps none."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
     """GiB for the KV cache of each base model, kept rows included: rows wait until there is room, and the newest ones give way.
-    None takes most of what a GPU has left, and sets no bound on a CPU."""
+    None takes 0.4 of what a GPU has left, and sets no bound on a CPU."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
