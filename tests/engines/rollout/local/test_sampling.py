@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.local.sampling import SamplingRows, processed_logits, sample, uniform
+from kapelle.engines.rollout.local import sampling
+from kapelle.engines.rollout.local.sampling import (
+    SamplingRows,
+    last_of_nucleus_by_bisection,
+    last_of_nucleus_by_pivots,
+    processed_logits,
+    sample,
+    uniform,
+)
+from kapelle.types import Sampling
 
 HALVES = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
 """Log-probs whose tempered and cut forms can be worked out by hand."""
@@ -101,6 +110,119 @@ class TestDistribution:
         beside = processed_logits(logits, rows(2, top_p=[1.0, 0.5], top_k=[0, 3])).log_softmax(-1)
         assert torch.equal(torch.isneginf(beside[0]), torch.isneginf(alone[0]))
         assert float((beside[0] - alone[0]).abs().max()) < 1e-5
+
+
+def by_sorting(logits_RV: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
+    """The definition itself: rank by log-prob and id, keep k, rank again, keep while those before hold less than p."""
+    found = []
+    for logits_V, k, p in zip(logits_RV, top_k, top_p, strict=True):
+        kept_V = logits_V
+        if k > 0:
+            logp_V = torch.log_softmax(kept_V, -1)
+            kept_V = _only(logp_V, logp_V.argsort(descending=True, stable=True)[:k])
+        if p < 1:
+            logp_V = torch.log_softmax(kept_V, -1)
+            order_V = logp_V.argsort(descending=True, stable=True)
+            mass_V = logp_V[order_V].float().exp().double()
+            before_V = mass_V.cumsum(-1) - mass_V
+            kept_V = _only(logp_V, order_V[: max(1, int((before_V < p).sum()))])
+        found.append(kept_V)
+    return torch.stack(found)
+
+
+def _only(logp_V: Tensor, kept: Tensor) -> Tensor:
+    return torch.log_softmax(torch.full_like(logp_V, -torch.inf).index_copy(0, kept, logp_V[kept]), -1)
+
+
+SHARES = [1e-6, 1e-3, 0.1, 0.25, 0.5, 0.9, 0.95, 0.999, 0.999999, 1 - 2**-24, 1.0]
+"""Top-p as float32 has it: from almost nothing to all but the last bit."""
+
+
+class TestCutsWithoutSorting:
+    """What is kept is what the definition by a full ranking keeps, to the token, and its log-probs to the bit."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("grid", [None, 1.0, 0.25], ids=["distinct", "ties", "many-ties"])
+    @pytest.mark.parametrize("words", [1, 3, 262, 4097, 9000])
+    def test_the_same_tokens_stay(self, words: int, grid: float | None, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(words)
+        top_p = torch.tensor(SHARES).tolist()
+        for scale in (0.0, 0.5, 3.0, 10.0):
+            logits = torch.randn(len(SHARES), words, generator=generator) * scale
+            logits = (logits if grid is None else (logits / grid).round() * grid).to(dtype)
+            for top_k in ([0] * 11, [40] * 11, [0, 1, 2, 5, words, 9 * words, 0, 300, 7, 0, 3]):
+                kept = processed_logits(logits, rows(11, top_p=top_p, top_k=top_k))
+                assert torch.equal(kept, by_sorting(logits, top_k, top_p))
+
+    def test_of_152_000_words(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        top_k, top_p = [0, 0, 50, 0, 5000, 0], torch.tensor([0.9, 0.95, 1.0, 0.999999, 0.8, 1e-6]).tolist()
+        for scale, grid in ((3.0, None), (0.1, None), (6.0, 0.5)):
+            logits = torch.randn(6, 152_000, generator=generator) * scale
+            logits = logits if grid is None else (logits / grid).round() * grid
+            kept = processed_logits(logits, rows(6, top_p=top_p, top_k=top_k))
+            assert torch.equal(kept, by_sorting(logits, top_k, top_p))
+
+    @pytest.mark.parametrize("grid", [None, 0.25])
+    def test_pivots_and_bisection_end_at_the_same_token(
+        self, grid: float | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sampling, "RANKED", 4)
+        generator = torch.Generator().manual_seed(2)
+        top_p = torch.tensor(SHARES[:-3])[:, None]
+        for words in (2, 5, 300, 6000):
+            logits = torch.randn(len(top_p), words, generator=generator) * 3
+            logits = logits if grid is None else (logits / grid).round() * grid
+            logp = torch.log_softmax(logits, -1)
+            least, ties, _ = last_of_nucleus_by_bisection(logp, top_p)
+            one_by_one = [last_of_nucleus_by_pivots(*pair) for pair in zip(logp, top_p, strict=True)]
+            assert torch.equal(least, torch.cat([found[0] for found in one_by_one]))
+            assert torch.equal(ties, torch.cat([found[1] for found in one_by_one]).double())
+
+    def test_equal_tokens_stay_in_the_order_of_their_ids(self) -> None:
+        equal = torch.zeros(1, 8)
+        assert processed_logits(equal, rows(1, top_k=3)).isfinite()[0].tolist() == [True] * 3 + [False] * 5
+        assert processed_logits(equal, rows(1, top_p=0.5)).isfinite()[0].tolist() == [True] * 4 + [False] * 4
+
+    def test_broken_logits_end_too(self) -> None:
+        assert bool(processed_logits(torch.full((1, 5000), torch.nan), rows(1, top_p=0.5)).isnan().all())
+
+
+class TestKinds:
+    MIXED = (
+        Sampling(temperature=0.0, top_p=0.5),
+        Sampling(top_k=3, top_p=1 - 1e-12),  # 1 in float32
+        Sampling(),
+    )
+
+    def test_those_of_plain_numbers_are_those_of_the_tensors(self) -> None:
+        for chosen in ([0, 1, 2], [1, 2], [2], [0, 0], []):
+            own = [self.MIXED[k] for k in chosen]
+            made = SamplingRows.of(own, chosen, torch.device("cpu"))
+            asked = SamplingRows(made.temperature_R, made.top_p_R, made.top_k_R, made.seed_R)
+            for name in ("tempers", "cuts_p", "cuts_k", "greedy", "most_k", "all_k", "all_p", "known"):
+                assert getattr(made, name) == getattr(asked, name), (chosen, name)
+            assert (made.temperature_R.dtype, made.top_k_R.dtype) == (torch.float32, torch.int64)
+
+    def test_rows_that_left_leave_no_kind_behind_where_they_are_named(self) -> None:
+        every = SamplingRows.of(self.MIXED, [0, 1, 2], torch.device("cpu"))
+        last = every.keep(torch.tensor([2]), [2])
+        assert (last.tempers, last.cuts_p, last.cuts_k, last.greedy) == (False, False, False, False)
+        unnamed = every.keep(torch.tensor([2]))
+        logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(3))
+        assert unnamed.cuts_k
+        assert torch.equal(processed_logits(logits, unnamed), logits)
+
+    def test_nothing_is_read_from_the_device(self) -> None:
+        device = torch.device("meta")  # its tensors have no values, and refuse to be read
+        parts = [SamplingRows.of(self.MIXED, [0, 1, 2], device), SamplingRows.of(self.MIXED[:1], [4], device)]
+        joined = SamplingRows.joined(parts).keep(torch.empty(2, dtype=torch.int64, device=device), [0, 1])
+        tokens, _ = sample(
+            torch.empty(2, 152_000, device=device), joined, torch.empty(2, dtype=torch.int64, device=device)
+        )
+        assert (tokens.shape, tokens.device) == ((2,), device)
+        only = SamplingRows.of([Sampling(top_k=5, top_p=0.5)] * 2, [0, 1], device)
+        assert processed_logits(torch.empty(2, 152_000, device=device), only).shape == (2, 152_000)
 
 
 class TestSample:

@@ -27,46 +27,78 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling settings of each row, as tensors, and which kinds occur: checked once, because each check waits for a GPU."""
+    """Sampling settings of each row, as tensors, and which kinds occur, as plain values: asking a tensor waits for a GPU.
+
+    Made by `of`, `keep` and `joined` it waits for nothing; made of tensors alone it asks them once.
+    """
 
     temperature_R: Tensor
     top_p_R: Tensor
     top_k_R: Tensor
     seed_R: Tensor
+    known: tuple[tuple[float, float, int], ...] | None = None
+    """Temperature, top-p and top-k of the rows, and perhaps of some that have left: what a row does not ask for leaves it
+    as it is, so that one kind too many costs time alone."""
     tempers: bool = field(init=False)
     """Whether any temperature is not 1."""
     cuts_p: bool = field(init=False)
     cuts_k: bool = field(init=False)
     greedy: bool = field(init=False)
     """Whether any row takes its most likely token."""
+    most_k: int = field(init=False)
+    """Largest top-k."""
+    all_k: bool = field(init=False)
+    """Whether every row has a top-k."""
+    all_p: bool = field(init=False)
+    """Whether every row has a top-p below 1."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tempers", bool((self.temperature_R != 1).any()))
-        object.__setattr__(self, "cuts_p", bool((self.top_p_R < 1).any()))
-        object.__setattr__(self, "cuts_k", bool((self.top_k_R > 0).any()))
-        object.__setattr__(self, "greedy", bool((self.temperature_R <= 0).any()))
+        known = self.known
+        if known is None:
+            columns = self.temperature_R.tolist(), self.top_p_R.tolist(), self.top_k_R.tolist()
+            known = tuple(zip(*columns, strict=True))
+            object.__setattr__(self, "known", known)
+        object.__setattr__(self, "tempers", any(temperature != 1 for temperature, _, _ in known))
+        object.__setattr__(self, "cuts_p", any(top_p < 1 for _, top_p, _ in known))
+        object.__setattr__(self, "cuts_k", any(top_k > 0 for _, _, top_k in known))
+        object.__setattr__(self, "greedy", any(temperature <= 0 for temperature, _, _ in known))
+        object.__setattr__(self, "most_k", max((top_k for _, _, top_k in known), default=0))
+        object.__setattr__(self, "all_k", all(top_k > 0 for _, _, top_k in known))
+        object.__setattr__(self, "all_p", all(top_p < 1 for _, top_p, _ in known))
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> Self:
-        """Return the settings of rows."""
+    def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> SamplingRows:
+        """Return the settings of rows that sample so, with these seeds, as tensors on a device."""
+        columns = (
+            torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
+            torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32),
+            torch.tensor([sampling.top_k for sampling in samplings], dtype=torch.int64),
+        )
+        # What float32 makes of the numbers decides, here as there.
+        known = tuple(zip(*(column.tolist() for column in columns), strict=True))
+        temperature_R, top_p_R, top_k_R = (column.to(device) for column in columns)
         return cls(
-            torch.tensor([sampling.temperature for sampling in samplings], device=device),
-            torch.tensor([sampling.top_p for sampling in samplings], device=device),
-            torch.tensor([sampling.top_k for sampling in samplings], device=device),
-            torch.tensor(seeds, device=device),
+            temperature_R, top_p_R, top_k_R, torch.tensor(seeds, dtype=torch.int64, device=device), known
         )
 
-    def keep(self, rows: Tensor) -> SamplingRows:
-        """Return the settings of the rows at these indices."""
-        return SamplingRows(
-            self.temperature_R[rows], self.top_p_R[rows], self.top_k_R[rows], self.seed_R[rows]
-        )
+    def keep(self, rows: Tensor, places: Sequence[int] | None = None) -> SamplingRows:
+        """Return the settings of the rows at these indices; with the same as `places` no kind is noted that has left."""
+        assert self.known is not None
+        known = self.known if places is None else tuple(self.known[place] for place in places)
+        columns = self.temperature_R[rows], self.top_p_R[rows], self.top_k_R[rows], self.seed_R[rows]
+        return SamplingRows(*columns, known)
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> SamplingRows:
         """Return the settings of all rows of several parts, in order."""
-        columns = zip(*((p.temperature_R, p.top_p_R, p.top_k_R, p.seed_R) for p in parts), strict=True)
-        return SamplingRows(*(torch.cat(column) for column in columns))
+        parts = list(parts)
+        return SamplingRows(
+            torch.cat([part.temperature_R for part in parts]),
+            torch.cat([part.top_p_R for part in parts]),
+            torch.cat([part.top_k_R for part in parts]),
+            torch.cat([part.seed_R for part in parts]),
+            tuple(limits for part in parts for limits in part.known or ()),
+        )
 
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
@@ -83,32 +115,118 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+RANKED = 4096
+"""Most tokens that are sorted to find those that hold top-p; of more than that, the others are ruled out before."""
+
+
 def processed_logits(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
     """Return the logits `_RV` of the distributions that are sampled from: tempered, then cut to top-k, then to top-p.
 
-    A greedy row (temperature 0) keeps its untempered distribution. What no row asks for costs nothing.
+    Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while those before it
+    hold less than p. A greedy row (temperature 0) keeps its untempered distribution. What no row asks for costs nothing, and
+    a row that does not ask for it stays as it is.
     """
     if rows.tempers:
         temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
         logits_RV = logits_RV / temperature_R[:, None]
+    vocabulary = logits_RV.shape[1]
     if rows.cuts_k:
         logp_RV, top_k_R1 = torch.log_softmax(logits_RV, dim=-1), rows.top_k_R[:, None]
-        order_RV = logp_RV.argsort(dim=-1, descending=True, stable=True)
-        place_1V = torch.arange(logp_RV.shape[1], device=logp_RV.device)[None]
-        logits_RV = _without(logp_RV, order_RV, (top_k_R1 > 0) & (place_1V >= top_k_R1))
+        most = min(rows.most_k, vocabulary)
+        # One candidate more tells whether tokens of equal log-prob are cut apart.
+        ranked_RC = logp_RV.topk(min(most + 1, vocabulary)).values
+        cut_RV = _without(logp_RV, *_last_of(ranked_RC, top_k_R1.clamp(1, most)))
+        logits_RV = cut_RV if rows.all_k else torch.where(top_k_R1 > 0, cut_RV, logits_RV)
     if rows.cuts_p:
         logp_RV, top_p_R1 = torch.log_softmax(logits_RV, dim=-1), rows.top_p_R[:, None]
-        ranked_RV, order_RV = logp_RV.sort(dim=-1, descending=True, stable=True)
-        before_RV = ranked_RV.exp().cumsum(-1) - ranked_RV.exp()
-        # A row without the limit keeps its tail, where rounding lets the sum reach 1 before the end.
-        logits_RV = _without(logp_RV, order_RV, (top_p_R1 < 1) & (before_RV >= top_p_R1))
+        most = min(rows.most_k if rows.cuts_k and rows.all_k else vocabulary, vocabulary)
+        if most <= RANKED:
+            last = _last_of_nucleus(logp_RV.topk(most).values, top_p_R1)
+        elif logp_RV.device.type == "cpu":
+            each = [last_of_nucleus_by_pivots(*row) for row in zip(logp_RV, top_p_R1, strict=True)]
+            least_R1, ties_R1, tied_R1 = (torch.cat(column) for column in zip(*each, strict=True))
+            last = least_R1, ties_R1, tied_R1
+        else:
+            last = last_of_nucleus_by_bisection(logp_RV, top_p_R1)
+        cut_RV = _without(logp_RV, *last)
+        logits_RV = cut_RV if rows.all_p else torch.where(top_p_R1 < 1, cut_RV, logits_RV)
     return logits_RV
 
 
-def _without(logp_RV: Tensor, order_RV: Tensor, ranked_out_RV: Tensor) -> Tensor:
-    """Return log-probs without the places of the ranking marked in `ranked_out_RV`, normalised again."""
-    out_RV = ranked_out_RV.scatter(1, order_RV, ranked_out_RV)
-    return torch.log_softmax(logp_RV.masked_fill(out_RV, -torch.inf), dim=-1)
+Last = tuple[Tensor, Tensor, Tensor]
+"""Where a ranking is cut: the log-prob `_R1` of the last token that is kept, how many tokens of exactly this log-prob are
+kept `_R1`, and whether there may be more of them than that `_R1`."""
+
+
+def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
+    """Return the last of so many tokens, given the C largest log-probs, largest first."""
+    least_R1 = ranked_RC.gather(1, count_R1 - 1)
+    next_R1 = ranked_RC.gather(1, count_R1.clamp(max=ranked_RC.shape[1] - 1))
+    above_R1 = (ranked_RC > least_R1).sum(-1, keepdim=True)
+    return least_R1, count_R1 - above_R1, (next_R1 == least_R1) & (count_R1 < ranked_RC.shape[1])
+
+
+def _last_of_nucleus(ranked_RC: Tensor, top_p_R1: Tensor, held: float = 0.0) -> Last:
+    """Return the last token of the smallest set of likeliest tokens that holds p, after others that hold `held`."""
+    mass_RC = ranked_RC.float().exp()
+    before_RC = mass_RC.cumsum(-1, dtype=torch.float64) - mass_RC + held
+    return _last_of(ranked_RC, (before_RC < top_p_R1).sum(-1, keepdim=True).clamp_(min=1))
+
+
+def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
+    """Return the same of one row of a large vocabulary, with R = 1, for a CPU: each look at the values costs it nothing.
+
+    As in quickselect a pivot parts the tokens, and their mass says which part the last token lies in, until few are left.
+    """
+    left_C, held, top_p = logp_V, 0.0, float(top_p_1)
+    while len(left_C) > RANKED:
+        low, high = left_C.aminmax()
+        if not low < high:  # equal ones are never parted, and nothing is known of NaN
+            break
+        pivot = (low + high) / 2
+        above_C = left_C > (pivot if pivot < high else low)
+        upper_C = left_C[above_C]
+        more = float(upper_C.float().exp().sum(dtype=torch.float64))
+        if held + more >= top_p:
+            left_C = upper_C
+        else:
+            left_C, held = left_C[~above_C], held + more
+    return _last_of_nucleus(left_C.sort(descending=True).values[None], top_p_1[None], held)
+
+
+def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
+    """Return the same without ranking, by a fixed number of sums over the vocabulary: nothing here waits for a GPU.
+
+    Positive numbers of float32 have the order of their bits. So 31 halvings find the smallest distance from 0 within which
+    the tokens hold p; it is that of a token, because only tokens add to what is held.
+    """
+    far_RV = logp_RV.float().abs()
+    mass_RV = (-far_RV).exp()
+
+    def held(within_RV: Tensor) -> Tensor:
+        return torch.where(within_RV, mass_RV, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+
+    low_R1 = torch.zeros_like(top_p_R1, dtype=torch.int32)
+    high_R1 = torch.full_like(top_p_R1, torch.inf, dtype=torch.float32).view(torch.int32)
+    for _ in range(31):
+        middle_R1 = low_R1 + ((high_R1 - low_R1) >> 1)
+        enough_R1 = held(far_RV <= middle_R1.view(torch.float32)) >= top_p_R1
+        low_R1 = torch.where(enough_R1, low_R1, middle_R1 + 1)
+        high_R1 = torch.where(enough_R1, middle_R1, high_R1)
+    least_R1 = high_R1.view(torch.float32)
+    missing_R1 = top_p_R1 - held(far_RV < least_R1)
+    ties_R1 = (missing_R1 / (-least_R1).exp().double()).ceil().clamp_(1, logp_RV.shape[1])
+    return -least_R1.to(logp_RV.dtype), ties_R1, torch.ones_like(ties_R1, dtype=torch.bool)
+
+
+def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor) -> Tensor:
+    """Return log-probs without what is ranked behind the last token that is kept, normalised again; `logp_RV` is used up."""
+    out_RV = logp_RV < least_R1
+    # Which of many equal tokens come first is counted along the whole vocabulary: on a CPU in the rows that need it.
+    rows = tied_R1.flatten().nonzero().flatten() if logp_RV.device.type == "cpu" else slice(None)
+    equal_RV = logp_RV[rows] == least_R1[rows]
+    out_RV[rows] |= equal_RV & (equal_RV.cumsum(-1, dtype=torch.int32) > ties_R1[rows])
+    return torch.log_softmax(logp_RV.masked_fill_(out_RV, -torch.inf), dim=-1)
 
 
 def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,12 +261,7 @@ def likeliest(
     with model.computing([(adapter, 0, len(tokens_N))]):
         hidden_ND = model.hidden(tokens_N, positions_N, plan_sequences([len(tokens_N)], model.device))
         logits_TV = model.logits(hidden_ND[len(prompt) - 1 : -1])
-    rows = SamplingRows(
-        torch.full((len(ids),), sampling.temperature, device=model.device),
-        torch.full((len(ids),), sampling.top_p, device=model.device),
-        torch.full((len(ids),), sampling.top_k, device=model.device),
-        torch.zeros(len(ids), device=model.device),
-    )
+    rows = SamplingRows.of([sampling] * len(ids), [0] * len(ids), model.device)
     best = torch.log_softmax(processed_logits(logits_TV, rows), dim=-1).topk(
         min(count, logits_TV.shape[1]), dim=-1
     )
