@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -328,7 +329,7 @@ def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = ow
 
 
 def _names(lists: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for names in lists for name in names))
+    return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> None:

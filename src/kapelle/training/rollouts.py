@@ -189,12 +189,14 @@ class RolloutQueue:
     def _refuse_other_weights(
         self, groups: Sequence[Group], allowed: Sequence[Mapping[str, int]] | deque[dict[str, int]]
     ) -> None:
-        sampled = [(turn, version) for _, turn in turns_of(groups) for version, _ in turn.runs]
-        for turn, version in sampled:
-            if all(version != versions[turn.policy] for versions in allowed):
+        sampled = {
+            (turn.policy, version): turn.agent for _, turn in turns_of(groups) for version, _ in turn.runs
+        }
+        for (policy, version), agent in sampled.items():
+            if all(version != versions[policy] for versions in allowed):
                 raise ParityError(
-                    f"Agent '{turn.agent}' sampled with version {version} of policy '{turn.policy}', but version "
-                    f"{allowed[-1][turn.policy]} was published: the rollout engine did not take the new weights."
+                    f"Agent '{agent}' sampled with version {version} of policy '{policy}', but version "
+                    f"{allowed[-1][policy]} was published: the rollout engine did not take the new weights."
                 )
 
     def staleness(self, groups: Sequence[Group]) -> float:

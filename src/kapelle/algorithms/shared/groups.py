@@ -82,9 +82,9 @@ def by_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[M
     members = []
     for g, e, episode, own in _trained(groups):
         for agent, turns in own.items():
-            keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
-            tokens = sum(len(turn.completion_ids) for turn in turns)
-            value = sum(reward[key] for key in keys)
+            keys = tuple([TurnKey(g, e, turn.index) for turn in turns])
+            tokens = sum([len(turn.completion_ids) for turn in turns])
+            value = sum([reward[key] for key in keys])
             members.append(Member((g, agent), value, tokens, keys, place_of(episode, agent)))
     return members
 

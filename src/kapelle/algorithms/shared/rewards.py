@@ -68,8 +68,10 @@ class PenaltyConfig(Settings):
 
     def of(self, turn: Turn) -> float:
         """Return the penalty of a turn, at most 0."""
-        tokens = torch.tensor(float(len(turn.completion_ids)))
         cost = -self.no_stop * (turn.finish_reason == "length")
+        if not (self.length or self.overlong_buffer):
+            return cost
+        tokens = torch.tensor(float(len(turn.completion_ids)))
         if self.length:
             cost += float(-self.length * tokens / self.length_limit)
         if self.overlong_buffer:
@@ -147,7 +149,7 @@ def turn_rewards(
     if episode.rewards and own:
         shares = _shares(episode.rewards, how, episode, own, len(episode.rewards))
         for agent, turns in own.items():
-            if len(episode.turns) > since.get(turns[-1], -1):
+            if not since or len(episode.turns) > since.get(turns[-1], -1):
                 rewards[turns[-1]] += shares.get(agent, 0.0)
     return rewards
 
@@ -235,14 +237,15 @@ def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
     """
     paid: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     unrecorded = {turn.index: turn.reward for turn in episode.turns}
-    own = _own_turns(episode)
+    own = _own_turns(episode) if episode.payments else {}
     for payment in episode.payments:
         if payment.agent in own:
             paid[payment.after][payment.agent] += payment.reward
             unrecorded[_standing(own[payment.agent], payment.after)] -= payment.reward
     for turn in episode.turns:
-        if abs(unrecorded[turn.index]) > 1e-9 * max(1.0, abs(turn.reward)):
-            paid[over(episode, turn)][turn.agent] += unrecorded[turn.index]
+        earned = unrecorded[turn.index]
+        if earned and abs(earned) > 1e-9 * max(1.0, abs(turn.reward)):
+            paid[over(episode, turn)][turn.agent] += earned
     return sorted(paid.items())
 
 
@@ -258,7 +261,10 @@ def _own_turns(episode: Episode) -> dict[str, list[int]]:
     """Return the indices of each agent's turns; an agent without turns is absent."""
     own: dict[str, list[int]] = {}
     for turn in episode.turns:
-        own.setdefault(turn.agent, []).append(turn.index)
+        if turn.agent in own:
+            own[turn.agent].append(turn.index)
+        else:
+            own[turn.agent] = [turn.index]
     return own
 
 
@@ -279,5 +285,7 @@ def _shares(
     if how == "last":
         closing = episode.turns[-1].agent
         return {agent: amount if agent == closing else 0.0 for agent, amount in paid.items()}
-    best, worst, total = max(paid.values()), min(paid.values()), sum(paid.values())
-    return dict.fromkeys(payees, {"max": best, "min": worst, "sum": total, "mean": total / among}[how])
+    if how in ("max", "min"):
+        return dict.fromkeys(payees, (max if how == "max" else min)(paid.values()))
+    total = sum(paid.values())
+    return dict.fromkeys(payees, total if how == "sum" else total / among)

@@ -175,7 +175,7 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
             for k in branch.samples:
                 order.setdefault(tree.learner, []).append(k)
                 source.extend(
-                    begin + t - 1 if t <= stem else start + t - 1 - stem for t in samples[k].targets
+                    [begin + t - 1 if t <= stem else start + t - 1 - stem for t in samples[k].targets]
                 )
         if owners and owners[-1][0] == tree.learner:
             owners[-1] = (tree.learner, owners[-1][1], len(tokens))
