@@ -1,30 +1,44 @@
-"""What is made for a GPU, against the same work without it: recorded steps, grouped adapters, kernels, memory given back.
+"""What a GPU does with kapelle, for a person who has one: `python -m benchmarks.gpu > mine.json`, in a quarter of an hour.
 
-There is no peer: each pair is kapelle with and without one of the four. Wall time, the device waited for, the best of
-a few runs after one that does not count. `python -m benchmarks.gpu cpu` runs all of it at a small size on a CPU, where
-none of the four is at work; it shows that the benchmark runs, and nothing else.
+First whether it is right: log-probs of the trainer against those of the sampler, and of a CPU, for every type. Then how fast, in
+the shapes of 0.6B and 4B with random weights: decode steps, conversations of even and uneven turns, an update of 65,536 tokens,
+publishing, a whole step, and the most bytes that torch held. Last what recorded steps, grouped adapters, kernels and given-back
+memory change: each pair is kapelle with and without one of the four. There is no peer.
+
+Seconds are wall time, the device waited for, the best of a few runs after one that does not count. What does not fit into the
+card's memory is left out and said. `python -m benchmarks.gpu compare mine.json` prints what was measured beside what is estimated
+from counts (`gpu_counts.py`). `python -m benchmarks.gpu cpu` runs all of it at a small size on a CPU, which shows that it runs.
 """
 
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
+from benchmarks import gpu_work
+from benchmarks.gpu_counts import AGENTS, CARDS, KEPT, STEPS, UPDATE_TOKENS, Card, Counted, estimate
+from benchmarks.gpu_work import LENGTH, ROWS, SHAPES
+from benchmarks.ours import grpo_trainer, take_step
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
-from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
 from kapelle.models.fast import routed_linear
 from kapelle.models.fast.attention import Span, plan_sequences, plan_spans
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import route_of
+from kapelle.rows import Sample
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Lora
 from kapelle.types import Sampling
@@ -37,14 +51,24 @@ PROMPT = 64
 
 
 def run(device: str = "cuda") -> dict[str, Any]:
-    """Return seconds with and without each of the four, and bytes before and after a rest."""
+    """Return environment, what the card does at best, differences of log-probs, times and bytes."""
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device, and torch sees none.")
     small, middle, large = MODELS["1M"], MODELS["10M"], LARGE
     if device == "cpu":
         small = middle = large = MODELS["1M"].model_copy(update={"layers": 1})
     rows, new = (128, 256) if device == "cuda" else (8, 24)
-    return {
+    shapes = [(name, agents) for name in ("0.6B", "4B") for agents in AGENTS]
+    found: dict[str, Any] = {
+        "environment": environment(device),
+        "constants": constants(device),
+        "log-probs": {dtype: log_probs(dtype, device) for dtype in ("float32", "bfloat16", "float16")},
+        "models": {
+            f"{name}, {agents} agents": shaped(name, agents, device)
+            for name, agents in (shapes if device == "cuda" else [("tiny", 2)])
+        },
+    }
+    return found | {
         "sampling": {
             f"{name}, {dtype}, {adapters} adapters": sampling(size, dtype, device, adapters, rows, new)
             for name, size in (("1M", small), ("10M", middle), ("large", large))
@@ -62,6 +86,257 @@ def run(device: str = "cuda") -> dict[str, Any]:
         },
         "rest": rest(middle, device, rows, new),
     }
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return what ran this: card, driver, versions, commit."""
+    import transformers
+
+    card: dict[str, Any] = {}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        card = {"card": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
+        card |= {
+            "capability": list(torch.cuda.get_device_capability()),
+            "driver": _said_by("nvidia-smi", *_ASK),
+        }
+    return card | {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "machine": platform.processor() or platform.machine(),
+        "commit": _said_by("git", "rev-parse", "HEAD"),
+    }
+
+
+_ASK = ("--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _said_by(*command: str) -> str | None:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)  # noqa: S603 - git and nvidia-smi
+    except OSError:
+        return None
+    return ended.stdout.split("\n", maxsplit=1)[0] or None
+
+
+def constants(device: str) -> dict[str, float]:
+    """Return seconds of a launch and of a replayed kernel, memory in GB/s and bfloat16 products in TFLOP/s, as they are here."""
+    x = torch.zeros(16, device=device)
+
+    def launches(count: int = 2000) -> None:
+        for _ in range(count):
+            x.add_(1)
+
+    launch = seconds(launches, device) / 2000
+    kernel = launch
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launches()
+        kernel = seconds(graph.replay, device) / 2000
+    size = 1 << (28 if device == "cuda" else 22)
+    source, target = torch.zeros(2, size, dtype=torch.uint8, device=device)
+    side = 8192 if device == "cuda" else 256
+    a, b = torch.ones(2, side, side, dtype=torch.bfloat16, device=device)
+    return {
+        "launch": launch,
+        "kernel": kernel,
+        "gb_s": 2 * size / seconds(lambda: target.copy_(source), device) / 1e9,
+        "tflop_s": 2 * side**3 / seconds(lambda: torch.mm(a, b), device) / 1e12,
+    }
+
+
+def log_probs(dtype: str, device: str) -> dict[str, float]:
+    """Return how far log-probs of the trainer are from the sampler's, and from those of a CPU in float32 (nats)."""
+    shape = SHAPES["0.6B" if device == "cuda" else "tiny"]._replace(layers=2)
+    if device == "cpu" and dtype == "float16":
+        return {}  # not every CPU computes in it
+    model = gpu_work.ours(gpu_work.drawn(shape, dtype, "cpu"), dtype)
+    reference = gpu_work.ours(gpu_work.drawn(shape, "float32", "cpu"), "float32")
+    reference.model.load_state_dict(model.model.state_dict())
+    torch.nn.Module.to(model.model, device)
+    there, here = (gpu_work.learner(each, 2, 4096) for each in (model, reference))
+    decoder = Decoder(model, 2)
+    jobs = _jobs(gpu_work.names(2), 8, 64)
+    told = decoder.join(jobs)
+    while decoder.in_flight:
+        decoder.advance(64)
+    samples = [
+        Sample(str(job.adapter), (*job.prompt, *one.ids), tuple(range(PROMPT, PROMPT + len(one.ids))), {})
+        for job, one in zip(jobs, told, strict=True)
+    ]
+    sampled = torch.cat([torch.tensor(one.logprobs) for one in told])
+    scored, exact = (torch.cat([each.cpu() for each in engine.score(samples)]) for engine in (there, here))
+
+    def apart(one: Tensor, other: Tensor) -> dict[str, float]:
+        far = (one - other).abs()
+        return {"largest": float(far.max()), "mean": float(far.mean())}
+
+    return {
+        f"{what}, {kind}": value
+        for what, far in (
+            ("trainer and sampler", apart(scored, sampled)),
+            ("trainer and a CPU in float32", apart(scored, exact)),
+        )
+        for kind, value in far.items()
+    }
+
+
+def shaped(name: str, agents: int, device: str) -> dict[str, Any]:
+    """Return times and most bytes of every kind of work on a model; what runs out of memory says so."""
+    shape, cuda = SHAPES[name], device == "cuda"
+    found: dict[str, Any] = {}
+
+    def fresh() -> LanguageModel:
+        return gpu_work.ours(gpu_work.drawn(shape, "bfloat16", device), "bfloat16", agents)
+
+    def bare() -> LanguageModel:
+        return gpu_work.ours(gpu_work.drawn(shape, "bfloat16", device), "bfloat16")
+
+    works: Mapping[str, Callable[[], dict[str, float]]] = {
+        "decode": lambda: decode_step(fresh(), agents, device, on_cuda),
+        "decode, plain": lambda: decode_step(fresh(), agents, device, nowhere),
+        "conversations, even": lambda: conversations(fresh(), agents, device, even=True),
+        "conversations, uneven": lambda: conversations(fresh(), agents, device, even=False),
+        f"update, {UPDATE_TOKENS:,} tokens": lambda: update(
+            bare(), agents, device, UPDATE_TOKENS if cuda else 1024
+        ),
+        "step": lambda: whole_step(bare(), agents, device),
+    }
+    for work, measure in works.items():
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            found[work] = measure() | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
+        except torch.OutOfMemoryError as error:
+            found[work] = {"out of memory": str(error).split(".", maxsplit=1)[0]}
+    return found
+
+
+class _Counting:
+    """Makes recorders that note how many steps they replay, of all that they see."""
+
+    def __init__(self, recorder_on: gpu_work.Recorder) -> None:
+        self._recorder_on = recorder_on
+        self.warm = self.recorded = self.replayed = 0
+
+    def __call__(self, device: torch.device) -> GraphRecorder | None:
+        """Return a recorder for a device, if one is used there."""
+        made = self._recorder_on(device)
+        if made is None:
+            return None
+        warm, record = made.warm, made.record
+
+        def counted_warm(step: Callable[[], Tensor]) -> Tensor:
+            self.warm += 1
+            return warm(step)
+
+        def counted_record(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            self.recorded += 1
+            replay = record(step)
+
+            def replayed() -> Tensor:
+                self.replayed += 1
+                return replay()
+
+            return replayed
+
+        made.warm, made.record = counted_warm, counted_record  # type: ignore[method-assign]
+        return made
+
+    @property
+    def share(self) -> float:
+        """Share of the steps that were replayed."""
+        return self.replayed / max(1, self.warm + self.replayed)
+
+
+def decode_step(
+    model: LanguageModel, agents: int, device: str, recorder_on: gpu_work.Recorder
+) -> dict[str, float]:
+    """Return seconds of a decode step of 64 rows, tokens a second, and the share of replayed steps."""
+    rows, steps = (ROWS, STEPS) if device == "cuda" else (8, 4)
+    counting = _Counting(recorder_on)
+    decoder = gpu_work.decoding(model, agents, rows, 8 * steps, counting)
+    decoder.advance(2)
+    step = seconds(lambda: decoder.advance(steps), device) / steps
+    return {"seconds": step, "tokens a second": rows / step, "replayed": counting.share}
+
+
+def conversations(model: LanguageModel, agents: int, device: str, *, even: bool) -> dict[str, float]:
+    """Return seconds of 64 conversations of four turns, tokens a second, and the share of replayed steps."""
+    said = gpu_work.lengths(ROWS if device == "cuda" else 4, even=even, median=32 if device == "cuda" else 4)
+    counting = _Counting(on_cuda)
+    engine = gpu_work.sampler(model, agents, counting)
+    tokens = 0
+
+    def talk() -> None:
+        nonlocal tokens
+        tokens = gpu_work.conversations(engine, gpu_work.names(agents), said)
+
+    taken = seconds(talk, device, 1)
+    return {"seconds": taken, "tokens a second": tokens / taken, "replayed": counting.share}
+
+
+def update(model: LanguageModel, agents: int, device: str, tokens: int) -> dict[str, float]:
+    """Return seconds of an update, and of giving the sampler what was learned."""
+    engine = gpu_work.learner(model, agents, 4096)
+    player = gpu_work.sampler(model, agents, on_cuda)
+    samples = gpu_work.samples(agents, tokens // LENGTH)
+    given: list[float] = []
+
+    def learn() -> None:
+        engine.update(samples, gpu_work.OBJECTIVE)
+
+    def give() -> None:
+        for policy, published in engine.publish().items():
+            player.load(policy, published.weights, published.version)
+
+    updated = seconds(learn, device, 2)
+    for _ in range(3):
+        engine.update(samples[:: len(samples) // agents], gpu_work.OBJECTIVE)
+        given.append(seconds(give, device, 0))
+    return {"seconds": updated, "tokens a second": tokens / updated, "publish seconds": min(given)}
+
+
+def whole_step(model: LanguageModel, agents: int, device: str) -> dict[str, float]:
+    """Return seconds of a whole step of GRPO, and what its parts took."""
+    prompts, group, new = (4, 8, 128) if device == "cuda" else (1, 2, 8)
+    trainer = grpo_trainer(model, {"agents": agents}, prompts, group, new)
+    rows: list[Mapping[str, float]] = []
+    taken = seconds(
+        lambda: rows.append(take_step(trainer, agents * prompts * group, new, exact=False)), device, 2
+    )
+    return {"seconds": taken, **{name: value for name, value in rows[-1].items() if name.startswith("time/")}}
+
+
+def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    """Return what a run measured beside its estimates, from a maker's figures and from what the card did in `constants`."""
+    here = measured["constants"]
+    name = measured["environment"].get("card", "")
+    makers = next((card for title, card in CARDS.items() if title.split()[-1] in name), None)
+    own = Card(here["gb_s"], here["tflop_s"], "measured")
+    lines = [f"{name or 'a CPU'}: {measured['environment']['torch']}", ""]
+    lines += [f"{'work':44} {'measured':>10} {'estimated':>10} {'by its own figures':>19}  (ms)"]
+    for model, works in measured["models"].items():
+        counts: Mapping[str, Counted] = kept["now"].get(model, {})
+        for work, found in works.items():
+            for title, key in ((work, "seconds"), ("publish", "publish seconds")):
+                if key in found:
+                    counted = counts.get(title)
+                    by_maker = None if counted is None or makers is None else estimate(counted, makers)
+                    by_own = (
+                        None if counted is None else estimate(counted, own, here["launch"], here["kernel"])
+                    )
+                    numbers = " ".join(
+                        f"{'–' if value is None else f'{1e3 * value:,.2f}':>{width}}"
+                        for value, width in ((found[key], 10), (by_maker, 10), (by_own, 19))
+                    )
+                    lines.append(f"{f'{model}: {title}':44} {numbers}")
+            if "out of memory" in found:
+                lines.append(f"{f'{model}: {work}':44} out of memory")
+    return "\n".join(lines)
 
 
 def sampling(
@@ -159,7 +434,7 @@ def rest(size: EmbeddedConfig, device: str, rows: int, new: int) -> dict[str, in
 
 
 def seconds(work: Callable[[], None], device: str, times: int = 3) -> float:
-    """Return the least wall time of a few runs, after one that does not count."""
+    """Return the least wall time of a few runs, after one that does not count; of a single one where `times` is 0."""
     taken = []
     for _ in range(times + 1):
         _wait(device)
@@ -167,7 +442,7 @@ def seconds(work: Callable[[], None], device: str, times: int = 3) -> float:
         work()
         _wait(device)
         taken.append(time.perf_counter() - before)
-    return min(taken[1:])
+    return min(taken[1:] or taken)
 
 
 def _subject(
@@ -200,4 +475,10 @@ def _reserved(device: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(*sys.argv[1:]), indent=2))
+    match sys.argv[1:]:
+        case ["compare", file]:
+            print(compare(json.loads(Path(file).read_text("utf-8")), json.loads(KEPT.read_text("utf-8"))))
+        case [] | ["cpu"]:
+            print(json.dumps(run(*sys.argv[1:]), indent=2))
+        case _:
+            raise SystemExit("python -m benchmarks.gpu [cpu | compare FILE.json]")

@@ -60,7 +60,7 @@ def train_trl(
             lr_scheduler_type="constant",
             gradient_checkpointing=False,
             bf16=dtype == "bfloat16",
-            use_cpu=True,
+            use_cpu=model.device.type == "cpu",
             report_to="none",
             save_strategy="no",
             logging_strategy="no",

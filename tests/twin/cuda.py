@@ -25,6 +25,7 @@ for _name in ("bytes", "captured", "size"):
 for _name in ("size", "forget", "replay"):
     getattr(_device, f"twin_{_name}").argtypes = [ctypes.c_long]
 _device.twin_resize.argtypes = [ctypes.c_long, ctypes.c_long]
+_device.twin_compute.argtypes = [ctypes.c_long]
 
 import torch  # noqa: E402
 from torch import distributed  # noqa: E402
@@ -35,7 +36,10 @@ EVENTS = ("launches", "free", "up", "down", "across", "waits", "scalars", "refus
 
 
 class Counts(Counter[str]):
-    """Events by kind, with `replays` of graphs and the launches `replayed` in them; `lines` has (event, line) → number."""
+    """Events by kind, with `replays` of graphs and the launches `replayed` in them; `lines` has (event, line) → number.
+
+    `bytes` are those that launches read and write and copies move, `flops` those of products and attention.
+    """
 
     def __init__(self) -> None:
         """Count from zero."""
@@ -43,11 +47,13 @@ class Counts(Counter[str]):
         self.lines: Counter[tuple[str, str]] = Counter()
         self.operations: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self.flops = 0
 
-    def hear(self, operation: str, event: str, size: int = 0) -> None:
+    def hear(self, operation: str, event: str, size: int = 0, flops: int = 0) -> None:
         """Count one event, at the innermost line of kapelle that runs."""
         self[event] += 1
         self.bytes[event] += size
+        self.flops += flops
         self.operations[operation] += event == "launches"
         frame = sys._getframe(1)
         while frame.f_back and "/kapelle/" not in frame.f_code.co_filename:
@@ -70,15 +76,20 @@ def counted() -> Iterator[Counts]:
         _counting.remove(counts)
 
 
-def _hear(operation: str, event: str, size: int = 0) -> None:
+def compute_at_most(size: int) -> None:
+    """Leave results of more bytes than this as they are from now on: counts of models that are too large for a CPU."""
+    _device.twin_compute(size)
+
+
+def _hear(operation: str, event: str, size: int = 0, flops: int = 0) -> None:
     for counts in _counting:
-        counts.hear(operation, event, size)
+        counts.hear(operation, event, size, flops)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int, ctypes.c_long)
-def _listener(operation: bytes, event: int, size: int) -> None:
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+def _listener(operation: bytes, event: int, size: int, flops: int) -> None:
     if _counting and EVENTS[event] != "free":
-        _hear(operation.decode(), EVENTS[event], size)
+        _hear(operation.decode(), EVENTS[event], size, flops)
 
 
 _device.twin_listen(_listener)

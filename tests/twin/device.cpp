@@ -30,9 +30,9 @@ constexpr DeviceIndex DEVICES = 2;
 thread_local DeviceIndex current = 0;
 
 enum Event { LAUNCH, FREE, UP, DOWN, ACROSS, WAIT, SCALAR, REFUSED };
-void (*listener)(const char* operation, int event, long bytes) = nullptr;
-void report(const std::string& operation, Event event, long bytes = 0) {
-  if (listener) listener(operation.c_str(), event, bytes);
+void (*listener)(const char* operation, int event, long bytes, long flops) = nullptr;
+void report(const std::string& operation, Event event, long bytes = 0, long flops = 0) {
+  if (listener) listener(operation.c_str(), event, bytes, flops);
 }
 [[noreturn]] void refuse(const std::string& operation, const std::string& why) {
   report(operation, REFUSED);
@@ -124,7 +124,8 @@ Tensor tensor_like(const Tensor& like, Storage storage, Keys keys, bool view) {
 Tensor alias_of(const Tensor& cuda) {
   return tensor_like(cuda, Held::of(*cuda.storage().unsafeGetStorageImpl()).cpu, Keys(c10::DispatchKey::CPU), false);
 }
-long size_of(const Tensor& tensor) { return static_cast<long>(tensor.numel() * tensor.element_size()); }
+// Bytes that are read or written: an expanded tensor has no more than its storage.
+long size_of(const Tensor& tensor) { return std::min(static_cast<long>(tensor.numel() * tensor.element_size()), static_cast<long>(tensor.storage().nbytes())); }
 
 // Apply `change` to every tensor in a value, lists of tensors included.
 template <class Change> IValue mapped(const IValue& value, Change change) {
@@ -145,6 +146,18 @@ template <class Change> IValue mapped(const IValue& value, Change change) {
     return lists;
   }
   return value;
+}
+
+// Most bytes of an operation that is computed; less than everything where counts alone are asked for.
+constexpr long EVERYTHING = std::numeric_limits<long>::max();
+long most_computed = EVERYTHING;
+
+// What is not computed is zero, in memory that takes no room until it is written.
+Tensor zeros_in_place_of(const Tensor& made) {
+  auto* storage = made.storage().unsafeGetStorageImpl();
+  void* zeros = std::calloc(std::max<size_t>(storage->nbytes(), 1), 1);
+  storage->set_data_ptr_noswap({zeros, zeros, &std::free, Device(c10::kCPU)});
+  return made;
 }
 
 // -------- One operation: its arguments as aliases on the CPU, and what came of it back on the device
@@ -219,6 +232,18 @@ const std::set<std::string> WAITS = {"_local_scalar_dense", "nonzero", "nonzero.
 const std::set<std::string> WITHOUT_A_KERNEL = {"empty.memory_format", "empty_strided", "resize_", "set_", "set_.source_Storage",
   "set_.source_Storage_storage_offset", "set_.source_Tensor", "record_stream", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice"};
 
+// What these read of their first tensor is as long as what they return.
+const std::set<std::string> GATHERS = {"embedding", "gather", "gather.out", "index.Tensor", "index.Tensor_out", "index_select"};
+
+// Floating-point operations of a product; K is what is summed over.
+long flops_of(const std::string& name, const std::vector<IValue>& given, const Tensor& out) {
+  const std::set<std::string> first = {"mm", "mm.out", "bmm", "bmm.out", "linear", "_grouped_mm"}, second = {"addmm", "addmm.out", "addmm_", "baddbmm", "baddbmm_", "addbmm"};
+  if (!first.count(name) && !second.count(name)) return 0;
+  const Tensor a = given[second.count(name)].toTensor();
+  const long groups = name == "_grouped_mm" && out.dim() == 3 && a.dim() == 2 ? out.size(0) : 1;  // each sums over a part
+  return 2 * out.numel() * a.size(-1) / groups;
+}
+
 bool by_truth_values(const IValue& indices) {
   for (const auto& each : indices.toOptionalTensorVector())
     if (each && each->defined() && (each->scalar_type() == at::kBool || each->scalar_type() == at::kByte)) return true;
@@ -246,7 +271,7 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
     const Tensor &to = given[0].toTensor(), &from = given[1].toTensor();
     if (to.is_cuda() && from.is_cuda()) event = to.device() == from.device() ? LAUNCH : ACROSS;
     else event = to.is_cuda() ? UP : DOWN;
-    bytes = size_of(to);
+    bytes = size_of(to) * (event == LAUNCH ? 2 : 1);
   } else if (WITHOUT_A_KERNEL.count(name) || (views && !writes)) {
     event = FREE;
   } else {
@@ -258,6 +283,11 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
     if (indexes && call.on_cpu) report(name, UP);
     if (call.unwrapped_scalars && !call.aliases.empty()) report(name, SCALAR);
     for (auto& [cuda, cpu] : call.aliases) bytes += size_of(cpu);
+    if (GATHERS.count(name) && given[0].toTensor().is_cuda()) bytes -= size_of(given[0].toTensor());
+    for (size_t k = 0; k < given.size(); ++k) {  // what is only written is counted with the results
+      const auto same = [&](const IValue& other) { return other.isTensor() && other.toTensor().is_same(given[k].toTensor()); };
+      if (schema.arguments()[k].is_out() && given[k].isTensor() && std::none_of(given.begin(), given.begin() + k, same)) bytes -= size_of(given[k].toTensor());
+    }
   }
   if (capturing && event != LAUNCH && event != FREE) refuse(name, "operation not permitted when stream is capturing");
 
@@ -279,7 +309,20 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
     narrow = given[0].toTensor().scalar_type();
     inside[0] = inside[0].toTensor().to(at::kDouble);
   }
-  operation.redispatchBoxed(Keys(c10::DispatchKey::CPU), &inside);
+  // Where counts alone are asked for, what is large is not computed: the shapes of its results are enough.
+  std::vector<IValue> written;
+  bool skips = bytes > most_computed && event == LAUNCH && writes && !narrow;
+  for (size_t k = 0; k < given.size(); ++k) {
+    const auto& argument = schema.arguments()[k];
+    if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
+    skips &= argument.is_out() || (inside[k].isTensor() && size_of(inside[k].toTensor()) > most_computed);
+    written.push_back(inside[k]);
+  }
+  if (skips && (schema.returns().empty() || schema.returns().size() == written.size()))
+    inside = schema.returns().empty() ? c10::Stack() : c10::Stack(written.begin(), written.end());
+  else
+    operation.redispatchBoxed(Keys(c10::DispatchKey::CPU), &inside);
+  if (most_computed < EVERYTHING && name.rfind("empty", 0) == 0) inside[0] = zeros_in_place_of(inside[0].toTensor());
   if (narrow) inside[0] = into.defined() ? into.resize_as_(inside[0].toTensor()).copy_(inside[0].toTensor()) : inside[0].toTensor().to(*narrow);
   for (auto& [now, then] : before) if (now.sizes() == then.sizes()) now.copy_(then);
   call.take_over();
@@ -287,10 +330,11 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
   for (const IValue& value : inside) {
     const bool here = event == DOWN || (call.aliases.empty() && !call.names_a_device && !value.isTensorList());
     stack->push_back(event == DOWN ? given[0] : here ? value : mapped(value, [&](const Tensor& tensor) { return call.up(tensor); }));
-    mapped(stack->back(), [&](const Tensor& tensor) { if (event == LAUNCH) bytes += size_of(tensor); results.push_back(tensor); return tensor; });
+    mapped(stack->back(), [&](const Tensor& tensor) { if (event == LAUNCH && name != "copy_") bytes += size_of(tensor) * (1 + GATHERS.count(name)); results.push_back(tensor); return tensor; });
   }
   if (records) capturing->push_back({operation, given, results});
-  report(name, event, bytes);
+  const bool product = event == LAUNCH && results.size() == 1;
+  report(name, event, bytes, product ? flops_of(name, given, results[0]) : 0);
 }
 
 void replay(const Graph& graph) {
@@ -323,20 +367,24 @@ Tensor repeated(const Tensor& keys, const Tensor& q) { return keys.size(1) == q.
 Tensor given_back(const Tensor& gradient, const Tensor& keys) {
   return gradient.size(1) == keys.size(1) ? gradient : gradient.unflatten(1, {keys.size(1), -1}).sum(2);
 }
+long flops_of_attention(const Tensor& q, const Tensor& k, bool causal) { return 4 * q.numel() * k.size(2) / (causal ? 2 : 1); }
 std::tuple<Tensor, Tensor> attend(const char* name, const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias, bool causal, std::optional<double> scale) {
   Call call;
-  Tensor a = call.down(q), b = repeated(call.down(k), q), c = repeated(call.down(v), q);
+  Tensor a = call.down(q), b = call.down(k), c = call.down(v);
   std::optional<Tensor> d = bias && bias->defined() ? std::optional<Tensor>(call.down(*bias)) : std::nullopt;
-  auto [out, logs] = at::_scaled_dot_product_flash_attention_for_cpu(a, b, c, 0.0, causal, d, scale);
-  report(name, LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out));
+  auto [out, logs] = size_of(k) <= most_computed ? at::_scaled_dot_product_flash_attention_for_cpu(a, repeated(b, q), repeated(c, q), 0.0, causal, d, scale)
+                              : std::tuple(zeros_in_place_of(at::empty_like(a)), at::zeros({q.size(0), q.size(1), q.size(2)}, a.options().dtype(at::kFloat)));
+  report(name, LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out), flops_of_attention(q, k, causal));
   return {call.up(out), call.up(logs)};
 }
 std::tuple<Tensor, Tensor, Tensor> attend_back(const char* name, const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& logs, const std::optional<Tensor>& bias, bool causal, std::optional<double> scale) {
   Call call;
   Tensor a = call.down(q), b = call.down(k), c = call.down(v);
   std::optional<Tensor> d = bias && bias->defined() ? std::optional<Tensor>(call.down(*bias)) : std::nullopt;
-  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(call.down(g), a, repeated(b, q), repeated(c, q), call.down(out), call.down(logs), 0.0, causal, d, scale);
-  report(name, LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out));
+  auto [dq, dk, dv] = size_of(k) <= most_computed
+      ? at::_scaled_dot_product_flash_attention_for_cpu_backward(call.down(g), a, repeated(b, q), repeated(c, q), call.down(out), call.down(logs), 0.0, causal, d, scale)
+      : std::tuple(zeros_in_place_of(at::empty_like(a)), zeros_in_place_of(at::empty_like(b)), zeros_in_place_of(at::empty_like(c)));
+  report(name, LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out), flops_of_attention(q, k, causal) * 5 / 2);
   return {call.up(dq), call.up(given_back(dk, b)), call.up(given_back(dv, c))};
 }
 Tensor nothing(const Tensor& q, at::ScalarType type = at::kLong) { return at::empty({0}, q.options().dtype(type)); }
@@ -437,6 +485,14 @@ std::tuple<Tensor, Tensor> depthwise_back(const Tensor& g, const Tensor& x, cons
 }
 const bool depthwise_back_set = (at::native::conv_depthwise2d_backward_stub.set_cuda_dispatch_ptr(&depthwise_back), true);
 
+// A product of half precision that is summed into float32, which a CPU has no kernel for.
+Tensor& add_product(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType type, const at::Scalar& beta, const at::Scalar& alpha, Tensor& out) {
+  Call call;
+  call.down(out).copy_(at::addmm(call.down(self).to(type), call.down(a).to(type), call.down(b).to(type), beta, alpha));
+  report("addmm.dtype_out", LAUNCH, size_of(self) + size_of(a) + size_of(b) + size_of(out), 2 * out.numel() * a.size(1));
+  return out;
+}
+
 }  // namespace
 
 namespace at { namespace { C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", ::Hooks) } }
@@ -450,6 +506,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_flash_attention_forward", &flash_of_sequences);
   library.impl("_flash_attention_backward", &flash_of_sequences_back);
   library.impl("_conv_depthwise2d", &depthwise);
+  library.impl("addmm.dtype_out", &add_product);
   // These would fall into several operations, which CUDA runs as one.
   for (const char* name : {"copy_", "_grouped_mm", "set_", "set_.source_Tensor", "record_stream"}) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
   for (const auto& each : c10::Dispatcher::singleton().getAllOpNames())
@@ -467,7 +524,7 @@ TORCH_LIBRARY_IMPL(c10d, CUDA, library) {
 }
 
 extern "C" {
-void twin_listen(void (*with)(const char*, int, long)) { listener = with; }
+void twin_listen(void (*with)(const char*, int, long, long)) { listener = with; }
 int twin_device(int index) { return index < 0 ? current : std::exchange(current, index); }
 long twin_bytes(int most) { return most ? most_bytes_held : bytes_held; }
 void twin_reset_most() { most_bytes_held = bytes_held.load(); }
@@ -478,6 +535,7 @@ void twin_resize(long storage, long bytes) {
   cuda->set_data_ptr_noswap(on_device(cpu, cuda->device().index()));
   cuda->set_nbytes(cpu.nbytes());
 }
+void twin_compute(long bytes) { most_computed = bytes; }
 void twin_capture() { capturing = new Graph(); }
 long twin_captured() {
   static long made = 0;
