@@ -433,7 +433,7 @@ def rest(size: EmbeddedConfig, device: str, rows: int, new: int) -> dict[str, in
     return dict(zip(("before", "after the rollout", "after the rest"), held, strict=True))
 
 
-def seconds(work: Callable[[], None], device: str, times: int = 3) -> float:
+def seconds(work: Callable[[], object], device: str, times: int = 3) -> float:
     """Return the least wall time of a few runs, after one that does not count; of a single one where `times` is 0."""
     taken = []
     for _ in range(times + 1):

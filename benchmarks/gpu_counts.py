@@ -78,8 +78,13 @@ def estimate(counts: Counted, card: Card, launch: float = LAUNCH, kernel: float 
     )
 
 
-def run(*, peers: bool = True) -> dict[str, Any]:
-    """Count everything, each model in a process of its own that has the twin (ten minutes; needs g++)."""
+def run() -> dict[str, Any]:
+    """Count everything, peers too (ten minutes; needs g++)."""
+    return count_all(peers=True)
+
+
+def count_all(*, peers: bool) -> dict[str, Any]:
+    """Count every part in a process of its own that has the twin."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     twin, before = str(ROOT / "tests" / "twin" / "site"), os.environ.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join([twin, *filter(None, [before]), str(ROOT)])
@@ -359,7 +364,7 @@ def main(words: Sequence[str]) -> None:
             print(table(json.loads(KEPT.read_text("utf-8"))))
         case [] | [_]:
             kept = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
-            kept[words[0] if words else "now"] = run(peers=not words)
+            kept[words[0] if words else "now"] = count_all(peers=not words)
             KEPT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
             print(table(kept))
         case _:

@@ -81,7 +81,8 @@ def drawn(shape: Shape, dtype: str, device: str, epsilon: float = 1e-6) -> PreTr
     torch.manual_seed(0)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    return model.eval()
+    model.eval()
+    return model
 
 
 def ours(model: PreTrainedModel, dtype: str, agents: int = 0) -> LanguageModel:

@@ -93,7 +93,7 @@ def conversations(
     return compare(lambda: asyncio.run(talk()), talk_theirs, rounds)
 
 
-class _Lengths(StoppingCriteria):  # type: ignore[misc]
+class _Lengths(StoppingCriteria):
     """Ends each row after as many tokens as it has to say."""
 
     def __init__(self, begun: int, said_R: Tensor) -> None:
