@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from tests.support.episodes import TASK
+from tests.support.tiny import sections, tiny_model
 
+from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import (
     AllowsInterrupts,
     ChecksItself,
@@ -17,12 +20,16 @@ from kapelle.engines.rollout.protocol import (
     OnTokens,
     Request,
     ServesCallers,
+    check_abilities,
     notes_of,
     stream_or_generate,
 )
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import Examines, KeepsParts
+from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
+from kapelle.training.trainer import Trainer
 from kapelle.types import Message, Sampling
 
 CAPABILITIES = (Interruptible, HasNotes, ServesCallers, KnowsAlternatives, KeepsParts, Examines)
@@ -69,3 +76,36 @@ def test_what_is_declared_is_used() -> None:
     answer = asyncio.run(stream_or_generate(engine, REQUEST, lambda ids, _: heard.extend(ids)))
     assert (answer.text, bytes(heard)) == ("words", b"word")
     assert notes_of(engine) == ("a word for the user",)
+
+
+@pytest.mark.parametrize(
+    ("ability", "part"),
+    [*rollout_protocol.ABILITIES, *train_protocol.ABILITIES],
+    ids=lambda each: str(each)[-24:],
+)
+def test_what_is_declared_is_written(ability: type, part: str) -> None:
+    class Half(ScriptedEngine, ability):  # type: ignore[misc]
+        pass
+
+    abilities = [(ability, part)]
+    check_abilities(ScriptedEngine({}), abilities)
+    with pytest.raises(
+        ConfigError,
+        match=f"The engine Half inherits from `{ability.__name__}` but has no `{part}`. Write it in",
+    ):
+        check_abilities(Half({}), abilities)
+    setattr(Half, part, lambda *_: ())
+    check_abilities(Half({}), abilities)
+
+
+def test_every_ability_of_an_engine_is_looked_for() -> None:
+    looked_for = {kind for kind, _ in (*rollout_protocol.ABILITIES, *train_protocol.ABILITIES)}
+    assert looked_for == set(CAPABILITIES)
+
+
+def test_a_run_says_before_it_begins_what_its_engine_lacks() -> None:
+    class Half(ScriptedEngine, Interruptible):
+        pass
+
+    with pytest.raises(ConfigError, match="has no `interrupt`"):
+        Trainer(**sections(model=tiny_model()), engine=Half({}))

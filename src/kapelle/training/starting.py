@@ -12,7 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
+from kapelle.engines.rollout import protocol as rollout_protocol
+from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, check_abilities, notes_of
+from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
@@ -97,6 +99,7 @@ def load_pieces(
     engine = build_train_engine(config, algorithm, warmed.team, models, ranks)
     with ExitStack() as failing:
         failing.callback(engine.close)
+        check_abilities(engine, train_protocol.ABILITIES)
 
         # What other runs have saved: the verifier that pays, past policies, and what training starts from.
         verifier = algorithm.need(VerifierScores)
@@ -117,6 +120,7 @@ def load_pieces(
             player = player or build_engine(config, models, team)
             failing.callback(player.close)
         assert player is not None
+        check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
         if config.training.partial_rollouts and not isinstance(player, Interruptible):

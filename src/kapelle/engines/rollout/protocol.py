@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kapelle.errors import ConfigError
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
 
@@ -212,6 +213,26 @@ async def stream_or_generate(
     if on_tokens is not None and isinstance(engine, ServesCallers):
         return await engine.stream(request, on_tokens)
     return await engine.generate(request)
+
+
+ABILITIES: Sequence[tuple[type, str]] = (
+    (Interruptible, "interrupt"),
+    (HasNotes, "notes"),
+    (ServesCallers, "stream"),
+    (KnowsAlternatives, "alternatives"),
+)
+"""What a rollout engine may declare by inheriting from it, and the part that it then has to write."""
+
+
+def check_abilities(engine: object, abilities: Sequence[tuple[type, str]]) -> None:
+    """Raise ConfigError where an engine declares an ability, by inheriting from it, and does not write its part."""
+    kind = type(engine)
+    for ability, part in abilities:
+        if isinstance(engine, ability) and getattr(kind, part) is vars(ability)[part]:
+            raise ConfigError(
+                f"The engine {kind.__name__} inherits from `{ability.__name__}` but has no `{part}`. Write it in {kind.__module__}, or "
+                "inherit no longer."
+            )
 
 
 def notes_of(engine: RolloutEngine) -> Sequence[str]:

@@ -225,6 +225,10 @@ class Examines:
         raise NotImplementedError
 
 
+ABILITIES: Sequence[tuple[type, str]] = ((KeepsParts, "parts"), (KeepsParts, "room"), (Examines, "examine"))
+"""What a train engine may declare by inheriting from it, and a part that it then has to write."""
+
+
 class TrainEngineSettings(Protocol):
     """Frozen settings that build a train engine."""
 
