@@ -21,6 +21,7 @@ from kapelle.models.language_model import load_language_model
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import _mixed as mixed
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.runtime.tensors import copy_together
 from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora
 
@@ -240,3 +241,25 @@ class TestModels:
         assert weights_hash(again.base_parameters()) == weights_hash(model.base_parameters())
         assert again.end_ids == model.end_ids
         assert again.renderer.context == model.renderer.context
+
+
+def test_copies_on_the_cpu_are_of_the_same_bits_and_share_no_memory() -> None:
+    generator = torch.Generator().manual_seed(4)
+    base = torch.randn(7, 5, generator=generator)
+    tensors = {
+        "strided": base.T,
+        "half": torch.tensor([1.5, float("nan"), -0.0], dtype=torch.bfloat16),
+        "flags": torch.tensor([True, False, True]),
+        "scalar": torch.tensor(3.25, dtype=torch.float64),
+        "none": torch.zeros(0, 3),
+        "itself": base,
+    }
+    copies = copy_together(tensors)
+    assert list(copies) == list(tensors)
+    for name, tensor in tensors.items():
+        assert (copies[name].dtype, copies[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(copies[name].nan_to_num(9.0), tensor.nan_to_num(9.0))
+    places = [copy.untyped_storage().data_ptr() for name, copy in copies.items() if name != "none"]
+    assert len(set(places)) == len(places)
+    base[:] = 0
+    assert float(copies["itself"].abs().min()) > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,10 @@ from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.models.adapters import named
 from kapelle.models.fast import fused
+from kapelle.models.lora_bank import layers_of
+from kapelle.models.weights import read_adapter, save_adapter
 from kapelle.rows import Sample
 from kapelle.team import Lora
 from kapelle.types import Sampling
@@ -146,6 +150,16 @@ def publish(*, tokens: int, rank: int = 2) -> Counts:
         for version, name in enumerate("ab", 1):
             engine.load(name, trainer.weights(name), version)
     return counts
+
+
+def test_an_adapter_goes_into_a_file_in_one_transfer(tmp_path: Path) -> None:
+    model = model_on_device("bfloat16")
+    adapter, lora = model.bank.parameters("a"), named(layers_of(model.model), LORA)
+    with counted() as counts:
+        save_adapter(tmp_path, adapter, lora, "base")
+    assert (counts["down"], counts["waits"], counts["launches"]) == (1, 0, 1)
+    kept, _ = read_adapter(tmp_path)
+    assert all(torch.equal(kept[name], tensor.cpu()) for name, tensor in adapter.items())
 
 
 def test_a_publish_waits_once_for_each_policy() -> None:

@@ -17,7 +17,7 @@ from kapelle.functional.masking import as_float
 from kapelle.models.adapters import ADAPTER, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
-from kapelle.runtime.tensors import load_tensors
+from kapelle.runtime.tensors import copy_together, load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
 
@@ -135,10 +135,7 @@ def save_adapter(
 
     assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `adapters.named`"
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
-        folder / ADAPTER,
-    )
+    save_file(copy_together(tensors), folder / ADAPTER)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -44,6 +44,21 @@ def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [found[id(each)] for each in tensors]
 
 
+def copy_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors on the CPU, bit for bit, each in memory of its own, with one wait for each device."""
+    found: dict[str, Tensor] = {}
+    for device in {each.device for each in tensors.values()}:
+        here = {
+            name: each.detach().contiguous().reshape(-1).view(torch.uint8)
+            for name, each in tensors.items()
+            if each.device == device
+        }
+        flat = torch.cat(list(here.values())).cpu()
+        for name, content in zip(here, flat.split([len(each) for each in here.values()]), strict=True):
+            found[name] = content.clone().view(tensors[name].dtype).reshape(tensors[name].shape)
+    return {name: found[name] for name in tensors}
+
+
 def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
     """Return tensors of the CPU on a device, in one transfer that nothing waits for; for the CPU, themselves."""
     if torch.device(device).type == "cpu":
