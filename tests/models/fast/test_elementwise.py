@@ -118,6 +118,34 @@ class TestCompiled:
         assert "pieces differ from plain operations" in caplog.text
 
 
+def test_passes_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast, history and lengths make none; sampling, a single row, a single head and another type make one each."""
+    from torch._dynamo.utils import counters
+
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda piece, **named: plain(piece, backend="eager", **named))
+    torch._dynamo.reset()
+    counters.clear()
+    pieces = compiled.__wrapped__()
+    weight_E = torch.nn.Parameter(torch.ones(16))
+
+    def graphs_after(tokens: int, heads: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        cos_N1E, sin_N1E = torch.randn(2, tokens, 1, 16)
+        heads_NTE = torch.randn(tokens, heads, 16).to(dtype)
+        pieces.turned(heads_NTE, weight_E, cos_N1E, sin_N1E, 1e-6, torch.float32)
+        return int(counters["stats"]["unique_graphs"])
+
+    with torch.no_grad():
+        found = [graphs_after(37, 4), graphs_after(300, 8)]
+        with torch.autocast("cpu", torch.bfloat16):
+            found += [graphs_after(301, 8), graphs_after(9, 8)]
+        found += [graphs_after(37, 1), graphs_after(37, 4, torch.float32)]
+    with torch.inference_mode():
+        found += [graphs_after(37, 8), graphs_after(5, 8), graphs_after(1, 8)]
+    torch._dynamo.reset()
+    assert found == [1, 1, 1, 1, 2, 3, 4, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("device", "width", "triton", "right", "expected"),
     [

@@ -226,10 +226,10 @@ def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
 
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
         """Yield outputs and gradients of two sequences, the first with two branches, by the kernel and by buckets."""
-        spans = (Span(0, 20, None), Span(20, 7, (0, 20)), Span(27, 33, (0, 20)), Span(60, 41, None))
+        spans = (Span(0, 150, None), Span(150, 7, (0, 150)), Span(157, 203, (0, 150)), Span(360, 41, None))
         plan = plan_spans(spans, device)
         given_NHE, *inputs = (
-            kernels.drawn(101, many, size, seed=seed, device=device, dtype=q_NHE.dtype)
+            kernels.drawn(401, many, size, seed=seed, device=device, dtype=q_NHE.dtype)
             for seed, many in enumerate((heads, heads, key_heads, key_heads))
         )
         q, k, v = (each.requires_grad_(True) for each in inputs)

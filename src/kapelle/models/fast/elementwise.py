@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,10 @@ from kapelle.models.fast import kernels
 
 LEAST_WIDTH = 512
 """Hidden size from which pieces are compiled: that takes longer than a short run of a tiny model."""
+
+
+VARIANTS = 32
+"""Most graphs of a piece; beyond them its plain operations run."""
 
 
 def inverse_of(x: Tensor, eps: float) -> Tensor:
@@ -158,11 +163,16 @@ def compiled() -> LayerPieces:
 
 
 def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
-    made = torch.compile(piece, dynamic=True)
+    # Sampling, training, single rows, single heads and each compute type have a graph of their own.
+    compiler: Any = torch.compile
+    known = "recompile_limit" in signature(compiler).parameters
+    made = compiler(piece, dynamic=True, **({"recompile_limit": VARIANTS} if known else {}))
 
     def computed(*given: Any) -> Any:
-        # Autograd's functions keep history by themselves; the compiler would look into that of its arguments.
-        return made(*(each.detach() if isinstance(each, Tensor) else each for each in given))
+        # Types are as given, so that autocast, which only forward passes run under, would make every graph twice. Autograd's
+        # functions keep history by themselves; the compiler would look into that of its arguments.
+        with torch.autocast(given[0].device.type, enabled=False):
+            return made(*(each.detach() if isinstance(each, Tensor) else each for each in given))
 
     return computed
 
