@@ -30,8 +30,10 @@ from kapelle.engines.train import parity
 from kapelle.engines.train.parity import exact_logprobs, judge_in_float64, rounding_of
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.engines.train.torch.sharing import Gaps
 from kapelle.errors import ParityError
 from kapelle.models.fast import fused
+from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
 from kapelle.types import Sampling
 
@@ -253,6 +255,30 @@ class TestWhatRoundingMakes:
         learners = ["a"] * 20 + ["b"] * 480
         assert step_of(one_learner, 500, learners) < parity.CERTAIN
         assert step_of(one_learner, 500, ["a", "b"] * 250) > parity.SUSPECT
+
+    def test_a_learner_below_the_bound_is_looked_into_whatever_the_others_do(self) -> None:
+        samples = draw_samples(["a"], [(2, 40)] * 20) + draw_samples(["b"], [(2, 40)] * 400)
+        gaps = [
+            Gaps("a", torch.full((800,), 0.1), tuple(range(20))),
+            Gaps("b", torch.full((16000,), 0.005), tuple(range(20, 420))),
+        ]
+        found: list[int] = []
+
+        def score(asked: Sequence[Sample]) -> list[Tensor]:
+            found.append(len(asked))
+            return [torch.zeros(40) for _ in asked]
+
+        given = [with_columns([s], behaviour=[torch.full((40,), 0.1)])[0] for s in samples]
+        model = tiny_model(dtype="bfloat16")
+        model.flat = None
+        models: dict[str, tuple[LanguageModel, str | None]] = dict.fromkeys("ab", (model, None))
+        with pytest.raises(ParityError, match="rounding does not make that"):
+            parity.check_parity(gaps, given, torch.bfloat16, BOUND, {}, score, models)
+        assert found == [parity.MOST_ROWS]
+        gaps[0] = Gaps("a", torch.full((800,), 0.005), gaps[0].samples)
+        totals: dict[str, list[float]] = {}
+        parity.check_parity(gaps, given, torch.bfloat16, BOUND, totals, score, models)
+        assert totals["parity/max"][0] == pytest.approx(0.005)
 
     def test_a_token_that_is_off_by_far_is_suspect(self) -> None:
         gap_K = torch.full((1000,), 0.01)
