@@ -30,7 +30,7 @@ from benchmarks.gpu_work import LENGTH, PROMPT, ROWS, SHAPES, Shape
 from benchmarks.subjects import prompt_ids
 from benchmarks.trl_peer import lora_settings, train_trl
 from kapelle.engines.rollout.local.step_graphs import nowhere, on_cuda
-from kapelle.models.fast import fused
+from kapelle.models.fast import fused, kernels
 from kapelle.models.language_model import LanguageModel
 
 KEPT = Path(__file__).parent / "results" / "gpu_counts.json"
@@ -311,7 +311,17 @@ def part(what: str, *, peers: bool) -> dict[str, Any]:
         """Draw from two words of a peer's, whose probabilities are not computed: as many operations."""
         return multinomial(probabilities_RV.new_ones(len(probabilities_RV), 2), num_samples)
 
-    with patch.object(torch, "multinomial", drawn_tokens):
+    tried = kernels._tried
+
+    def computed(*given: Any) -> bool:
+        """Try a kernel: whether it is right must be computed."""
+        compute_at_most(sys.maxsize)
+        try:
+            return tried(*given)
+        finally:
+            compute_at_most(COMPUTED)
+
+    with patch.object(torch, "multinomial", drawn_tokens), patch.object(kernels, "_tried", computed):
         return {what: {key: value for work in works for key, value in work(name, number).items()}}
 
 
