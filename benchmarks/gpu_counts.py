@@ -331,10 +331,14 @@ PARTS = ("conversations", *(f"{name}, {agents} agents" for name in ("0.6B", "4B"
 # -------- What is kept, and the tables of docs/performance.md
 
 
+HIDDEN = ("decode, plain", f"update, {UPDATE_TOKENS:,} tokens")
+"""Work that the tables leave out: `gpu.py` compares with it."""
+
+
 def rows(kept: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Counted]]:
-    """Yield (model, work, whose, counts) of everything that is kept, peers once."""
+    """Yield (model, work, whose, counts) of what the tables show, peers once."""
     for model in PARTS[1:]:
-        for work in kept["now"][model]:
+        for work in [work for work in kept["now"][model] if work not in HIDDEN]:
             theirs = "generate" in work or "TRL" in work
             for version in ("now",) if theirs else kept:
                 yield model, work, "theirs" if theirs else version, kept[version][model][work]

@@ -440,12 +440,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_of_sequences(const Tens
   TORCH_CHECK(!(used && used->defined()) && !(pages && pages->defined()), "twin: no pages");
   Call call;
   Tensor a = call.down(q), b = call.down(k), c = call.down(v), out = at::empty_like(a), logs = at::empty({a.size(1), a.size(0)}, at::kFloat);
+  const bool computes = size_of(k) <= most_computed;
+  if (!computes) out = zeros_in_place_of(out), logs = zeros_in_place_of(logs);
+  long flops = 0;
   for (auto [q0, q1, k0, k1] : Sequences(call.down(*q_ends), call.down(*k_ends), most_q.expect_int(), most_k.expect_int()).rows) {
+    flops += 4 * a.size(1) * a.size(2) * (q1 - q0) * (k1 - k0) / (causal ? 2 : 1);
+    if (!computes) continue;
     Tensor scores = scores_of(heads_first(a, q0, q1, a.size(1)), heads_first(b, k0, k1, a.size(1)), scale.value_or(std::pow(a.size(2), -0.5)), looks_back(causal, left, right));
     out.slice(0, q0, q1).copy_(at::matmul(scores.softmax(-1), heads_first(c, k0, k1, a.size(1))).transpose(0, 1));
     logs.slice(1, q0, q1).copy_(scores.logsumexp(-1));
   }
-  report("flash attention of sequences", LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out));
+  report("flash attention of sequences", LAUNCH, size_of(q) + size_of(k) + size_of(v) + size_of(out), flops);
   return {call.up(out), call.up(logs), nothing(q), nothing(q), nothing(q)};
 }
 std::tuple<Tensor, Tensor, Tensor> flash_of_sequences_back(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& logs, const Tensor& q_ends, const Tensor& k_ends,
@@ -454,9 +459,14 @@ std::tuple<Tensor, Tensor, Tensor> flash_of_sequences_back(const Tensor& g, cons
   Call call;
   Tensor a = call.down(q), b = call.down(k), c = call.down(v), d = call.down(g), o = call.down(out), l = call.down(logs);
   Tensor dq = at::empty_like(a), dk = at::empty_like(b), dv = at::empty_like(c);
+  const bool computes = size_of(k) <= most_computed;
+  if (!computes) dq = zeros_in_place_of(dq), dk = zeros_in_place_of(dk), dv = zeros_in_place_of(dv);
   const double scale = given_scale.value_or(std::pow(a.size(2), -0.5));
   auto own_heads = [&](const Tensor& x) { return x.unflatten(0, {b.size(1), -1}).sum(1).transpose(0, 1); };
+  long flops = 0;
   for (auto [q0, q1, k0, k1] : Sequences(call.down(q_ends), call.down(k_ends), most_q.expect_int(), most_k.expect_int()).rows) {
+    flops += 10 * a.size(1) * a.size(2) * (q1 - q0) * (k1 - k0) / (causal ? 2 : 1);
+    if (!computes) continue;
     Tensor each_q = heads_first(a, q0, q1, a.size(1)), each_k = heads_first(b, k0, k1, a.size(1)), given = heads_first(d, q0, q1, a.size(1));
     Tensor weights = (scores_of(each_q, each_k, scale, looks_back(causal, left, right)) - l.slice(1, q0, q1).unsqueeze(-1)).exp();
     Tensor pull = at::matmul(given, heads_first(c, k0, k1, a.size(1)).transpose(1, 2)) - (given * heads_first(o, q0, q1, a.size(1))).sum(-1, true);
@@ -465,7 +475,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_of_sequences_back(const Tensor& g, cons
     dk.slice(0, k0, k1).copy_(own_heads(at::matmul(slope.transpose(1, 2), each_q)));
     dv.slice(0, k0, k1).copy_(own_heads(at::matmul(weights.transpose(1, 2), given)));
   }
-  report("flash attention of sequences, backward", LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out));
+  report("flash attention of sequences, backward", LAUNCH, 2 * (size_of(q) + size_of(k) + size_of(v)) + size_of(out), flops);
   return {call.up(dq), call.up(dk), call.up(dv)};
 }
 
