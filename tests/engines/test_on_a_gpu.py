@@ -327,6 +327,7 @@ def test_stop_strings_end_the_same_rows_as_on_a_cpu(recorder_on: Any) -> None:
     assert [one.finish_reason for one in there] == [one.finish_reason for one in here]
     assert [one.ids for one in there] == [one.ids for one in here]
     assert {"stop", "length"} <= {one.finish_reason for one in here}
+    assert any(one.text is not None for one in here), "a stop string ended a row"
 
 
 @pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
