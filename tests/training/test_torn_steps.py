@@ -27,16 +27,16 @@ class TestTorn:
             yield trainer
 
     def broken(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-        real, moved = Learner.step, [0]
+        real, moved = Learner.launch, [0]
 
-        def step(learner: Learner, *rest: Any) -> Any:
+        def launch(learner: Learner, weight: float, *, undoable: bool) -> Any:
             moved[0] += 1
             if moved[0] == 2:
                 raise error
-            return real(learner, *rest)
+            return real(learner, weight, undoable=undoable)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Learner, "step", step)
+            patched.setattr(Learner, "launch", launch)
             with pytest.raises(type(error)):
                 next(trainer.steps(1))
 

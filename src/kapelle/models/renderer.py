@@ -118,10 +118,11 @@ class ChatRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
-        return self._start(*messages)
+        # By their texts: what is remembered holds no message of an episode that is over.
+        return self._start(*[(message.role, message.content, message.speaker) for message in messages])
 
-    def _ids_of_start(self, *messages: Message) -> tuple[int, ...]:
-        return self._ids(self._form.text(messages, speak=True))
+    def _ids_of_start(self, *texts: tuple[str, str, str | None]) -> tuple[int, ...]:
+        return self._ids(self._form.text([Message(*text) for text in texts], speak=True))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a finished conversation."""

@@ -104,6 +104,7 @@ class Learner:
         norm = gathered(nn.utils.clip_grad_norm_(pushed, math.inf if bound is None else bound))
         finite = torch.isfinite(norm)
         unmoved = [p for p in pushed if p not in self._optimizer.state]
+        self.version += 1  # until it is settled: who is broken off here has other weights than before
         if self._scaler.is_enabled():
             self._scaler.step(self._optimizer)  # looks at the gradients itself
         elif self._settings.name == "adamw":
@@ -131,6 +132,7 @@ class Learner:
         """Say what became of a step, of whose `unread` these are the values: count it, undo it, or raise NumericsError."""
         norm, finite, sound = read[0], bool(read[1]), all(read[2:])
         undone = False
+        self.version -= 1
         if not finite and not self._scaler.is_enabled():
             for parameter in step.unmoved:
                 self._optimizer.state.pop(parameter, None)  # zeros that were made for the step
