@@ -97,6 +97,12 @@ class Decoder:
         self._logps_RT: Tensor
         self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
+        self._stopping = False
+        """Whether any row has stop strings."""
+        self._longest = 0
+        """Tokens of the longest completion in flight."""
+        self._finished = 0
+        """Rows that are finished and have not left."""
         self._steps = 0
         """Steps of this decoder."""
         self.drop()
@@ -162,7 +168,8 @@ class Decoder:
             self._live_R = torch.ones_like(most_R, dtype=torch.bool)
             self._tokens_RT = torch.zeros(0, 0, dtype=torch.long, device=device)
             self._logps_RT = torch.zeros(0, 0, device=device)
-        self._make_room()
+        self._count()
+        self._make_room(max(LEAST_ROOM, self._longest + 1))
         by_adapter = sorted(range(len(self._flying)), key=lambda row: self._flying[row].job.adapter or "")
         if by_adapter != list(range(len(self._flying))):
             self._rows.arrange(by_adapter)
@@ -179,14 +186,14 @@ class Decoder:
         for _ in range(steps if self._flying else 0):
             token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
             self._record(token_R, logp_R)
-            finished = [number for number, row in enumerate(self._flying) if row.length is not None]
             tight = self._tight()
-            if len(finished) < IDLE_SHARE * len(self._flying) and not (finished and tight):
+            if self._finished < IDLE_SHARE * len(self._flying) and not (self._finished and tight):
                 if tight:
                     token_R = token_R[self._preempt()]
                 self._logits_RV = self._rows.read(token_R)
                 continue
             # The finished rows leave; the others read their newest tokens without them.
+            finished = [number for number, row in enumerate(self._flying) if row.length is not None]
             self._fill(finished)
             self._rows.leave(finished, [self._flying[number].newest() for number in finished])
             staying = self._unfinished()
@@ -283,15 +290,17 @@ class Decoder:
 
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
         """Record each row's next token, and mark the rows that it ends."""
-        self._make_room(1)
+        if self._longest == self._tokens_RT.shape[1]:
+            self._make_room(2 * self._longest)
         self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
         self._logps_RT.scatter_(1, self._position_R[:, None], logp_R[:, None])
         self._position_R += 1
         self._steps += 1
+        self._longest += 1
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
         ended_R &= self._live_R
         # The only wait for a GPU in a step, whatever rows there are.
-        if any(row.stop is not None for row in self._flying):
+        if self._stopping:
             tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
             for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
                 if row.stop is not None and row.length is None:
@@ -305,17 +314,13 @@ class Decoder:
             for row, over in zip(self._flying, ends, strict=True):
                 if over:
                     row.length = self._steps - row.joined
+                    self._finished += 1
 
-    def _make_room(self, more: int = 0) -> None:
-        """Have room for `more` tokens of all rows, and where there is none for as many as the longest row has."""
-        longest = max(row.job.begun + self._steps - row.joined for row in self._flying) + more
-        rows, places = self._tokens_RT.shape
-        if rows < len(self._flying) or places < longest:
-            places = places if longest <= places else max(LEAST_ROOM, 2 * longest)
-            self._tokens_RT, self._logps_RT = (
-                pad(held, (0, places - held.shape[1], 0, len(self._flying) - rows))
-                for held in (self._tokens_RT, self._logps_RT)
-            )
+    def _make_room(self, places: int) -> None:
+        """Have room for so many tokens of each row in flight."""
+        rows, held = self._tokens_RT.shape
+        margins = (0, max(0, places - held), 0, len(self._flying) - rows)
+        self._tokens_RT, self._logps_RT = pad(self._tokens_RT, margins), pad(self._logps_RT, margins)
 
     def _go_on_with(self, rows: Sequence[int]) -> Tensor:
         """Keep what is noted of these rows, in this order, and return their indices as a tensor."""
@@ -325,7 +330,14 @@ class Decoder:
             each[index_R] for each in (self._position_R, self._most_R, self._live_R)
         )
         self._tokens_RT, self._logps_RT = self._tokens_RT[index_R], self._logps_RT[index_R]
+        self._count()
         return index_R
+
+    def _count(self) -> None:
+        """Count anew what is known of the rows in flight."""
+        self._longest = max((row.job.begun + self._steps - row.joined for row in self._flying), default=0)
+        self._finished = sum(row.length is not None for row in self._flying)
+        self._stopping = any(row.stop is not None for row in self._flying)
 
     def _settings(self) -> SamplingRows:
         jobs = [row.job for row in self._flying]
@@ -338,6 +350,7 @@ class Decoder:
         for number, row in enumerate(self._flying):
             if id(row.output) in ended and row.length is None:
                 row.length = self._steps - row.joined
+                self._finished += 1
                 self._live_R[number] = False
         for row in [row for row in self._preempted if id(row.output) in ended]:
             self._preempted.remove(row)
