@@ -27,7 +27,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-oldest test-faults check format docs wheel clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-kernels test-oldest test-faults check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -52,6 +52,14 @@ test-types: $(STAMPS)/test ## let mypy and pyright read README, pages and exampl
 
 test-models: $(STAMPS)/test ## train a model of every family, here and on a GPU's twin, and compare with what `kapelle validate` says (minutes)
 	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli tests/twin)
+
+TRITON := triton==3.7.0
+
+build/triton: $(BIN)/python
+	@$(PIP) install --no-deps --target $@ $(TRITON)
+
+test-kernels: build/triton $(STAMPS)/test ## run our own kernels for GPUs in Triton's interpreter (Linux; fetches Triton, 200 MB)
+	@PYTHONPATH=build/triton $(BIN)/python -m pytest $(or $(TESTS),tests/models/fast/test_triton_products.py)
 
 test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
 	@$(BIN)/python tools/try_oldest.py $(TESTS)
