@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, str] = {
     "lora_bank": "N adapters in one pass, against PEFT's set_adapter one after another",
     "rollout": "sampling, against transformers' generate",
     "rollout_turns": "four turns of a conversation, even and uneven, against generate, its cache carried over too",
+    "cohorts": "decode steps of rows that joined at several times, against those of rows that joined at once",
     "update_skewed": "one update on skewed lengths, against padded microbatches",
     "large_head": "log-probs and entropies over 152,000 words, against all logits at once",
     "real_shape": "one step of two agents in the shape of a 0.6B model, against TRL with one (20 minutes; 13 GB)",
