@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -204,23 +206,22 @@ class TestKinds:
                 assert getattr(made, name) == getattr(asked, name), (chosen, name)
             assert (made.temperature_R.dtype, made.top_k_R.dtype) == (torch.float32, torch.int64)
 
-    def test_rows_that_left_leave_no_kind_behind_where_they_are_named(self) -> None:
+    def test_a_kind_that_a_row_does_not_ask_for_leaves_it_as_it_is(self) -> None:
         every = SamplingRows.of(self.MIXED, [0, 1, 2], torch.device("cpu"))
-        last = every.keep(torch.tensor([2]), [2])
+        last = SamplingRows.of(self.MIXED[2:], [2], torch.device("cpu"))
         assert (last.tempers, last.cuts_p, last.cuts_k, last.greedy) == (False, False, False, False)
-        unnamed = every.keep(torch.tensor([2]))
+        among = replace(last, known=every.known)
         logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(3))
-        assert unnamed.cuts_k
-        assert torch.equal(processed_logits(logits, unnamed), logits)
+        assert among.cuts_k
+        assert torch.equal(processed_logits(logits, among), logits)
 
     def test_nothing_is_read_from_the_device(self) -> None:
         device = torch.device("meta")  # its tensors have no values, and refuse to be read
-        parts = [SamplingRows.of(self.MIXED, [0, 1, 2], device), SamplingRows.of(self.MIXED[:1], [4], device)]
-        joined = SamplingRows.joined(parts).keep(torch.empty(2, dtype=torch.int64, device=device), [0, 1])
+        mixed = SamplingRows.of(self.MIXED, [0, 1, 2], device)
         tokens, _ = sample(
-            torch.empty(2, 152_000, device=device), joined, torch.empty(2, dtype=torch.int64, device=device)
+            torch.empty(3, 152_000, device=device), mixed, torch.empty(3, dtype=torch.int64, device=device)
         )
-        assert (tokens.shape, tokens.device) == ((2,), device)
+        assert (tokens.shape, tokens.device) == ((3,), device)
         only = SamplingRows.of([Sampling(top_k=5, top_p=0.5)] * 2, [0, 1], device)
         assert processed_logits(torch.empty(2, 152_000, device=device), only).shape == (2, 152_000)
 

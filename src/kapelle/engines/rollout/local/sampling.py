@@ -8,9 +8,8 @@ Shapes: R rows, V vocabulary; N tokens of a prompt and its completion, T of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 class SamplingRows:
     """Sampling settings of each row, as tensors, and which kinds occur, as plain values: asking a tensor waits for a GPU.
 
-    Made by `of`, `keep` and `joined` it waits for nothing; made of tensors alone it asks them once.
+    Made by `of` it waits for nothing; made of tensors alone it asks them once.
     """
 
     temperature_R: Tensor
@@ -37,8 +36,8 @@ class SamplingRows:
     top_k_R: Tensor
     seed_R: Tensor
     known: tuple[tuple[float, float, int], ...] | None = None
-    """Temperature, top-p and top-k of the rows, and perhaps of some that have left: what a row does not ask for leaves it
-    as it is, so that one kind too many costs time alone."""
+    """Temperature, top-p and top-k of the rows. What a row does not ask for leaves it as it is, so that one kind too many costs
+    time alone."""
     tempers: bool = field(init=False)
     """Whether any temperature is not 1."""
     cuts_p: bool = field(init=False)
@@ -79,25 +78,6 @@ class SamplingRows:
         temperature_R, top_p_R, top_k_R = (column.to(device) for column in columns)
         return cls(
             temperature_R, top_p_R, top_k_R, torch.tensor(seeds, dtype=torch.int64, device=device), known
-        )
-
-    def keep(self, rows: Tensor, places: Sequence[int] | None = None) -> SamplingRows:
-        """Return the settings of the rows at these indices; with the same as `places` no kind is noted that has left."""
-        assert self.known is not None
-        known = self.known if places is None else tuple(self.known[place] for place in places)
-        columns = self.temperature_R[rows], self.top_p_R[rows], self.top_k_R[rows], self.seed_R[rows]
-        return SamplingRows(*columns, known)
-
-    @classmethod
-    def joined(cls, parts: Iterable[Self]) -> SamplingRows:
-        """Return the settings of all rows of several parts, in order."""
-        parts = list(parts)
-        return SamplingRows(
-            torch.cat([part.temperature_R for part in parts]),
-            torch.cat([part.top_p_R for part in parts]),
-            torch.cat([part.top_k_R for part in parts]),
-            torch.cat([part.seed_R for part in parts]),
-            tuple(limits for part in parts for limits in part.known or ()),
         )
 
 
