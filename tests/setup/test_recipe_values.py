@@ -102,6 +102,12 @@ def data_of(name: str, kind: str, files: Path, data_folder: Path) -> list[str]:
     return [f"environment.path={local[kind]}"] if kind in local else []
 
 
+def models_of(name: str, pretrained: str) -> list[str]:
+    """Return the settings that put a small model in place of every one that a recipe names."""
+    own = {"maporl_two_models": (f"team.agents.1.weights.model={pretrained}",)}
+    return [f"model.path={pretrained}", *own.get(name, ())]
+
+
 REAL = {name: text.partition("\nreal:")[2] for name, text in builtin_recipes().items()}
 HUB_DATA = ("mbpp", "mrlm_multi")
 """Recipes whose data are only tried where the real files are."""
@@ -131,7 +137,7 @@ def test_a_section_real_has_values_for_a_pretrained_model_and_their_sources(name
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, files: Path) -> None:
     settings = data_of(name, kind_of(name, real=True), files, files)
-    said = call("train", name, "--real", f"model.path={pretrained}", *settings, "--dry-run")
+    said = call("train", name, "--real", *models_of(name, pretrained), *settings, "--dry-run")
     assert said.code == 0, said.err
     assert "--real" in said.out, "where each setting came from"
     assert "# warm-up" not in said.out
@@ -152,7 +158,7 @@ def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path
     gate = ("stages.debate.algorithm.least_auc=null",) if "stage:judge" in REAL[name] else ()
     settings = (*data_of(name, kind_of(name, real=True), files, files), *small, *gate)
     said = call(
-        "train", name, "--real", f"model.path={pretrained}", *settings, "--run-dir", str(tmp_path / "run")
+        "train", name, "--real", *models_of(name, pretrained), *settings, "--run-dir", str(tmp_path / "run")
     )
     assert said.code == 0, said.err
 

@@ -1,14 +1,15 @@
-"""The recipes of MARFT, CORY, MARS and MRLM's mixture train at a size that takes seconds, and resume."""
+"""The recipes of MARFT, CORY, MARS, MAPoRL's teams and MRLM's mixture train at a size that takes seconds, and resume."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import call
 from tests.training.test_stage_recipes import ARITHMETIC, SMALL
 
-from kapelle.runs.reader import read_metrics
+from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.setup.recipe import builtin_recipes
 
 QUICK = [setting for setting in SMALL if not setting.startswith("algorithm.")]
@@ -16,12 +17,18 @@ CASES: dict[str, tuple[str, ...]] = {
     "marft_math_duo": (ARITHMETIC,),
     "cory_gsm8k": (ARITHMETIC, "algorithm.swap_every=1"),
     "mars_hanabi_lora": (),
+    "maporl_three_agents": (),
+    "maporl_two_models": (),
+    "maporl_turns": ("algorithm.order.interval=1",),
 }
 LEARNERS = {
     "marft_math_duo": ("reasoner", "actor"),
     "cory_gsm8k": ("pioneer", "observer"),
     "mars_hanabi_lora": ("first", "second"),
+    "maporl_three_agents": ("ada", "ben", "cem"),
+    "maporl_two_models": ("ada", "ben"),
 }
+DEBATES = [name for name in CASES if name.startswith("maporl")]
 
 
 def rows_of(recipe: str, run: Path, *settings: str) -> list[dict[str, float]]:
@@ -31,7 +38,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", CASES)
+@pytest.mark.parametrize("recipe", LEARNERS)
 def test_every_agent_of_a_recipe_learns(recipe: str, tmp_path: Path) -> None:
     rows = rows_of(recipe, tmp_path / "run", *CASES[recipe])
     assert [row["step"] for row in rows] == [1, 2]
@@ -39,6 +46,44 @@ def test_every_agent_of_a_recipe_learns(recipe: str, tmp_path: Path) -> None:
         assert f"loss/{agent}" in rows[0]
         assert rows[0][f"lr/{agent}"] > 0
     assert rows[0]["parity/max"] <= 1e-4
+
+
+@pytest.mark.parametrize("recipe", DEBATES)
+def test_a_team_of_maporl_passes_the_check_of_a_recipe(recipe: str) -> None:
+    said = call("validate", recipe)
+    assert said.code == 0, said.err
+    assert f"{recipe} is ready to train" in said.out
+
+
+def test_of_three_agents_each_reads_the_two_others_in_both_later_rounds(tmp_path: Path) -> None:
+    rows_of("maporl_three_agents", tmp_path / "run", "training.steps=1", "algorithm.group_size=1")
+    names = ("ada", "ben", "cem")
+    turns = next(iter(read_episodes(tmp_path / "run"))).turns
+    assert [turn.agent for turn in turns] == [*names] * 3
+    for turn in turns[3:]:
+        heard = turn.heard[-1].content
+        assert [name for name in names if f"{name}: " in heard] == [
+            name for name in names if name != turn.agent
+        ]
+
+
+def test_an_agent_has_another_model_with_a_critic_on_it(tmp_path: Path, pretrained: str) -> None:
+    rows = rows_of("maporl_two_models", tmp_path / "run", f"team.agents.1.weights.model={pretrained}")
+    assert {"loss/ada", "loss/ben", "value_error/critic:ada", "value_error/critic:ben"} <= rows[0].keys()
+    saved = tmp_path / "run" / "checkpoints" / "00000002" / "policies"
+    bases = {
+        name: json.loads((saved / name / "adapter_config.json").read_text())["base_model_name_or_path"]
+        for name in ("ada", "ben")
+    }
+    assert bases == {"ada": "embedded", "ben": pretrained}
+
+
+def test_one_rounds_weights_are_trained_at_a_time(tmp_path: Path) -> None:
+    rows = rows_of("maporl_turns", tmp_path / "run", *CASES["maporl_turns"], "training.steps=3")
+    rounds = ("opening", "reply", "closing")
+    assert [[name for name in rounds if f"loss/{name}" in row] for row in rows] == [[name] for name in rounds]
+    turns = next(iter(read_episodes(tmp_path / "run"))).turns
+    assert [turn.policy for turn in turns] == [name for name in rounds for _ in ("ada", "ben")]
 
 
 def test_marft_is_played_at_both_levels(tmp_path: Path) -> None:
