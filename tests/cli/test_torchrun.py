@@ -20,6 +20,7 @@ from tests.support.ranks import environment, free_port
 from kapelle.cli import main, train_launch
 from kapelle.cli.source import find_stages, stage_sources
 from kapelle.cli.train_launch import Rank, _Launcher
+from kapelle.runs.rank_log import log_path
 from kapelle.runs.reader import read_metrics
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, _state
 from kapelle.runtime.ranks import Ranks
@@ -216,7 +217,48 @@ def test_two_processes_write_one_run(recipe: Path, tmp_path: Path) -> None:
     out, said = one.communicate(timeout=300)
     assert (one.returncode, json.loads(out)["steps"]) == (0, 4), said
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+    for rank in range(2):
+        text = log_path(run, rank).read_text()
+        assert f"rank {rank} of 2 on " in text
+        assert [f"step {n} took" in text for n in range(1, 6)] == [True] * 4 + [False]
+        assert "for other ranks: " in text
     assert main(["train", "--resume", str(run), "training.steps=5", "--json"]) == 0
+    assert "step 5" not in log_path(run, 0).read_text()  # a single process keeps none
+
+
+FAILING = """
+import sys
+from kapelle.cli import main
+from kapelle.runtime.ranks import launched_rank
+from kapelle.training import loop
+real = loop.rollout_metrics
+def failing(*given, **also):
+    if launched_rank().rank == 1:
+        raise RuntimeError("only here")
+    return real(*given, **also)
+loop.rollout_metrics = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.ranks
+def test_the_logs_of_all_ranks_say_which_one_failed_and_where(recipe: Path, tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    words = [sys.executable, "-c", FAILING, "train", str(recipe), "--run-dir", str(run)]
+    ranks = [
+        subprocess.Popen(
+            words,
+            env={**os.environ, **environment(rank, 2, port)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.communicate(timeout=300)
+    assert all(rank.returncode for rank in ranks)
+    assert "RuntimeError: only here" in log_path(run, 1).read_text()
+    assert "Rank 1 is gone: " in log_path(run, 0).read_text()
 
 
 STAGES = """

@@ -11,6 +11,7 @@
       traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `Trace`
       recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
+      ranks/0003.log       what each of several ranks does, see `rank_log`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` searches by itself
       lock                 names the process that trains the run; it and the directory are locked, see `lock`

@@ -14,6 +14,7 @@ for a disk or a driver, and has ten times as long.
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import signal
@@ -297,8 +298,16 @@ def join_launcher() -> None:
     threading.Thread(target=_beat, args=(own_place.pulse,), name="kapelle-pulse", daemon=True).start()
 
 
+RANK_LOG = logging.getLogger("kapelle.rank")
+"""What a rank reports of itself; nothing by default. `runs.rank_log` writes it to a file of the run directory."""
+RANK_LOG.setLevel(logging.INFO)
+RANK_LOG.propagate = False
+RANK_LOG.addHandler(logging.NullHandler())
+
+
 def doing(what: str) -> None:
-    """Note what this process does from now on, for the one that watches it."""
+    """Note what this process does from now on, for the one that watches it and in its log."""
+    RANK_LOG.info(what)
     if own_place.pulse is not None:
         own_place.pulse.say(what)
 

@@ -353,6 +353,8 @@ class RankGroup(Ranks):
             ) from error
         self._store = store
         self._store_barrier: StoreBarrier | None = None
+        self._waits: dict[str, float] = {}
+        """Seconds, by the name of an exchange."""
         self._agreement = Agreement()
         self.heard = False
         """Whether this rank ends by the error of another one, which prints it."""
@@ -377,7 +379,9 @@ class RankGroup(Ranks):
             self._agreement.apart = False
         # First exchange how it went, so that all ranks go on, stop or fail alike; then the shares.
         said["asked"] = asked_by()
+        begun = time.monotonic()
         heard = [json.loads(each) for each in self._exchange(at, json.dumps(said).encode())]
+        self._note_wait(at, begun)
         self._agreement.meet(next((each["asked"] for each in heard if each["asked"]), 0))
         stop = StopRequested.__name__
         for rank, each in enumerate(heard):
@@ -405,6 +409,7 @@ class RankGroup(Ranks):
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place."""
         waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        begun = time.monotonic()
         try:
             for tensor in tensors:
                 same = waiting.setdefault((tensor.dtype, tensor.device), [])
@@ -416,6 +421,15 @@ class RankGroup(Ranks):
                 self._sum(same)
         except RuntimeError as error:
             raise self._lost("sum", error) from None
+        self._note_wait("sums", begun)
+
+    def take_waits(self) -> dict[str, float]:
+        """Return the seconds of waiting since the last call; sums count whole, since a collective does not tell its waits."""
+        waits, self._waits = self._waits, {}
+        return waits
+
+    def _note_wait(self, at: str, begun: float) -> None:
+        self._waits[at] = self._waits.get(at, 0.0) + time.monotonic() - begun
 
     def _sum(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])

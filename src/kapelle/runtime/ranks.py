@@ -51,6 +51,10 @@ class Ranks(Peers):
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
 
+    def take_waits(self) -> dict[str, float]:
+        """Return the seconds for which this rank has waited for others since the last call, by the name of the exchange."""
+        return {}
+
 
 ALONE = Ranks()
 """A program that is one process."""

@@ -19,6 +19,7 @@ from kapelle.evaluation.evaluate import Evaluation
 from kapelle.runs.reader import last_episode_step
 from kapelle.runs.trackers import Tracker, open_trackers, transcripts
 from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.runtime.ranks import ALONE, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
@@ -88,12 +89,34 @@ def _busy() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
+def _in_words(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]) -> str:
+    """Return how a rank spent a step, for its log; `waits` are the seconds of waiting for others, by the name of an exchange."""
+
+    def listed(seconds: Mapping[str, float]) -> str:
+        parts = [f"{name} {each:.2f}" for name, each in sorted(seconds.items(), key=lambda item: -item[1])]
+        return ", ".join(part for part in parts if not part.endswith(" 0.00")) or "none"
+
+    spent = {
+        name.removeprefix("time/"): each for name, each in step.metrics.items() if name.startswith("time/")
+    }
+    took = spent.pop("step", 0.0)
+    spent.pop("tokens_per_second", None)
+    held = [f"{float(machine['memory']) / 1e9:.2f} GB"]
+    if torch.cuda.is_initialized():
+        held.append(f"{torch.cuda.max_memory_allocated() / 1e9:.2f} GB of its GPU at most")
+    return (
+        f"step {step.number} took {took:.2f} s ({listed(spent)}); waited {sum(waits.values()):.2f} s for other ranks: "
+        f"{listed(waits)}; {', '.join(held)}"
+    )
+
+
 class Records:
     """Records one run; without a run directory it only reports to the observer."""
 
-    def __init__(self, run: RunDirectory | None, observer: Observer) -> None:
+    def __init__(self, run: RunDirectory | None, observer: Observer, ranks: Ranks = ALONE) -> None:
         """Take the run directory, if any, and the observer."""
         self.run = run
+        self._ranks = ranks
         self._observer = observer
         self._trackers: list[Tracker] = []
         self._transcripts: list[int] = []
@@ -117,11 +140,14 @@ class Records:
     def step(self, step: Step, last: int) -> None:
         """Record a step of training; `last` is the number of the last one."""
         self._ended = None
+        machine = self._machine.sample()
+        if self._ranks.size > 1:
+            RANK_LOG.info(_in_words(step, self._ranks.take_waits(), machine))
         if self.run is not None:
             self.run.record_metrics(step.number, step.metrics)
             self.run.record_episodes(step.number, step.groups)
             self.run.record_traces(step.number, step.traces)
-            self.run.record_system(step.number, self._machine.sample())
+            self.run.record_system(step.number, machine)
             self.run.report("training", step.number)
         for tracker, every in zip(self._trackers, self._transcripts, strict=True):
             tracker.log(step.number, step.metrics)
@@ -196,4 +222,4 @@ def open_records(
         opened[0].say = partial(observer.phase, "files")
 
     broadcast(ranks, "records", open_here)
-    return Records(opened[0] if opened else None, Silent() if ranks.rank else observer)
+    return Records(opened[0] if opened else None, Silent() if ranks.rank else observer, ranks)

@@ -23,10 +23,11 @@ from kapelle.evaluation.evaluate import Evaluation
 from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
+from kapelle.runs.rank_log import rank_log
 from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
-from kapelle.runtime.process_tree import doing
+from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
 from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
 from kapelle.settings.dictionaries import (
@@ -294,6 +295,8 @@ class Trainer:
         self._closing = ExitStack()
         self._closing.callback(self._records.close)
         try:
+            if run_dir is not None:
+                self._closing.enter_context(rank_log(Path(run_dir), ranks))
             doing("loading the models")
             say = partial(self._records.phase, 0)
             made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks)
@@ -310,7 +313,8 @@ class Trainer:
                 self._progress.go_back()
             if run is not None:
                 note_start(run, self.config, self.team, self.done, starts, self.observer)
-        except BaseException:
+        except BaseException as error:
+            RANK_LOG.error("did not start", exc_info=error)
             self.close()
             raise
 
@@ -476,7 +480,9 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, *_: object) -> None:
+        if raised is not None:
+            RANK_LOG.error("ended by an error", exc_info=raised)
         try:
             self._progress.end(drop=kind is KeyboardInterrupt)  # before the directory is released
         except KapelleError as error:

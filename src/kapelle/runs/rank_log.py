@@ -1,0 +1,128 @@
+"""What each of several ranks does: `<run>/ranks/0003.log`, text with a time on every line.
+
+    2026-11-26 11:02:07.512 rank 3 of 8 on node1, process 4711: kapelle 0.1.0, python 3.12.3, torch 2.13.0, …
+    2026-11-26 11:02:07.514 NCCL_SOCKET_IFNAME=eth0
+    2026-11-26 11:03:30.108 step 12, rollout
+    2026-11-26 11:03:41.733 step 12 took 14.21 s (generate 11.02, update 2.91); waited 3.40 s for other ranks: tokens 3.11, sums 0.29
+
+A rank that waits little is the one for which the others wait. Errors come with their traceback, in the log of the rank that raised
+them; a crash inside a library leaves the stacks of all threads. `kill -USR1 PROCESS` writes these stacks of a living rank, which
+shows where it hangs. A log is appended to when the run resumes, and a log that cannot be written stops nothing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kapelle.runtime.characters import cleaned
+from kapelle.runtime.credentials import without_secrets
+from kapelle.runtime.machine import versions_of
+from kapelle.runtime.process_tree import RANK_LOG
+from kapelle.runtime.ranks import Ranks
+
+FOLDER = "ranks"
+"""Folder of the run directory in which the logs lie."""
+PACKAGES = ("kapelle", "torch", "transformers")
+_TELLING = (
+    "NCCL_",
+    "GLOO_",
+    "TORCH_NCCL_",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "KAPELLE_STALLED_AFTER",
+)
+"""Beginnings of the environment variables that decide how ranks reach one another."""
+
+
+def telling_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables on which communication between ranks depends, without secrets."""
+    return {
+        name: without_secrets(value) for name, value in sorted(environ.items()) if name.startswith(_TELLING)
+    }
+
+
+def log_path(run: Path, rank: int) -> Path:
+    """Return where a rank's log lies in a run directory."""
+    return run / FOLDER / f"{rank:04}.log"
+
+
+@contextmanager
+def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
+    """Inside the block, write this rank's log; a single process has none. The run directory exists already."""
+    if ranks.size == 1:
+        yield
+        return
+    file = log_path(run, ranks.rank)
+    with ExitStack() as closing:
+        with suppress(OSError):
+            file.parent.mkdir(exist_ok=True)
+            closing.enter_context(_written(file))
+            found = ", ".join(f"{name} {version}" for name, version in versions_of(PACKAGES).items())
+            RANK_LOG.info(
+                f"rank {ranks.rank} of {ranks.size} on {socket.gethostname()}, process {os.getpid()}: {found}"
+            )
+            for name, value in telling_variables().items():
+                RANK_LOG.info(f"{name}={value}")
+        yield
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Write to a file what this rank reports, warnings, what libraries log, and the stacks of a crash."""
+    handler = _RankFile(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%Y-%m-%d %H:%M:%S"))
+    root, showwarning = logging.getLogger(), warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *place: Any, **rest: Any) -> None:
+        RANK_LOG.warning(f"{category.__name__}: {message}")
+        showwarning(message, category, *place, **rest)
+
+    with ExitStack() as closing:
+        closing.callback(handler.close)
+        for logger in (RANK_LOG, root):
+            logger.addHandler(handler)
+            closing.callback(logger.removeHandler, handler)
+        warnings.showwarning = show
+        closing.callback(setattr, warnings, "showwarning", showwarning)
+        assert handler.stream is not None, "opened by its constructor"
+        if not faulthandler.is_enabled():
+            faulthandler.enable(handler.stream)
+            closing.callback(faulthandler.disable)
+        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
+            faulthandler.register(signal.SIGUSR1, handler.stream, all_threads=True)
+            closing.callback(partial(faulthandler.unregister, signal.SIGUSR1))
+        yield
+
+
+class _RankFile(logging.FileHandler):
+    """A log file whose lines hold no control characters, and whose faults (a full disk) are nobody's concern."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return cleaned(super().format(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; a library's warning is still printed where nothing else of this process would print it."""
+        super().emit(record)
+        last = logging.lastResort
+        alone = logging.getLogger().handlers == [self] and record.name != RANK_LOG.name
+        if alone and last is not None and record.levelno >= last.level:
+            last.handle(record)
+
+    def close(self) -> None:
+        """Close the file; lines that found no room on the disk are lost."""
+        with suppress(OSError):
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Leave the record out."""

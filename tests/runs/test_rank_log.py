@@ -1,0 +1,131 @@
+"""The log of each of several ranks: what it did, what went wrong in it, and where it hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_guard import until
+
+from kapelle.runs.rank_log import log_path, rank_log
+from kapelle.runtime.process_tree import RANK_LOG, doing
+from kapelle.runtime.ranks import ALONE, Ranks
+
+
+class Third(Ranks):
+    """Rank 2 of 4."""
+
+    rank, size = 2, 4
+
+
+def lines(run: Path) -> list[str]:
+    """The lines of that rank's log, without their times."""
+    return [line[24:] for line in log_path(run, 2).read_text().splitlines()]
+
+
+def test_a_log_says_who_writes_it_and_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    with rank_log(tmp_path, Third()):
+        doing("step 3, rollout")
+    doing("after the run")
+    found = lines(tmp_path)
+    assert log_path(tmp_path, 2) == tmp_path / "ranks" / "0002.log"
+    assert found[0].startswith("rank 2 of 4 on ")
+    assert f"process {os.getpid()}: " in found[0]
+    assert "NCCL_SOCKET_IFNAME=eth7" in found
+    assert found[-1] == "step 3, rollout"
+
+
+def test_a_resumed_rank_appends(tmp_path: Path) -> None:
+    for what in ("first", "second"):
+        with rank_log(tmp_path, Third()):
+            doing(what)
+    assert [line for line in lines(tmp_path) if line in ("first", "second")] == ["first", "second"]
+
+
+def test_a_single_process_writes_none(tmp_path: Path) -> None:
+    with rank_log(tmp_path, ALONE):
+        doing("anything")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_warnings_and_what_libraries_log_stand_in_it_and_are_shown_as_before(
+    tmp_path: Path,
+) -> None:
+    library = logging.getLogger("some.library")
+    before = warnings.showwarning
+    with warnings.catch_warnings(record=True, action="always") as shown, rank_log(tmp_path, Third()):
+        warnings.warn("the disk is\x1b[31m slow", stacklevel=1)
+        library.error("a link is down")
+        library.debug("nothing to see")
+    assert warnings.showwarning is before
+    assert [str(each.message) for each in shown] == ["the disk is\x1b[31m slow"]
+    text = "\n".join(lines(tmp_path))
+    assert "UserWarning: the disk is" in text
+    assert "a link is down" in text
+    assert "nothing to see" not in text
+    assert "\x1b" not in text
+
+
+def test_an_error_comes_with_its_traceback(tmp_path: Path) -> None:
+    with rank_log(tmp_path, Third()):
+        try:
+            int("x")
+        except ValueError as error:
+            RANK_LOG.error("failed at 'rollout'", exc_info=error)
+    text = log_path(tmp_path, 2).read_text()
+    assert "failed at 'rollout'" in text
+    assert "ValueError: invalid literal" in text
+    assert __file__ in text
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("a file where the folder would be")
+    with rank_log(tmp_path, Third()):
+        doing("step 1, rollout")
+    with rank_log(tmp_path / "missing", Third()):
+        doing("step 1, rollout")
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_costs_lines_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ranks").mkdir()
+    log_path(tmp_path, 2).symlink_to("/dev/full")
+    with rank_log(tmp_path, Third()):
+        doing("step 1, rollout")
+    assert capfd.readouterr().err == ""
+
+
+HANGING = """
+import pathlib, sys, time
+from kapelle.runs.rank_log import rank_log
+from kapelle.runtime.ranks import Ranks
+class Third(Ranks):
+    rank, size = 2, 4
+def stuck_here():
+    print("stuck", flush=True)
+    time.sleep(60)
+with rank_log(pathlib.Path(sys.argv[1]), Third()):
+    stuck_here()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="the system has no SIGUSR1")
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGSEGV])
+def test_the_stacks_of_a_rank_that_hangs_or_crashes(tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-c", HANGING, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "stuck\n"
+        rank.send_signal(number)
+        until(lambda: "in stuck_here" in log_path(tmp_path, 2).read_text())
+        if number == signal.SIGUSR1:
+            assert rank.poll() is None
+        rank.kill()
