@@ -5,17 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Kapelle, Said
+from tests.cli.conftest import TINY, Kapelle, Said
 from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
+from kapelle.environments.recorded import Preferences, Trajectories
+from kapelle.errors import DataError
 from kapelle.models.weights import save_model
+from kapelle.runs.reader import read_groups
 from kapelle.runtime.row_files import read_rows
 
 
 def rows(path: str = "sft.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def rows_of(path: str) -> list[dict[str, Any]]:
+    return [dict(row.fields) for row in read_rows(Path(path))]
 
 
 def collecting(run: Path, tasks: int, samples: int) -> tuple[str, ...]:
@@ -121,3 +128,106 @@ def test_ctrl_c_keeps_what_was_collected(
     said = kapelle(*collecting(finished[0], tasks=8, samples=1), "--json")
     assert (said.code, said.json["stopped_by"], said.json["kept"]) == (130, 130, 4)
     assert len({row["task"] for row in rows()}) == 4
+
+
+class TestWithoutSettings:
+    """What is collected is read as it is: `mrlm collect … -n N -o FILE.json` in the words of MRLM's README."""
+
+    def collected(self, kapelle: Kapelle, run: Path, *words: str) -> list[dict[str, Any]]:
+        said = kapelle("collect", str(run), *words)
+        assert said.code == 0, said.err
+        return rows_of(words[words.index("-o") + 1])
+
+    def test_everything_is_kept_without_a_filter_in_the_form_of_the_name(
+        self, kapelle: Kapelle, finished: tuple[Path, Said]
+    ) -> None:
+        array = self.collected(kapelle, finished[0], "-n", "5", "-o", "trajectories.json")
+        lines = self.collected(kapelle, finished[0], "-n", "5", "-o", "trajectories.jsonl")
+        assert array == lines, "two forms of the same rows"
+        assert Path("trajectories.json").read_text()[:2] == "[\n"
+        assert [(row["agent"], row["episode"]) for row in array] == [("reasoner", 0), ("actor", 0)] * 5
+
+    def test_a_filter_keeps_some(
+        self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
+    ) -> None:
+        worth = {f"train-{k}": float(k % 2) for k in range(5)}
+        monkeypatch.setattr("kapelle.runs.exports.episode_reward", lambda episode: worth[episode.task.id])
+        found = self.collected(kapelle, finished[0], "-n", "5", "-o", "x.json", "--filter-reward", "0.5")
+        assert [row["reward"] for row in found] == [1.0] * 4
+
+    def test_sft_imitates_what_a_model_said_when_it_played_alone(self, kapelle: Kapelle) -> None:
+        save_model(Path("model"), tiny_model())
+        alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3")
+        assert kapelle("collect", *alone, "-n", "40", "-o", "data.json").code == 0
+        small = [word for word in TINY if word.startswith(("model.", "training.", "evaluation."))]
+        said = kapelle(
+            "train", "mrlm_sft", "environment.name=trajectories", "environment.path=data.json", "workflow.name=parallel",
+            *small, "--run-dir", "imitated", "--json",
+        )  # fmt: skip
+        assert said.code == 0, said.err
+        turns = [
+            turn for group in read_groups(Path("imitated"), 1) for e in group.episodes for turn in e.turns
+        ]
+        assert {turn.agent for turn in turns} == {"ada", "ben"}
+        assert {turn.text for turn in turns} <= {row["completion"].strip() for row in rows_of("data.json")}
+
+    def test_a_model_s_turns_are_for_whoever_learns(self, kapelle: Kapelle) -> None:
+        save_model(Path("model"), tiny_model())
+        alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3", "-n", "30")
+        assert kapelle("collect", *alone, "-o", "model.json").code == 0
+        settings = Trajectories(path="model.json")
+        settings.check(["ada", "ben"])
+        task = settings.task("train", 0)
+        world = settings.start(task, ["ada", "ben"], 0)
+        assert world.movers() == ("ada", "ben")
+        assert settings.recorded("ben", task, 0, 0) in {row["completion"] for row in rows_of("model.json")}
+
+    def test_what_one_task_was_answered_better_and_worse_are_preferences(self, kapelle: Kapelle) -> None:
+        asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+        others = [{"role": "user", "content": f"{k}+2"} for k in range(40)]
+        rows = [
+            {"agent": "a", "messages": asked, "completion": text, "reward": reward, "task": "train-0"}
+            for text, reward in (("3", 0.0), ("2", 1.0), ("two", 0.5))
+        ]
+        for k, other in enumerate(others):
+            rows += [
+                {"agent": "a", "messages": [other], "completion": f"{k}", "reward": 0.0, "task": "t"},
+                {"agent": "a", "messages": [other], "completion": f"{k + 1}", "reward": 1.0, "task": "t"},
+            ]
+        rows.append(
+            {
+                "agent": "a",
+                "messages": [{"role": "user", "content": "9+9"}],
+                "completion": "18",
+                "reward": 1.0,
+                "task": "t",
+            }
+        )
+        Path("pairs.json").write_text(json.dumps(rows))
+        settings = Preferences(path="pairs.json")
+        tasks = [
+            settings.task(split, k) for split in ("train", "test") for k in range(settings.size(split) or 0)
+        ]
+        assert len(tasks) == 41, "one pair for each question that was answered both ways"
+        (one,) = [task for task in tasks if task.question == "1+1"]
+        assert [settings.recorded("a", one, 0, sample) for sample in range(2)] == ["2", "3"]
+
+    def test_rows_that_all_earned_the_same_prefer_nothing(self, kapelle: Kapelle) -> None:
+        rows = [
+            {
+                "agent": "a",
+                "messages": [{"role": "user", "content": "1+1"}],
+                "completion": text,
+                "reward": 1.0,
+                "task": "t",
+            }
+            for text in ("2", "two")
+        ]
+        Path("same.json").write_text(json.dumps(rows))
+        with pytest.raises(
+            DataError, match="none of 1 conversations was answered twice with different rewards"
+        ):
+            Preferences(path="same.json").check(["a"])
+        Path("odd.json").write_text(json.dumps([{**rows[0], "reward": "much"}]))
+        with pytest.raises(DataError, match=r"odd\.json, row 1: the field 'reward' holds 'much', no number"):
+            Preferences(path="odd.json").check(["a"])

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
+import torch
 from tests.cli.conftest import TINY, Kapelle, Said
 from tests.support.tiny import tiny_model
+from transformers import AutoModelForCausalLM
 
+from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.weights import save_model
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.reader import read_evaluations
@@ -72,6 +78,129 @@ def test_a_model_plays_an_environment_or_a_recipe(kapelle: Kapelle) -> None:
     assert list(team.json["agents"]) == ["reasoner", "actor"]
     # Both agents are the same bare model: alone they say the same.
     assert team.json["baselines"][0]["agents"] == ["reasoner", "actor"]
+
+
+class TestOutput:
+    """`mrlm eval --model MODEL --environment ENV --num-episodes N --output FILE`, by its own words."""
+
+    def test_every_episode_stands_in_the_file(self, kapelle: Kapelle) -> None:
+        save_model(Path("model"), tiny_model())
+        said = kapelle(
+            "eval", "--model", "model", "--environment", "arithmetic", "--num-episodes", "3", "--output", "results.json",
+            "team.sampling.max_tokens=4", "--json",
+        )  # fmt: skip
+        assert said.code == 0, said.err
+        kept = json.loads(Path("results.json").read_text())
+        episodes = kept.pop("episodes")
+        assert kept == said.json, "the file holds what --json prints"
+        assert (kept["team"]["problems"], len(episodes)) == (3, 3)
+        assert sum(each["success"] for each in episodes) / 3 == kept["team"]["success"]
+        first = episodes[0]
+        assert (first["length"], first["error"], list(first["reward"])) == (1, None, ["agent_0"])
+        assert first["task"].startswith("test-")
+        assert first["turns"][0]["agent"] == "agent_0"
+        assert (
+            sum(turn["tokens"] for each in episodes for turn in each["turns"]) / 3 == kept["team"]["tokens"]
+        )
+
+    def test_several_environments_are_a_list_in_the_order_of_their_names(self, kapelle: Kapelle) -> None:
+        save_model(Path("model"), tiny_model())
+        said = kapelle(
+            "eval", "-m", "model", "-e", "algebra,arithmetic", "-n", "2", "-o", "both.json", "team.sampling.max_tokens=4",
+        )  # fmt: skip
+        assert said.code == 0, said.err
+        found = json.loads(Path("both.json").read_text())["evaluations"]
+        assert [each["environment"] for each in found] == ["algebra", "arithmetic"]
+        assert [len(each["episodes"]) for each in found] == [2, 2]
+        assert said.out.count("unseen problems of") == 2
+
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [
+            (["--output", "there.json"], "there.json exists already. Name another --output"),
+            (["--output", "no/folder/x.json"], "no/folder/x.json cannot be written"),
+            (["--output", "results.csv"], "--output results.csv: the results are one JSON object. Name it .json."),
+            (["--environment", "algebra,arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
+            (["--environment", "algebra,"], "--environment 'algebra,' has an empty name."),
+            (["--num-episodes", "0"], "argument --num-episodes/-n: 0 is less than 1."),
+        ],
+    )  # fmt: skip
+    def test_bad_words_are_one_line_before_a_model_is_loaded(
+        self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
+    ) -> None:
+        Path("there.json").write_text("precious")
+        monkeypatch.setattr("kapelle.cli.named.open_player", lambda _: pytest.fail("a model is loaded"))
+        given = [] if "--environment" in words else ["--environment", "arithmetic"]
+        said = kapelle("eval", "--model", "embedded", *given, *words)
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert said.err.startswith(f"kapelle: {problem}")
+        assert Path("there.json").read_text() == "precious"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in PEFT
+class TestAdapterFolders:
+    """An adapter as PEFT saves it, in place of a model."""
+
+    def saved(self) -> None:
+        """Write a base, an adapter of it by PEFT, and both merged by PEFT."""
+        save_model(Path("base"), tiny_model())
+        base = AutoModelForCausalLM.from_pretrained("base")
+        model: Any = peft.get_peft_model(
+            base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+        )
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        model.save_pretrained("adapter")
+        save_model(Path("merged"), tiny_model())
+        model.merge_and_unload().save_pretrained("merged")
+        (Path("merged") / CHECKSUMS).unlink()
+
+    def said_by(self, kapelle: Kapelle, *words: str) -> list[str]:
+        said = kapelle(
+            "eval", *words, "--num-episodes", "4", "--output", "x.json", "team.sampling.max_tokens=6"
+        )
+        assert said.code == 0, said.err
+        kept = json.loads(Path("x.json").read_text())
+        Path("x.json").unlink()
+        return [turn["text"] for each in kept["episodes"] for turn in each["turns"]]
+
+    def test_it_plays_on_the_base_that_it_names(self, kapelle: Kapelle) -> None:
+        self.saved()
+        alone = self.said_by(kapelle, "--model", "adapter", "--environment", "arithmetic")
+        assert alone == self.said_by(kapelle, "--model", "merged", "--environment", "arithmetic")
+        assert alone != self.said_by(kapelle, "--model", "base", "--environment", "arithmetic")
+        assert alone == self.said_by(kapelle, "adapter", "--environment", "arithmetic"), (
+            "a folder alone is enough"
+        )
+        team = self.said_by(kapelle, "--model", "adapter", "--environment", "demo")
+        assert team == self.said_by(kapelle, "--model", "merged", "--environment", "demo")
+
+    def test_its_base_may_lie_elsewhere(self, kapelle: Kapelle) -> None:
+        self.saved()
+        file = Path("adapter/adapter_config.json")
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "./gone"}))
+        said = kapelle("eval", "--model", "adapter", "--environment", "arithmetic")
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert "Model folder './gone' does not exist" in said.err
+        there = self.said_by(kapelle, "--model", "adapter", "--environment", "arithmetic", "model.path=base")
+        assert there == self.said_by(kapelle, "--model", "merged", "--environment", "arithmetic")
+        file.write_text(json.dumps({"peft_type": "LORA"}))
+        said = kapelle("eval", "--model", "adapter", "--environment", "arithmetic")
+        assert (
+            said.err
+            == "kapelle: adapter/adapter_config.json names no base model (`base_model_name_or_path`). Add model.path=BASE.\n"
+        )
+
+    def test_a_folder_without_an_environment_says_what_is_missing(self, kapelle: Kapelle) -> None:
+        self.saved()
+        said = kapelle("eval", "adapter")
+        assert (
+            said.err
+            == "kapelle: adapter is a model and no run, so nothing says what it plays. Add --environment NAME.\n"
+        )
 
 
 def test_games_are_measured_by_rewards(kapelle: Kapelle) -> None:

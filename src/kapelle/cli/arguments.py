@@ -32,6 +32,11 @@ def option(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
     return (name,), {"metavar": metavar, "help": meaning, **more}
 
 
+def aliased(names: tuple[str, ...], metavar: str, meaning: str, **more: Any) -> Argument:
+    """Return an option with a value and several names, of which the first is its own."""
+    return names, {"metavar": metavar, "help": meaning, **more}
+
+
 def flag(name: str, meaning: str) -> Argument:
     """Return an option without a value, which is True when it is given."""
     return (name,), {"action": "store_true", "help": meaning}
@@ -141,9 +146,13 @@ _PLAYER = (
         "a run directory, then settings such as evaluation.problems=100, with YAML values (for a run, those of "
         "`environment`, `episode` and `evaluation`)",
     ),
-    option("--model", "PATH", "instead of a run: a model folder, hub name or `embedded`"),
-    option(
-        "--environment",
+    aliased(
+        ("--model", "-m"),
+        "PATH",
+        "instead of a run: a model folder, a PEFT adapter's folder, hub name or `embedded`",
+    ),
+    aliased(
+        ("--environment", "-e"),
         "NAME",
         "what the model plays: an environment (alone), or a recipe (with its team and workflow)",
     ),
@@ -300,7 +309,8 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "eval": Command(
-        "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] [--no-baselines] [--json]",
+        "(RUN | --model PATH --environment NAME,… [--real]) [key.path=value …] [--num-episodes N] [--no-baselines] "
+        "[--output FILE] [--json]",
         "measure a run or a model on unseen problems",
         "eval",
         (
@@ -308,6 +318,17 @@ COMMANDS: Mapping[str, Command] = {
             flag(
                 "--no-baselines",
                 "leave out the baselines: one agent alone and majority votes with the same number of tokens",
+            ),
+            aliased(
+                ("--num-episodes", "-n"),
+                "N",
+                "unseen problems to play, as evaluation.problems=N",
+                type=whole(1),
+            ),
+            aliased(
+                ("--output", "-o"),
+                "FILE",
+                "new file for the results as JSON: what --json prints, and every episode",
             ),
             _JSON,
         ),
@@ -346,8 +367,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "collect": Command(
         "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
-        "(--min-reward X | --for verifier [--no-balance]) [--tasks N] [--samples K] | --show FILE) [--json]",
-        "play training tasks and keep good episodes for SFT, or graded answers for a verifier",
+        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | --show FILE) [--json]",
+        "play training tasks and keep their episodes for SFT, or graded answers for a verifier",
         "collect",
         (
             *_PLAYER,
@@ -357,18 +378,33 @@ COMMANDS: Mapping[str, Command] = {
                     "dest": "purpose",
                     "choices": ("sft", "verifier"),
                     "default": "sft",
-                    "help": "sft: good episodes, turn by turn; verifier: graded answers, right and wrong (default: sft)",
+                    "help": "sft: episodes, turn by turn; verifier: graded answers, right and wrong (default: sft)",
                 },
             ),
-            option("--out", "FILE", "file to write: JSON lines, compressed if it ends in .jsonl.zst"),
-            option("--min-reward", "X", "sft: keep episodes with at least this reward", type=float),
+            aliased(
+                ("--out", "-o", "--output"),
+                "FILE",
+                "file to write: JSON lines, compressed if it ends in .jsonl.zst, or one JSON array if it ends in .json",
+            ),
+            aliased(
+                ("--min-reward", "--filter-reward"),
+                "X",
+                "sft: keep episodes with at least this reward (default: all that did not fail)",
+                type=float,
+            ),
             flag(
                 "--no-balance",
                 "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
             ),
             option("--show", "FILE", "summarise a file of graded answers instead of collecting"),
-            option("--tasks", "N", "training tasks to play (default: 200)", type=whole(1), default=200),
-            option("--samples", "K", "episodes for each task (default: 4)", type=whole(1), default=4),
+            option("--tasks", "N", "training tasks to play (default: 200)", type=whole(1)),
+            option("--samples", "K", "episodes for each task (default: 4)", type=whole(1)),
+            aliased(
+                ("--num-episodes", "-n"),
+                "N",
+                "so many training tasks, one episode for each; in place of --tasks and --samples",
+                type=whole(1),
+            ),
             _JSON,
         ),
     ),
@@ -426,11 +462,18 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "chat": Command(
-        "RUN [--agent NAME]",
-        "chat with a run's team in the terminal and read what each agent says",
+        "(RUN | --model PATH [--environment NAME [--real]] [key.path=value …]) [--agent NAME]",
+        "chat with a run's team, or with a model, in the terminal and read what each agent says",
         "chat",
         (
-            words("RUN", "a run directory"),
+            words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
+            _PLAYER[1],
+            aliased(
+                ("--environment", "-e"),
+                "NAME",
+                "the recipe or environment whose team the model plays (default: it answers alone)",
+            ),
+            _REAL,
             option("--agent", "NAME", "chat with one agent alone (default: the whole team)"),
         ),
     ),

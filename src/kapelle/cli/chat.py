@@ -1,4 +1,4 @@
-"""`kapelle chat`: chat with a run's team in the terminal; each agent's words are printed as they are sampled."""
+"""`kapelle chat`: chat with a run's team, or with a model, in the terminal; each agent's words are printed as they are sampled."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
 
 if TYPE_CHECKING:
+    from kapelle.rollout.play import Play
     from kapelle.services.policy.agents import Agents
     from kapelle.services.policy.teams import Spoken
 
@@ -28,33 +29,22 @@ RESET = ("/reset", "/new")
 QUIT = ("/quit", "/exit")
 COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answer"
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
+ANY_QUESTION = "arithmetic"
+"""An environment that needs no data and in which one agent answers: nothing of it is seen where somebody else asks."""
 _COMMAND = re.compile(r"/[a-z]+")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer each line of the input until it ends."""
-    named, settings = split_words(arguments.words)
-    if len(named) != 1 or settings:
-        raise ConfigError("Name one run directory: `kapelle chat RUN`.")
-    folder, which = split_run(named[0])
-    read_config(folder)  # raises when there is no run
-    hush()
-    from kapelle.setup.team_builder import seats_of
-    from kapelle.training.provenance import config_of_run
-
-    names = [seat.name for seat in seats_of(config_of_run(folder).team)]
-    need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded
-    named_checkpoint(folder, which)
+    play = _of_model(arguments) or _of_run(arguments)
     from kapelle.engines.rollout.protocol import ServesCallers
     from kapelle.runtime.event_loop import LoopThread
     from kapelle.services.policy.agents import Agents
-    from kapelle.training.served import open_served
 
-    served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
-    if isinstance(served.play.engine, ServesCallers):
-        served.play.engine.serve()
+    if isinstance(play.engine, ServesCallers):
+        play.engine.serve()
     say(
-        f"Chat with {arguments.agent or ', '.join(names)}. {COMMANDS}.",
+        f"Chat with {arguments.agent or ', '.join(play.team.names)}. {COMMANDS}.",
         sys.stderr,
     )
     with LoopThread() as thread:
@@ -70,14 +60,63 @@ def run(arguments: argparse.Namespace) -> int:
                 say(f"Unknown command {line}: {COMMANDS}.", sys.stderr)
                 continue
             messages.append({"role": "user", "content": line})
-            text = asyncio.run(
-                _unless_stopped(_answer(Agents(served.play, thread), arguments.agent, messages))
-            )
+            text = asyncio.run(_unless_stopped(_answer(Agents(play, thread), arguments.agent, messages)))
             if text is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": text})
     return 0
+
+
+def _of_run(arguments: argparse.Namespace) -> Play:
+    """Load the team of the run that the words name."""
+    named, settings = split_words(arguments.words)
+    if len(named) != 1 or settings or arguments.environment is not None or arguments.real:
+        raise ConfigError(
+            "Name one run directory: `kapelle chat RUN`; or a model: `kapelle chat --model PATH [--environment NAME]`."
+        )
+    folder, which = split_run(named[0])
+    read_config(folder)  # raises when there is no run
+    hush()
+    from kapelle.setup.team_builder import seats_of
+    from kapelle.training.provenance import config_of_run
+
+    names = [seat.name for seat in seats_of(config_of_run(folder).team)]
+    need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded
+    named_checkpoint(folder, which)
+    from kapelle.training.served import open_served
+
+    return open_served(folder, Watch(Lines(sys.stderr)), which=which).play
+
+
+def _of_model(arguments: argparse.Namespace) -> Play | None:
+    """Load the model or adapter that the words name, alone or as a recipe's team; None where they name a run."""
+    from kapelle.cli.named import is_model
+
+    named, settings = split_words(arguments.words)
+    if arguments.model is None and len(named) == 1 and is_model(named[0]):
+        arguments.model, named = named[0], ()
+    if arguments.model is None:
+        return None
+    if named:
+        raise ConfigError("--model takes the place of a run directory: name the one or the other.")
+    hush()
+    from kapelle.evaluation.playing import model_config, open_play
+    from kapelle.setup.team_builder import seats_of
+
+    alone = arguments.environment is None
+    config = model_config(
+        arguments.model,
+        ANY_QUESTION if alone else arguments.environment,
+        settings,
+        real=arguments.real,
+        report=lambda note: say(note, sys.stderr),
+    )
+    names = [seat.name for seat in seats_of(config.team)]
+    need_known("--agent", "agent", arguments.agent, names)
+    if alone and len(names) == 1:  # it reads the conversation as such, not as one question
+        arguments.agent = names[0]
+    return open_play(config)
 
 
 def _lines() -> Iterator[str]:

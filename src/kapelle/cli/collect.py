@@ -1,4 +1,4 @@
-"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `runs/exports.py`.
+"""`kapelle collect`: play train tasks and keep their episodes, or only good ones, as data for SFT; see `runs/exports.py`.
 
 With `--for verifier` it keeps graded answers instead, see `collect_answers.py`.
 """
@@ -8,18 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from kapelle.cli.output import command, printable, say, writing
+from kapelle.cli.output import command, new_file, printable, say, writing
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
-from kapelle.errors import ConfigError, DataError, OutputError
+from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
@@ -154,6 +151,8 @@ def _lines(file: Path, found: Survey) -> list[str]:
     return lines
 
 
+TASKS, SAMPLES = 200, 4
+"""Training tasks that are played, and episodes for each, unless set otherwise."""
 TASKS_AT_ONCE = 64
 """Tasks that are played together; the result does not depend on it."""
 
@@ -166,25 +165,33 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     out = Path(arguments.out)
     if arguments.purpose == "verifier":
-        with _file(out) as file, writing(out, "--out"):
+        with new_file(out, "--out") as file, writing(out, "--out"):
             return collect(arguments, file, TASKS_AT_ONCE)
     counts = Counts()
     stopped = 0
-    with _file(out) as file:
+    array: list[dict[str, Any]] | None = (
+        [] if out.name.endswith(".json") else None
+    )  # written when it is whole
+    with new_file(out, "--out") as file:
         try:
-            _play(arguments, file, counts)
+            _play(arguments, file, counts, array)
         except KeyboardInterrupt as stop:
             if not counts.kept:
                 raise
             stopped = exit_code(stop)
         if not counts.kept:
             raise DataError(_nothing(arguments.min_reward, counts))
+        if array is not None:
+            from kapelle.runs.exports import dump_rows
+
+            with writing(out, "--out"):
+                write_all(file.fileno(), dump_rows(array, out))
     if arguments.json:
         say(json.dumps({"out": str(out), **asdict(counts), "stopped_by": stopped}))
     else:
+        least = "" if arguments.min_reward is None else f" with a reward of {arguments.min_reward:g} or more"
         say(
-            f"{out}: {counts.turns} turns of {counts.kept} episodes out of {counts.played} with a reward of "
-            f"{arguments.min_reward:g} or more"
+            f"{out}: {counts.turns} turns of {counts.kept} episodes out of {counts.played}{least}"
             + (f"; {counts.failed} failed: {' '.join(counts.error.split())}" if counts.failed else "")
         )
     return stopped
@@ -194,16 +201,22 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     if arguments.out is None:
         raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
-    if arguments.out.endswith((".gz", ".parquet", ".csv", ".json")):
+    if arguments.out.endswith((".gz", ".parquet", ".csv")):
         raise ConfigError(
-            f"--out {arguments.out}: `kapelle collect` writes JSON lines. Name it .jsonl, or .jsonl.zst for them compressed."
+            f"--out {arguments.out}: `kapelle collect` writes JSON lines. Name it .jsonl, or .jsonl.zst for them compressed; or "
+            ".json for one array."
         )
     if arguments.purpose == "verifier" and arguments.min_reward is not None:
         raise ConfigError("A verifier learns from wrong answers too. Leave --min-reward out.")
-    if arguments.purpose == "sft" and arguments.min_reward is None:
-        raise ConfigError("Set which episodes are good with --min-reward X, or use --for verifier.")
     if arguments.min_reward is not None and not math.isfinite(arguments.min_reward):
         raise ConfigError(f"--min-reward is {arguments.min_reward}. Give a number.")
+    if arguments.num_episodes is not None and (arguments.tasks or arguments.samples):
+        raise ConfigError(
+            "--num-episodes N stands for --tasks N --samples 1. Leave out the one or the other."
+        )
+    if arguments.num_episodes is not None:
+        arguments.tasks, arguments.samples = arguments.num_episodes, 1
+    arguments.tasks, arguments.samples = arguments.tasks or TASKS, arguments.samples or SAMPLES
     if arguments.purpose == "sft" and arguments.no_balance:
         raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
 
@@ -224,8 +237,8 @@ class Counts:
     """The error of one of them; empty if none failed."""
 
 
-def _nothing(least: float, counts: Counts) -> str:
-    if counts.best is None:
+def _nothing(least: float | None, counts: Counts) -> str:
+    if counts.best is None or least is None:
         return f"Nothing was collected: {counts.error or 'no episode was played'}"
     return (
         f"No episode reached a reward of {least:g}; the best had {counts.best:g}. Lower --min-reward, or raise --tasks "
@@ -233,7 +246,10 @@ def _nothing(least: float, counts: Counts) -> str:
     )
 
 
-def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> None:
+def _play(
+    arguments: argparse.Namespace, file: IO[bytes], counts: Counts, array: list[dict[str, Any]] | None
+) -> None:
+    """Play and filter; rows go to the file as they come, or into `array` where there is one."""
     from kapelle.cli.named import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
@@ -245,6 +261,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
     player = open_player(arguments)
     tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
     seed = derive_seed(player.config.seed, "collect")
+    least = -math.inf if arguments.min_reward is None else arguments.min_reward
     for first in range(0, len(tasks), TASKS_AT_ONCE):
         chosen = tasks[first : first + TASKS_AT_ONCE]
         groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
@@ -254,31 +271,12 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
         counts.error = next((e.error for e in episodes if e.error), counts.error)
         rewards = [episode_reward(episode) for episode in episodes if episode.error is None]
         counts.best = max([*rewards, *([] if counts.best is None else [counts.best])], default=None)
-        good = list(good_episodes(groups, arguments.min_reward))
+        good = list(good_episodes(groups, least))
         rows = [row for number, episode in good for row in sft_rows(number, episode)]
-        with writing(out, "--out"):
-            write_all(file.fileno(), dump_rows(rows, out, first))
+        if array is not None:
+            array += rows
+        else:
+            with writing(out, "--out"):
+                write_all(file.fileno(), dump_rows(rows, out, first))
         counts.kept, counts.turns = counts.kept + len(good), counts.turns + len(rows)
         say(f"{first + len(chosen)}/{len(tasks)} tasks played, {counts.kept} episodes kept", sys.stderr)
-
-
-@contextmanager
-def _file(out: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
-
-    Raises OutputError before anything is played when `out` exists or cannot be written.
-    """
-    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    if out.exists():
-        raise OutputError(f"{out} exists already. Name another --out, or remove it first.")
-    with writing(out, "--out"):
-        file = beside.open("wb", buffering=0)  # so that closing never writes
-    try:
-        with file:
-            yield file
-            with writing(out, "--out"):
-                os.fsync(file.fileno())
-                beside.rename(out)
-    finally:
-        with suppress(OSError):
-            beside.unlink()

@@ -7,13 +7,16 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import returns, say
+from kapelle.cli.output import new_file, returns, say, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.errors import ConfigError
 from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.named_checkpoint import split_run
+from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
@@ -27,9 +30,63 @@ NAMES = 26
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate and print the result."""
+    """Evaluate, print the result and write it to `--output`."""
+    if arguments.num_episodes is not None:
+        arguments.words = [*arguments.words, f"evaluation.problems={arguments.num_episodes}"]
+    names: list[str | None] = [None]
+    if arguments.environment is not None:
+        names = list(dict.fromkeys(name.strip() for name in arguments.environment.split(",")))
+        if "" in names:
+            raise ConfigError(
+                f"--environment '{arguments.environment}' has an empty name. Separate names by one comma."
+            )
     hush()
-    from kapelle.cli.named import open_player
+    if arguments.output is None:
+        return _run(arguments, names)[0]
+    out = Path(arguments.output)
+    if out.suffix != ".json":
+        raise ConfigError(f"--output {out}: the results are one JSON object. Name it .json.")
+    with new_file(out, "--output") as file:  # an unusable file is found before anything is played
+        code, rows = _run(arguments, names)
+        with writing(out, "--output"):
+            write_all(file.fileno(), json.dumps(whole(rows), indent=2).encode("ascii") + b"\n")
+    return code
+
+
+def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the results of one evaluation as they are, and those of several as a list."""
+    return rows[0] if len(rows) == 1 else {"evaluations": list(rows)}
+
+
+def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[int, list[dict[str, Any]]]:
+    """Evaluate on each environment in turn; return the exit code, and a row with all episodes for each."""
+    from kapelle.cli.named import check_playable, open_player
+
+    for name in names[1:]:  # the first one is checked when it is opened
+        check_playable(arguments, name)
+    rows: list[dict[str, Any]] = []
+    code = 0
+    for number, name in enumerate(names):
+        arguments.environment = name
+        player = open_player(arguments)
+        result, baselines = _measure(player, arguments)
+        row = _row(player, result, baselines)
+        rows.append({**row, "episodes": _episodes(result)})
+        if player.steps is not None:
+            keep_evaluation(split_run(player.name)[0], row, split_words(arguments.words)[1])
+        if not arguments.json:
+            for line in [*([""] if number else []), *_lines(player, result, baselines)]:
+                say(line)
+        if result.problems and result.failed == result.problems:
+            code = NOTHING_MEASURED
+    if arguments.json:
+        plain = [{key: value for key, value in row.items() if key != "episodes"} for row in rows]
+        say(json.dumps(whole(plain)))
+    return code, rows
+
+
+def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
+    """Play the unseen problems, and the baselines unless they are left out."""
     from kapelle.evaluation.evaluate import (
         choose_tasks,
         compute_matched,
@@ -39,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from kapelle.runtime.event_loop import run_async
 
-    player = open_player(arguments)
     settings = player.config.evaluation
     play = greedy_play(player.play) if settings.greedy else player.play
     tasks = choose_tasks(play.environment, "test", settings.problems)
@@ -50,15 +106,32 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.no_baselines:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
         baselines = run_async(lambda: compute_matched(play, tasks, result.tokens, player.config.seed))
-    row = _row(player, result, baselines)
-    if player.steps is not None:
-        keep_evaluation(split_run(player.name)[0], row, split_words(arguments.words)[1])
-    if arguments.json:
-        say(json.dumps(row))
-    else:
-        for line in _lines(player, result, baselines):
-            say(line)
-    return NOTHING_MEASURED if tasks and result.failed == result.problems else 0
+    return result, baselines
+
+
+def _episodes(result: Evaluation) -> list[dict[str, Any]]:
+    """Return each episode: its task, what its agents earned and said, and why it failed if it did."""
+    return [
+        {
+            "task": episode.task.id,
+            "question": episode.task.question,
+            "success": episode.success,
+            "reward": {agent: episode.total(agent) for agent in episode.agents},
+            "length": len(episode.turns),
+            "error": episode.error,
+            "turns": [
+                {
+                    "agent": turn.agent,
+                    "text": turn.text,
+                    "tokens": len(turn.completion_ids),
+                    "finish_reason": turn.finish_reason,
+                }
+                for turn in episode.turns
+            ],
+        }
+        for group in result.groups
+        for episode in group.episodes
+    ]
 
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:

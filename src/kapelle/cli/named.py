@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle import environments
@@ -15,7 +16,7 @@ from kapelle.cli.progress import Lines, Watch
 from kapelle.environment import Answerable, Environment, environment_class
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
-from kapelle.runs.reader import read_config
+from kapelle.runs.reader import is_run, read_config
 from kapelle.runtime.plugins import known_names
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ def open_player(arguments: argparse.Namespace) -> Player:
     from kapelle.metrics.definitions import own_returns
 
     named, settings = split_words(arguments.words)
+    if arguments.model is None and len(named) == 1 and is_model(named[0]):
+        # A folder without a run in it: a model's own, or an adapter's.
+        if arguments.environment is None:
+            raise ConfigError(
+                f"{named[0]} is a model and no run, so nothing says what it plays. Add --environment NAME."
+            )
+        arguments.model, named = named[0], ()
     if arguments.model is None:
         if len(named) != 1 or arguments.environment is not None:
             raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
@@ -65,6 +73,24 @@ def open_player(arguments: argparse.Namespace) -> Player:
         report=lambda note: say(note, sys.stderr),
     )
     return Player(arguments.model, open_play(config), config, own_returns, None)
+
+
+def check_playable(arguments: argparse.Namespace, environment: str | None) -> None:
+    """Raise the errors of what a model is to play, before anything is loaded; ConfigError unless a model is named."""
+    from kapelle.evaluation.playing import model_config
+
+    named, settings = split_words(arguments.words)
+    model = arguments.model or next((name for name in named if is_model(name)), None)
+    if model is None or environment is None:
+        raise ConfigError("Several environments are for --model PATH; a run plays what it was trained on.")
+    model_config(model, environment, settings, real=arguments.real)
+
+
+def is_model(name: str) -> bool:
+    """Return whether a folder holds a model or a PEFT adapter, and is no run."""
+    return not is_run(split_run(name)[0]) and any(
+        (Path(name) / file).is_file() for file in ("config.json", "adapter_config.json")
+    )
 
 
 def _from_run(path: str, settings: tuple[str, ...]) -> Player:

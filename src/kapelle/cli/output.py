@@ -8,9 +8,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from kapelle.errors import ConfigError, OutputError
 from kapelle.runtime.characters import cleaned
@@ -70,6 +70,28 @@ def writing(path: Path, other: str) -> Iterator[None]:
         raise OutputError(f"{path} exists already. Name another {other}.") from error
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}. Name another {other}.") from error
+
+
+@contextmanager
+def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
+    """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
+
+    Raises OutputError, which names the `option`, before the block begins when `out` exists or cannot be written.
+    """
+    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    if out.exists():
+        raise OutputError(f"{out} exists already. Name another {option}, or remove it first.")
+    with writing(out, option):
+        file = beside.open("wb", buffering=0)  # so that closing never writes
+    try:
+        with file:
+            yield file
+            with writing(out, option):
+                os.fsync(file.fileno())
+                beside.rename(out)
+    finally:
+        with suppress(OSError):
+            beside.unlink()
 
 
 def program() -> str:

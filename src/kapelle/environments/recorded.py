@@ -6,9 +6,10 @@ all kinds are groups of episodes, and what learns from episodes learns from them
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -24,7 +25,7 @@ from kapelle.environments.data.source import (
 )
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.row_files import DataRow
-from kapelle.types import Split, Task
+from kapelle.types import Json, Split, Task
 
 SPEAKS = {"assistant", "gpt", "function_call"}
 """Roles of messages that a model wrote, in OpenAI's and in ShareGPT's words."""
@@ -202,6 +203,11 @@ class Preferences(RecordedData, Recorded):
         {"prompt": "…", "chosen": "…", "rejected": "…"}
         {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}          question_field: null (HH-RLHF, 2204.05862)
 
+        {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
+
+    Of collected rows those that answer the same conversation are compared: the answer with the greatest reward is chosen over
+    the one with the least, and conversations whose answers all earned the same are left out.
+
     A group of two episodes is a pair: the first says what was chosen and earns 1, the second what was rejected and earns
     0, whoever of the team speaks.
     """
@@ -217,6 +223,20 @@ class Preferences(RecordedData, Recorded):
     def answers_per_task(self) -> int:
         """The chosen one and the rejected one."""
         return 2
+
+    @cached_property
+    def rows(self) -> Splits:
+        """The usable rows of both splits; pairs of them where `kapelle collect` wrote them."""
+        key, setting, words = self._key()
+        first, second = self.source.read()
+        default = (self.question_field, self.chosen_field, self.rejected_field) == (
+            "prompt",
+            "chosen",
+            "rejected",
+        )
+        if default and was_collected(self.source.first_row(), "chosen"):
+            first, second = paired(first), second if second is None else paired(second)
+        return self.source.apart(first, second, key, setting, words, self._read, self.max_unusable)
 
     def _key(self) -> tuple[str, str, Words]:
         if self.question_field is None:
@@ -256,6 +276,55 @@ class Preferences(RecordedData, Recorded):
         return pair.rejected if sample % 2 else pair.chosen
 
 
+COLLECTED = ("messages", "completion", "agent", "reward")
+"""Fields of every row that `kapelle collect` writes; see `runs.exports`."""
+
+
+def was_collected(row: DataRow | None, other: str) -> bool:
+    """Return whether a row is a turn of an episode that `kapelle collect` wrote, and has no field `other`."""
+    return row is not None and other not in row.fields and all(field in row.fields for field in COLLECTED)
+
+
+def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
+    """Return a pair of every conversation of collected rows that was answered better and worse.
+
+    DataError where there is none: nothing is preferred then.
+    """
+    answers: dict[str, list[DataRow]] = {}
+    for row in rows:
+        reward = row.fields.get("reward")
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise DataError(
+                f"{row.place}: the field 'reward' holds {reward!r:.40}, no number. Fix or drop the row."
+            )
+        asked = json.dumps([row.fields.get("agent"), row.fields.get("messages")])
+        answers.setdefault(asked, []).append(row)
+    pairs = []
+    for given in answers.values():
+        better = max(given, key=lambda row: cast("float", row.fields["reward"]))
+        worse = min(given, key=lambda row: cast("float", row.fields["reward"]))
+        if better.fields["reward"] != worse.fields["reward"]:
+            fields = {
+                "prompt": [
+                    each for each in cast("list[Json]", better.fields["messages"]) if not _system(each)
+                ],
+                "chosen": better.fields.get("completion"),
+                "rejected": worse.fields.get("completion"),
+            }
+            pairs.append(DataRow(f"{better.place} and {worse.place}", fields))
+    if rows and not pairs:
+        raise DataError(
+            f"{rows[0].place.rpartition(', ')[0]}: none of {len(answers)} conversations was answered twice with different rewards, so "
+            "nothing is preferred. Collect more episodes of each task (`kapelle collect --samples 8`, without --min-reward)."
+        )
+    return tuple(pairs)
+
+
+def _system(message: Json) -> bool:
+    """Return whether a message is a system message: the team has its own."""
+    return isinstance(message, Mapping) and message.get("role") == "system"
+
+
 def _before(row: DataRow, field: str, setting: str) -> str:
     """Return what stands before the last answer of a transcript."""
     before, found, _ = said_in(row, field, setting).rpartition(_SPOKE)
@@ -280,11 +349,11 @@ class Trajectories(RecordedData, Recorded):
 
         {"question": "47+85", "notes": "2,12+1", "answer": "132"}     answers: {reasoner: notes, actor: answer}
         {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
-        {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes
+        {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes, without further settings
 
     Of a conversation every message that a model wrote is a turn, and what stands before it (system messages left out:
     the team has its own) is what the agent reads; `workflow.name: parallel` plays all of them. A row with an agent's name
-    is played by that agent alone.
+    is played by that agent alone. Collected rows of agents of whom none is in the team are for all agents.
     """
 
     name: Literal["trajectories"] = "trajectories"
@@ -303,6 +372,23 @@ class Trajectories(RecordedData, Recorded):
         """One record a task."""
         return 1
 
+    @cached_property
+    def _named(self) -> tuple[str | None, str, str | None]:
+        """The fields of a conversation, of an answer and of an agent: as set, or where `kapelle collect` puts them."""
+        own = (self.messages_field, self.answer_field, self.agent_field)
+        if (own, self.question_field, self.answers) != ((None, "answer", None), "question", {}):
+            return own
+        return (
+            ("messages", "completion", "agent") if was_collected(self.source.first_row(), "question") else own
+        )
+
+    @cached_property
+    def _agents_on_record(self) -> frozenset[Json]:
+        agent = self._named[2]
+        return frozenset(
+            row.fields.get(agent) for row in self.rows.train + self.rows.test if agent is not None
+        )
+
     def check(self, agents: Sequence[str]) -> None:
         """Read every row; DataError names file, line and field of those without a record, if they are many."""
         for agent in self.answers:
@@ -312,41 +398,47 @@ class Trajectories(RecordedData, Recorded):
                 self._speakers(row, agents)
 
     def _key(self) -> tuple[str, str, Words]:
-        if self.messages_field is None:
+        messages = self._named[0]
+        if messages is None:
             return self.question_field, "question_field", asked_in
-        return self.messages_field, "messages_field", asked_in
+        return messages, "messages_field", asked_in
 
     def _read(self, row: DataRow) -> None:
         for agent in (*self.answers, ""):
             # Where `answers` names every agent, nobody is left for `answer_field`.
-            if agent or not self.answers or self.answer_field in row.fields:
+            if agent or not self.answers or self._named[1] in row.fields:
                 self._spoken(row, agent)
 
     def _speakers(self, row: DataRow, agents: Sequence[str]) -> tuple[str, ...]:
-        if self.agent_field is None:
+        field = self._named[2]
+        if field is None:
             return tuple(agents)
-        name = said_in(row, self.agent_field, "agent_field")
+        name = said_in(row, field, "agent_field")
+        if self.agent_field is None and self._agents_on_record.isdisjoint(agents):
+            return tuple(agents)  # another team's turns, such as those of a model that played alone
         if name not in agents:
             raise DataError(f"{row.place}: agent '{name}' is not in the team.{did_you_mean(name, agents)}")
         return (name,)
 
     def _spoken(self, row: DataRow, agent: str) -> Spoken:
-        if self.messages_field is None:
+        messages, answer, _ = self._named
+        if messages is None:
             question = asked_in(row, self.question_field, "question_field")
-            field = self.answers.get(agent, self.answer_field)
+            field = self.answers.get(agent, answer)
             return (
                 (
                     question,
                     said_in(row, field, f"answers.{agent}" if agent in self.answers else "answer_field"),
                 ),
             )
-        return self._conversation(row, self.messages_field)
+        return self._conversation(row, messages)
 
     def _conversation(self, row: DataRow, field: str) -> Spoken:
         value = field_of(row, field, "messages_field")
         messages = messages_of(row, value if isinstance(value, list) else [], field, "messages_field")
-        if self.answer_field in row.fields:
-            messages.append(("assistant", said_in(row, self.answer_field, "answer_field")))
+        answer = self._named[1]
+        if answer in row.fields:
+            messages.append(("assistant", said_in(row, answer, "answer_field")))
         turns: list[tuple[str, str]] = []
         read: list[str] = []
         for role, content in messages:
@@ -362,9 +454,10 @@ class Trajectories(RecordedData, Recorded):
     def task(self, split: Split, index: int) -> Task:
         """Return the record at an index; its question is what is read first."""
         row = self.rows.of(split)[index]
-        if self.messages_field is None:
+        messages = self._named[0]
+        if messages is None:
             return Task(f"{split}-{index}", asked_in(row, self.question_field, "question_field"))
-        return Task(f"{split}-{index}", self._conversation(row, self.messages_field)[0][0])
+        return Task(f"{split}-{index}", self._conversation(row, messages)[0][0])
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one record."""

@@ -1,15 +1,18 @@
-"""A team that only plays: settings and weights to evaluate or collect with, nothing to train."""
+"""A team that only plays: settings and weights to evaluate, chat or collect with, nothing to train."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from kapelle.environment import Answerable, environment_class
+from kapelle.errors import ModelError
 from kapelle.rollout.play import Play, make_play
-from kapelle.settings.schema import EndpointConfig, RunConfig
+from kapelle.settings.schema import EndpointConfig, PastAdapter, RunConfig
 from kapelle.setup.preparation import check_endpoints, prepare
 from kapelle.setup.recipe import lay_over, load_recipe, names_environment
+from kapelle.setup.team_builder import seats_of
 
 MAX_TOKENS = 512
 """Most tokens of an answer of a model that plays an environment alone, unless set otherwise."""
@@ -28,23 +31,25 @@ def model_config(
 ) -> RunConfig:
     """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
 
+    `model` is a model, or the folder of a PEFT adapter: every agent then acts with the adapter, on the base that it names.
     `environment` is the name of an environment (built in, or `module:Class`), else that of a recipe, whose
-    agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
+    agents are then all played by the model, endpoints excepted, without adapters of their own and without warm-up.
     `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
+    path, adapter = base_and_adapter(model, settings)
     if names_environment(environment):
         answers = issubclass(environment_class(environment), Answerable)
         workflow = ALONE.get(environment, "solo" if answers else "parallel")
         values = {
             "name": environment,
             "team": {"sharing": "frozen", "sampling": {"max_tokens": MAX_TOKENS}},
-            "model": {"path": model},
+            "model": {"path": path},
             "environment": {"name": environment},
             "workflow": {"name": workflow},
             "algorithm": {"name": "grpo"},
         }
-        return lay_over([("--model", values)], settings).config
-    named = ("warmup=null", f"model.path={json.dumps(model)}")
+        return _acting_with(adapter, lay_over([("--model", values)], settings).config)
+    named = ("warmup=null", f"model.path={json.dumps(path)}")
     recipe = load_recipe(environment, (), (*settings, *named), real=real)
     for note in recipe.notes:
         report(note)
@@ -60,14 +65,54 @@ def model_config(
             for agent in agents
         )
     team = config.team.model_copy(update={"sharing": "frozen", "agents": agents, "critic_sharing": None})
-    return config.model_copy(update={"team": team})
+    return _acting_with(adapter, config.model_copy(update={"team": team}))
+
+
+def base_and_adapter(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
+    """Return the path of a base model, and the folder of the PEFT adapter that `model` is; None where it is a model.
+
+    The base is what the adapter's `adapter_config.json` names, beside the adapter or elsewhere; a setting `model.path=…` names
+    another place. Raises ModelError for an adapter whose base is unknown.
+    """
+    file = Path(model) / "adapter_config.json"
+    if not file.is_file():
+        return model, None
+    given = [word.partition("=")[2] for word in settings if word.startswith("model.path=")]
+    if given:
+        return given[-1].strip("\"'"), model
+    try:
+        named = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. Name a folder that PEFT saved.") from error
+    if not isinstance(named, str) or not named:
+        raise ModelError(f"{file} names no base model (`base_model_name_or_path`). Add model.path=BASE.")
+    beside = file.parent / named
+    return str(beside) if beside.is_dir() else named, model
+
+
+def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
+    """Return the settings with an adapter for every agent; endpoints answer for themselves."""
+    if adapter is None:
+        return config
+    agents = tuple(
+        seat
+        if isinstance(seat.weights, EndpointConfig)
+        else seat.model_copy(update={"weights": PastAdapter(past=adapter)})
+        for seat in seats_of(config.team)
+    )
+    return config.model_copy(update={"team": config.team.model_copy(update={"agents": agents})})
 
 
 def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
-    from kapelle.setup.model_loading import build_engine
+    from kapelle.setup.model_loading import build_engine, load_weights
 
     unpaid = config.model_copy(update={"reward_model": None})  # a reward model is only for training
     prepared = prepare(unpaid, training=False)
     check_endpoints(prepared.team, config.environment)
-    return make_play(config, prepared.team, build_engine(config, prepared.load(), prepared.team))
+    team, models = prepared.team, prepared.load()
+    weights = load_weights(team, models, {}, config.seed)
+    engine = build_engine(config, models, team)
+    for name in (each.name for each in team.policies.values() if each.past):
+        engine.load(name, weights(name), 0)
+    return make_play(config, team, engine)

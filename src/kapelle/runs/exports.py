@@ -1,4 +1,4 @@
-"""Episodes as data for supervised fine-tuning: the good ones, turn by turn, as JSON lines.
+"""Episodes as data for supervised fine-tuning: all or the good ones, turn by turn, as JSON lines or one JSON array.
 
 One line is one turn, in the order of the episode:
 
@@ -77,8 +77,12 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
     """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold.
 
-    For a file `out` that ends in `.jsonl.zst` they are compressed as a run's episodes are, under this number of a step.
+    For a file `out` that ends in `.jsonl.zst` they are compressed as a run's episodes are, under this number of a step; for one
+    that ends in `.json` they are one array.
     """
+    if out is not None and out.name.endswith(".json"):
+        array = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+        return f"[\n{array}\n]\n".encode("ascii")
     lines = [json.dumps(row, allow_nan=False).encode("ascii") + b"\n" for row in rows]
     return pack(number, lines) if out is not None and out.name.endswith(PACKED) and lines else b"".join(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,10 @@ from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings, Tra
 from kapelle.environment import Recorded, Scripted, offers
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
+from kapelle.models.weights import copy_weights, hash_of_base
+from kapelle.runs.checkpoint_contents import load_policies
 from kapelle.runtime.deadlines import call
+from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import ModelConfig, RunConfig
@@ -80,6 +83,34 @@ def load_models(
         # By this name, both of torch's ways of asking agree, and products on the CPU stay as they are.
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return models
+
+
+def load_weights(
+    team: Team, models: Mapping[str, LanguageModel], folders: Mapping[str, Path], seed: int
+) -> Callable[[str], Mapping[str, torch.Tensor]]:
+    """Give a team's models its adapters, and policies the weights saved for them, for a team that only plays.
+
+    `models` are by base name; `folders` are by policy and come on top of what `policy.past` names. Returns what gives a policy's
+    weights by name. Raises ModelError for weights that do not fit or were trained on another base.
+    """
+    for policy in team.policies.values():
+        if policy.endpoint is None and policy.lora is not None:
+            bank = models[policy.base].bank
+            bank.add(policy.name, policy.lora, derive_seed(seed, "adapter", policy.name))
+
+    def weights(name: str) -> Mapping[str, torch.Tensor]:
+        policy = team.policies[name]
+        model = models[policy.base]
+        return model.base_parameters() if policy.lora is None else model.bank.parameters(name)
+
+    def take(name: str, given: Mapping[str, torch.Tensor]) -> None:
+        copy_weights(weights(name), given, f"policy '{name}'")
+
+    past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
+    saved = {**past, **folders}
+    bases = {team.policies[name].base for name in saved}
+    load_policies(saved, team, weights, take, {base: hash_of_base(models[base]) for base in bases})
+    return weights
 
 
 def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: Team) -> RolloutEngine:

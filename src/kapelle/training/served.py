@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from kapelle.engines.rollout.protocol import notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import copy_weights, hash_of_base
 from kapelle.rollout.play import Play, make_play
-from kapelle.runs.checkpoint_contents import load_policies, load_verifier
+from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.checkpoint_folder import newest_valid
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
 from kapelle.runtime.files import sha256, step_of
-from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.model_loading import build_engine, build_train_engine
+from kapelle.setup.model_loading import build_engine, build_train_engine, load_weights
 from kapelle.setup.preparation import PreparedRun, prepare
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Observer
@@ -78,26 +74,13 @@ def open_served(
     team = ready.team
     observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = ready.load()
-    for policy in team.policies.values():
-        if policy.endpoint is None and policy.lora is not None:
-            bank = models[policy.base].bank
-            bank.add(policy.name, policy.lora, derive_seed(config.seed, "adapter", policy.name))
-
-    def weights(name: str) -> Mapping[str, Tensor]:
-        policy = team.policies[name]
-        model = models[policy.base]
-        return model.base_parameters() if policy.lora is None else model.bank.parameters(name)
-
-    def load_weights(name: str, given: Mapping[str, Tensor]) -> None:
-        copy_weights(weights(name), given, f"policy '{name}'")
-
-    hashes = {base: hash_of_base(model) for base, model in models.items()}
-    past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
     trained = {name: policy_folder(checkpoint, name) for name in team.trained}
-    load_policies(past | trained, team, weights, load_weights, hashes)
+    weights = load_weights(team, models, trained, config.seed)
     engine = build_engine(config, models, team)
     for name in team.trained:
         engine.load(name, weights(name), step)
+    for name in (each.name for each in team.policies.values() if each.past):
+        engine.load(name, weights(name), 0)
     for note in notes_of(engine):
         observer.phase("engine", note)
     return Served(config, make_play(config, team, engine), step)

@@ -138,6 +138,10 @@ class DataSource:
             "or to `owner/name` of a data set on the Hugging Face hub."
         )
 
+    def read(self) -> tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]:
+        """Return the rows to train on and to test on as they were read; None for the second where one file is both."""
+        return _raw(self).rows
+
     def first_row(self) -> DataRow | None:
         """Return the first row to train on, usable or not; None for data without any."""
         return next(iter(_raw(self).rows[0]), None)
