@@ -54,7 +54,7 @@ class Sample:
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
     """Ascending indices of the target tokens, each predicted from the token before it; a critic may
-    also have the index after the last token."""
+    also have the index after the last token, and one index several times where it reads text (`signals.samples`)."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """`Column` → one float per target."""
     mask: Tensor | None = None
@@ -148,6 +148,10 @@ class Reader(Protocol):
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion, end of turn included."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return tokens as text, special ones as they are written."""
         ...
 
 

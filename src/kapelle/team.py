@@ -108,13 +108,18 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Critic:
-    """A value function: a scalar head on its own adapter of a base."""
+    """A value function: a scalar head on its own adapter of a base, or on the base alone."""
 
     name: str
     base: str = "base"
-    lora: Lora = field(default_factory=Lora)
+    lora: Lora | None = field(default_factory=Lora)
+    """The adapter; None means the base's own weights."""
     trained: bool = True
     rate: Rate = Rate()
+    whole: bool = False
+    """Whether the base's own weights are trained with the head; the base is then this critic's alone."""
+    reads_text: bool = False
+    """Whether it reads what was said as text, in the tokens of its own model: another model than that of a turn that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +197,8 @@ class Team:
     @property
     def trained_bases(self) -> frozenset[str]:
         """Names of the bases whose own weights are trained; the others are frozen, under adapters or alone."""
-        return frozenset(p.base for p in self.policies.values() if p.trained and p.lora is None)
+        policies = {p.base for p in self.policies.values() if p.trained and p.lora is None}
+        return frozenset(policies | {c.base for c in self.critics.values() if c.trained and c.whole})
 
     @property
     def every(self) -> Mapping[str, Policy]:

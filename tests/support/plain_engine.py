@@ -63,6 +63,7 @@ class PlainEngine:
         self._critics = {critic.name for critic in setup.critics}
         for critic in setup.critics:
             model = own[critic.base]
+            assert critic.lora is not None, "this engine's critics are adapters"
             model.bank.add(critic.name, critic.lora, derive_seed(setup.seed, "adapter", critic.name))
             model.add_value_head(critic.name)
             self._homes[critic.name] = model, critic.name

@@ -214,7 +214,7 @@ def adapter_parameters(model: Outline, lora: Lora) -> int:
 def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
     """Raise ModelError when an adapter of the team, or one loaded from a folder, does not fit its base."""
     adapters = [(policy.base, policy.lora) for policy in team.every.values() if policy.lora is not None]
-    adapters += [(critic.base, critic.lora) for critic in team.critics.values()]
+    adapters += [(critic.base, critic.lora) for critic in team.critics.values() if critic.lora is not None]
     for base, lora in adapters:
         adapter_parameters(models[base], lora)
     for policy in team.every.values():

@@ -221,9 +221,10 @@ def adapter_bytes(run: PlannedRun, base: str) -> int:
             adapters += copied
     for critic in team.critics.values():
         if critic.base == base:
-            parameters += run.adapters[critic.name].parameters
             heads += run.outlines[base].hidden + 1
-            adapters += 1
+            if critic.lora is not None:
+                parameters += run.adapters[critic.name].parameters
+                adapters += 1
     grouped = not run.cpu(base) and adapters > 1
     return (4 + grouped * STACKS * run.size(base)) * parameters + 4 * heads
 

@@ -127,7 +127,9 @@ class PlannedRun:
                 counts.append(whole if policy.lora is None else self.adapters[policy.name].parameters)
         critics = [critic for critic in self.team.critics.values() if critic.trained and critic.base == base]
         heads = self.outlines[base].hidden + 1
-        counts += [self.adapters[critic.name].parameters + heads for critic in critics]
+        for critic in critics:
+            own = self.adapters[critic.name].parameters if critic.lora is not None else 0
+            counts.append(heads + (self.outlines[base].parameters if critic.whole else own))
         return counts
 
 

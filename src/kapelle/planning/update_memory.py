@@ -110,7 +110,7 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
     for name, critic in team.critics.items():
         if critic.base != base or not critic.trained:
             continue
-        own = run.adapters[name]
+        own = run.adapters.get(name, NOTHING)
         for turn in run.work.turns:
             if team.critic_of.get(turn.agent) == name:
                 tree = _tree([turn], group)

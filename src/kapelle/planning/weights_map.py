@@ -101,10 +101,13 @@ def weights_map(
             words = f"all of {policy.base}"
         learners.append(LearnerRow(name, "policy", words, trained, own, tuple(agents), rate))
     for name, critic in team.critics.items():
-        head = models[critic.base].hidden + 1
-        own = adapter_parameters(models[critic.base], critic.lora) + head
+        own, words = models[critic.base].hidden + 1, f"a value head on {critic.base}"
+        if critic.lora is not None:
+            own += adapter_parameters(models[critic.base], critic.lora)
+            words = f"LoRA r {critic.lora.rank} and {words}"
+        elif critic.whole:
+            own, words = own + sizes[critic.base], f"all of {critic.base} and a value head"
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
-        words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
         learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged, _rate(critic.rate)))
     adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
     learned = sum(learner.own_parameters for learner in learners if learner.trained)

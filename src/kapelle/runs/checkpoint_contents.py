@@ -117,7 +117,7 @@ def prepare_checkpoint(
 def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
     """Return, by learner, the settings of its adapter that affect the result but are not in its tensors."""
     adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
-    adapters |= {name: critic.lora for name, critic in team.critics.items()}
+    adapters |= {name: critic.lora for name, critic in team.critics.items() if critic.lora is not None}
     found: dict[str, dict[str, object]] = {}
     for name, lora in adapters.items():
         targets: Collection[str] = lora.targets
@@ -225,6 +225,7 @@ def write_policies(
     if VERIFIER in team.critics and team.critics[VERIFIER].trained:
         critic, place = team.critics[VERIFIER], folder / "verifier"
         model, own = models[critic.base], weights(VERIFIER)
+        assert critic.lora is not None, "a verifier is an adapter with its head"
         adapter = {key: tensor for key, tensor in own.items() if not key.startswith(HEAD)}
         save_adapter(place, adapter, named(layers_of(model.model), critic.lora), model.name)
         head = {
@@ -292,6 +293,7 @@ def load_verifier(
     Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
     """
     model = models[critic.base]
+    assert critic.lora is not None, "a verifier is an adapter with its head"
     layers = layers_of(model.model)
     tensors, lora = read_adapter(folder)
     check_same("The verifier", folder, layers, lora, critic.lora)

@@ -288,6 +288,11 @@ class TeamConfig(Settings):
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
     """None uses the algorithm's choice: own critics where they are local, a shared one where it is central."""
+    critic_model: str | None = None
+    """The model that critics stand on, and a verifier that pays: a folder or a name on a hub, of any family. Critics then read in its
+    own tokens. Null is each agent's own model."""
+    critic_train: Literal["lora", "full", "head"] = "lora"
+    """What critics train of their model: an adapter (`critic_lora`), all weights of a copy of their own, or nothing but the head."""
     critic_dtype: DType | None = None
     """With this or `critic_device`, critics and a verifier that pays stand on a copy of their base of that kind."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None

@@ -85,10 +85,9 @@ class Bases:
         check_device(self.places[base].device, setting)
 
     def frozen(self, base: str) -> str:
-        """Return a frozen base for critics: this one, unless critics have a type or device of their own."""
-        if self._team.critic_dtype is None and self._team.critic_device is None:
-            return base
-        return self._copy(base)
+        """Return a frozen base for critics: this one, unless critics have a model, type or device of their own."""
+        own = (self._team.critic_model, self._team.critic_dtype, self._team.critic_device)
+        return base if own == (None, None, None) else self._copy(base)
 
     def untrained(self, policy: Policy) -> str:
         """Return a base for critics that no policy trains: the policy's own where it has an adapter, else a frozen copy."""
@@ -96,11 +95,14 @@ class Bases:
             return self.frozen(policy.base or BASE)
         return self._copy(policy.base)
 
-    def _copy(self, base: str) -> str:
-        copy, team = f"{base}@critic", self._team
-        self.add(
-            copy, self.paths[base], team.critic_dtype, team.critic_device, "team.critic_device", like=base
-        )
+    def moving(self, policy: Policy, critic: str) -> str:
+        """Return a base whose own weights one critic trains: of critics' model, or of a policy's."""
+        return self._copy(policy.base or BASE, f"{critic}@model")
+
+    def _copy(self, base: str, name: str | None = None) -> str:
+        copy, team = name or f"{base}@critic", self._team
+        path = team.critic_model or self.paths[base]
+        self.add(copy, path, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
         return copy
 
 
@@ -224,7 +226,21 @@ def _critics(
                 f"`{algorithm.name}` has no critics, so nothing can share them. Remove `share_critic_with` and "
                 "`team.critic_sharing`, or use ppo, ippo or mappo."
             )
+        pays = algorithm.need(VerifierScores) is not None
+        for key, given in (
+            ("critic_model", team.critic_model is not None and not pays),
+            ("critic_train", team.critic_train != "lora"),
+        ):
+            if given:
+                raise ConfigError(
+                    f"`{algorithm.name}` has no critics. Remove `team.{key}`, or use ppo, ippo, mappo or marft."
+                )
         return {}, {}
+    if algorithm.critic.everyone and team.critic_train != "lora":
+        raise ConfigError(
+            f"`team.critic_train: {team.critic_train}`: `{algorithm.name}` saves its verifier as an adapter with its head. Set it to "
+            "`lora`; `team.critic_model` may name another model."
+        )
     if algorithm.critic.everyone:
         judge = Critic(VERIFIER, bases.frozen(BASE), _lora(team.critic_lora))
         return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
@@ -238,10 +254,18 @@ def _critics(
         owner = first if shared else owner
         name = f"critic:{owner}"  # no agent, and so no policy, can have this name
         critic_of[seat.name] = name
-        base = bases.untrained(policies[policy_of[owner]])
-        critics[name] = Critic(
-            name, base, _lora(team.critic_lora), rate=_critic_rate(owner, critic_of, seats)
+        policy, whole = policies[policy_of[owner]], team.critic_train == "full"
+        base = bases.moving(policy, name) if whole else bases.untrained(policy)
+        lora = _lora(team.critic_lora) if team.critic_train == "lora" else None
+        critics[name] = Critic(name, base, lora, rate=_critic_rate(owner, critic_of, seats), whole=whole)
+    for name, critic in critics.items():
+        read = (
+            seats
+            if algorithm.critic.view == "central"
+            else [s for s in learning if critic_of[s.name] == name]
         )
+        models = {bases.paths.get(policies[policy_of[seat.name]].base) for seat in read}
+        critics[name] = replace(critic, reads_text=models != {bases.paths[critic.base]})
     return critics, critic_of
 
 

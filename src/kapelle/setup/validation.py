@@ -197,7 +197,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         raise ConfigError(
             f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
         )
-    if algorithm.critic is not None and algorithm.critic.view == "central":
+    if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)
     if algorithm.plays:
         _check_sampling(team)
@@ -305,7 +305,8 @@ def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
         (one, first), (other, second) = list(kinds.items())[:2]
         raise ConfigError(
             f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' is played by {one} "
-            f"and '{second}' by {other}. Set `algorithm.name: ippo` (local critics), or one model for all."
+            f"and '{second}' by {other}. Set `team.critic_model` (it reads text), `algorithm.name: ippo` (local critics), or one model "
+            "for all."
         )
 
 

@@ -1,11 +1,17 @@
 """Turns as samples for a learner: which tokens it reads, and which of them are targets.
 
+A critic on the model of the agents that it judges reads the very tokens that they read and sampled. A critic on another model
+(`team.critic_model`) reads the same conversation as text, by its own chat template and tokeniser. Its value before a token of the
+agent's is the one after the last of its own tokens that lies wholly before it: a baseline knows nothing of the action.
+
 Shapes: T completion tokens of one turn.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, takewhile
 
 from kapelle.algorithm import CriticSpec
 from kapelle.errors import ContextError
@@ -14,6 +20,7 @@ from kapelle.runtime.on_demand import Tensor
 from kapelle.team import Team
 from kapelle.types import Episode, Message, Turn
 
+Ids = tuple[int, ...]
 Readers = Callable[[str], Reader]
 """Learner → how text becomes the tokens of its model."""
 
@@ -45,12 +52,15 @@ def critic_sample(
 
     `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's question
     and the turn's text, as `readers` tokenise them). With `after`, the value after the last token is a target too, the
-    last one; the view `answer` has no such value.
+    last one; the view `answer` has no such value. `readers` are needed too for a critic that reads text.
     """
     learner = team.critic_of[turn.agent]
     if need.view == "answer":
         assert readers is not None, "text needs a reader"
         return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)
+    if team.critics[learner].reads_text:
+        assert readers is not None, "text needs a reader"
+        return _text_sample(episode, turn, learner, need, columns, readers, after=after)
     prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
     tokens = prompt + turn.completion_ids
     end = len(tokens) if need.unit == "token" else len(prompt) + 1
@@ -91,16 +101,23 @@ def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
     the same moment, and last this turn's own prompt. Tokens that an agent has read before are not repeated. The
     answers of others at the same moment are left out: a baseline must not depend on simultaneous actions.
     """
+    return _central(episode, turn, _new_tokens, lambda past: past.completion_ids)
+
+
+def _central(
+    episode: Episode, turn: Turn, new: Callable[[Turn, Turn | None], Ids], said: Callable[[Turn], Ids]
+) -> Ids:
+    """Return `central_prompt` in some model's tokens: what is `new` in a turn after its agent's last one, and what a turn `said`."""
     tokens: list[int] = []
     last: dict[str, Turn] = {}
     for past in episode.turns[: turn.seen]:
-        tokens.extend(_new_tokens(past, last.get(past.agent)))
-        tokens.extend(past.completion_ids)
+        tokens.extend(new(past, last.get(past.agent)))
+        tokens.extend(said(past))
         last[past.agent] = past
     for other in episode.turns[turn.seen :]:
         if other.seen <= turn.seen and other.agent != turn.agent:
-            tokens.extend(_new_tokens(other, last.get(other.agent)))
-    return (*tokens, *_new_tokens(turn, last.get(turn.agent)))
+            tokens.extend(new(other, last.get(other.agent)))
+    return (*tokens, *new(turn, last.get(turn.agent)))
 
 
 def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
@@ -108,3 +125,77 @@ def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
         return turn.prompt_ids
     known = before.prompt_ids + before.completion_ids
     return turn.prompt_ids[len(known) :] if turn.prompt_ids[: len(known)] == known else turn.prompt_ids
+
+
+# -------- A turn as text, for a critic on another model than the agent's
+
+
+def _text_sample(
+    episode: Episode,
+    turn: Turn,
+    learner: str,
+    need: CriticSpec,
+    columns: Mapping[str, Tensor],
+    readers: Readers,
+    *,
+    after: bool,
+) -> Sample:
+    """Return `critic_sample` in the tokens of the critic's own model."""
+    reader = readers(learner)
+    if need.view == "local":
+        prompt = reader.start(_conversation(episode, turn))
+    else:
+        prompt = _central(
+            episode,
+            turn,
+            lambda new, _: reader.start(new.heard) if new.heard else (),
+            lambda past: reader.completion(past.text),
+        )
+    said = reader.completion(turn.text)
+    if need.unit == "turn":
+        places: Ids = (len(prompt),)
+    else:
+        # The values before the agent's tokens, each after as many of the critic's tokens as end where the agent's token begins.
+        own, others = _ends(reader, said), _ends(readers(turn.policy), turn.completion_ids, early=True)
+        # Where the agent's tokens hold more than its text (special ones), nothing after that place can be told apart.
+        written = zip(readers(turn.policy).decode(turn.completion_ids), turn.text, strict=False)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], written))
+        begins = [0, *(min(end, known) for end in others[:-1])]
+        places = tuple(len(prompt) + bisect_right(own, begin) for begin in begins)
+    tokens = prompt + said
+    if after:
+        return Sample(learner, tokens, (*places, len(tokens)), columns)
+    return Sample(learner, tokens[: max(places)], places, columns)
+
+
+def _conversation(episode: Episode, turn: Turn) -> list[Message]:
+    """Return all that an agent had read and said when it answered, from the start of its conversation on."""
+    for past in reversed(episode.turns[: turn.seen]):
+        known = past.prompt_ids + past.completion_ids
+        if past.agent == turn.agent and known and turn.prompt_ids[: len(known)] == known:
+            said = Message("assistant", past.text, speaker=past.agent)
+            return [*_conversation(episode, past), said, *turn.heard]
+    return list(turn.heard)
+
+
+def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:
+    """Return after how many characters of the text each token ends.
+
+    A token that ends inside a character (a byte of it) counts as ending after it; `early`, before it.
+    """
+    lengths: list[int] = []
+    begun, open_characters = 0, 0
+    for k in range(len(ids)):
+        # Decoded after the token before it: at the start of a text some tokenisers drop a space.
+        before = ids[max(0, begun - 1) : begun]
+        piece = reader.decode((*before, *ids[begun : k + 1]))[len(reader.decode(before)) if before else 0 :]
+        is_open = piece.endswith("\ufffd") and k - begun < LONGEST_CHARACTER
+        characters = len(piece.rstrip("\ufffd")) + (not early) if is_open else len(piece)
+        lengths.append(characters - open_characters)
+        open_characters = characters if is_open else 0
+        begun = begun if is_open else k + 1
+    return list(accumulate(lengths))
+
+
+LONGEST_CHARACTER = 4
+"""Bytes of a character in UTF-8, and so the most tokens that it is written with."""

@@ -61,7 +61,15 @@ def stage_of(config: RunConfig) -> RunConfig:
     if not isinstance(agents, int):
         alike = {"weights": None, "share_critic_with": None, "optimizer": None}
         agents = tuple(agent.model_copy(update=alike) for agent in agents)
-    team = config.team.model_copy(update={"sharing": "shared", "agents": agents, "critic_sharing": None})
+    team = config.team.model_copy(
+        update={
+            "sharing": "shared",
+            "agents": agents,
+            "critic_sharing": None,
+            "critic_model": None,
+            "critic_train": "lora",
+        }
+    )
     update = {
         "algorithm": SFT(),
         "optimizer": optimizer,

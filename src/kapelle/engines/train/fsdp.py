@@ -51,6 +51,12 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
                 f"'{full[0]}' trains all weights of its model and needs a frozen copy of them (a reference or an embedder), which "
                 "`train_engine: fsdp` does not shard. Train an adapter, or set `train_engine.name: ddp`."
             )
+        whole = [critic.name for critic in setup.critics if critic.whole]
+        if whole:
+            raise ConfigError(
+                f"'{whole[0]}' trains all weights of its model (`team.critic_train: full`), which `train_engine: fsdp` does not shard. Set "
+                "`team.critic_train: lora` or `head`, or `train_engine.name: ddp`."
+            )
         if any(torch.float16 == model.dtype for model in setup.models.values()):
             raise ConfigError(
                 "`train_engine: fsdp` does not scale losses for float16. Set `model.dtype: bfloat16`."

@@ -70,6 +70,8 @@ class Placement:
     model: LanguageModel
     adapter: str | None
     critic: bool = False
+    head_alone: bool = False
+    """Whether its weights are a critic's head and nothing of its base."""
 
 
 class TorchTrainEngine(TrainEngine, Examines):
@@ -102,7 +104,8 @@ class TorchTrainEngine(TrainEngine, Examines):
             critic = isinstance(learner, Critic)
             if critic and name not in model.value_heads:
                 model.add_value_head(name)
-            self._placements[name] = Placement(model, name if lora else None, critic=critic)
+            head_alone = isinstance(learner, Critic) and lora is None and not learner.whole
+            self._placements[name] = Placement(model, name if lora else None, critic, head_alone)
             if learner.trained:
                 parameters = cast("Mapping[str, torch.nn.Parameter]", self.weights(name))
                 narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
@@ -149,9 +152,9 @@ class TorchTrainEngine(TrainEngine, Examines):
         if name in self.learners:
             return self.learners[name].parameters
         model, adapter = self._placements[name].model, self._placements[name].adapter
-        found: dict[str, Tensor] = dict(
-            model.bank.parameters(adapter) if adapter else model.base_parameters()
-        )
+        found: dict[str, Tensor] = {}
+        if not self._placements[name].head_alone:
+            found |= model.bank.parameters(adapter) if adapter else model.base_parameters()
         if self._placements[name].critic:
             found |= {f"{HEAD}{key}": tensor for key, tensor in model.value_heads[name].named_parameters()}
         return found
