@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kapelle.conformance import conform
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
-from kapelle.environments.arithmetic import Arithmetic, columns, combine, split_of
+from kapelle.environments.arithmetic import Arithmetic, columns, combine, split_of, step_before, value_of
 from kapelle.errors import ConfigError
 from kapelle.types import Message, Task
 
@@ -179,3 +184,137 @@ def test_one_digit_problems_exist() -> None:
     for index in range(50):
         a, b = map(int, environment.task("train", index).question.split("+"))
         assert a + b >= 10
+
+
+def test_default_tasks_are_the_same_as_ever() -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"digits": 3, "operators": ("+", "-")},
+        {"digits": 1, "seed": 4},
+        {"carry_share": 0.5},
+    ]
+    asked = [
+        Arithmetic(**kind).task(split, k).question
+        for kind in kinds
+        for split in ("train", "test")
+        for k in range(50)
+    ]
+    assert asked[:4] == ["64+66", "35+72", "58+31", "15+70"]
+    assert hashlib.sha256(" ".join(asked).encode()).hexdigest()[:16] == "0e7a49c8298988f7"
+
+
+ALL = ("+", "-", "×", "÷")
+KINDS: list[dict[str, Any]] = [
+    {"operators": ("×",)},
+    {"operators": ALL, "digits": 1},
+    {"operators": ALL, "operations": 3},
+    {"operators": ALL, "operations": 4, "brackets": True},
+    {"operators": ALL, "operations": 2, "fractions": True, "digits": 1, "brackets": True},
+    {"operators": ("÷",), "operations": 8, "digits": 1},
+    {"operators": ("×",), "operations": 3, "digits": 12},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[1:5])
+async def test_expressions_conform(kind: dict[str, Any]) -> None:
+    assert [found for found in await conform(Arithmetic(**kind)) if found.status == "failed"] == []
+
+
+class TestExpressions:
+    """Products, quotients, brackets and fractions, against Python's own arithmetic on fractions."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_answer_is_what_the_question_says(self, kind: dict[str, Any]) -> None:
+        environment = Arithmetic(**kind)
+        for split, index in ((split, k) for split in ("train", "test") for k in range(60)):
+            task = environment.task(split, index)  # type: ignore[arg-type]
+            code = re.sub(r"([0-9]+)", r"Fraction(\1)", task.question).replace("×", "*").replace("÷", "/")
+            value = eval(code, {"Fraction": Fraction})  # noqa: S307 (digits, signs and brackets alone)
+            assert Fraction(task.data["answer"]) == value >= 0
+            assert kind.get("fractions") or value.denominator == 1
+            operators = [sign for sign in task.question if sign in "+-×÷"]
+            assert len(operators) == kind.get("operations", 1)
+            assert set(operators) <= set(kind["operators"])
+            assert kind.get("brackets") or "(" not in task.question
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_agents_reach_it_by_notes_and_a_solver_alone(self, kind: dict[str, Any]) -> None:
+        environment = Arithmetic(**kind)
+        for index in range(40):
+            task = environment.task("train", index)
+            notes = environment.script("reasoner", task, (), 0)
+            for text in (
+                environment.script("actor", task, said(notes), 0),
+                environment.script("solver", task, said(task.question), 0),
+            ):
+                assert environment.answers.grade(text, task).score == 1.0, (task, notes, text)  # type: ignore[union-attr]
+
+    def test_notes_are_one_step_from_the_answer(self) -> None:
+        for question, notes, answer, cut in (
+            ("47×85", "3760+235", "3995", "3760"),
+            ("3995÷85", "40+7", "47", "40"),
+            ("(2+3)×4-6", "20-6", "14", "20"),
+            ("3/4+5/6", "9/12+10/12", "19/12", "3/4"),
+            ("(3/4)÷(5/6)", "18/20", "9/10", "18"),
+            ("20×30", "600", "600", "600"),
+            ("1-(2-3)", "1-(-1)", "2", "1"),
+        ):
+            assert step_before(question, whole=True) == notes
+            assert value_of(notes, whole=True) == answer
+            assert value_of(step_before(question, whole=False), whole=True) == cut
+            assert value_of(notes, whole=False) in {cut, answer}
+        assert value_of("?", whole=True) == value_of("1/0", whole=True) == "?"
+
+    def test_flaws_drop_the_last_part(self) -> None:
+        environment = Arithmetic(operators=ALL, operations=2, flaws={"reasoner": 1.0})
+        wrong = [
+            environment.script("actor", task, said(environment.script("reasoner", task, (), 0)), 0)
+            != str(task.data["answer"])
+            for task in (environment.task("train", index) for index in range(100))
+        ]
+        assert sum(wrong) > 70
+
+    @pytest.mark.parametrize(
+        ("text", "paid"),
+        [("19/12", 1), ("38/24", 1), ("1 7/12", 1), ("So it is 1 7/12.", 1), ("3/4+5/6 = 1 7/12", 1), (r"\frac{19}{12}", 1),
+         ("7/12", 0), ("1.58333", 0), ("11 7/12", 0), ("1.7/12", 0)],
+    )  # fmt: skip
+    def test_equal_forms_are_right_and_others_are_not(self, text: str, paid: int) -> None:
+        environment = Arithmetic(fractions=True)
+        task = Task("train-0", "3/4+5/6", {"answer": "19/12"})
+        assert environment.answers.grade(text, task).score == paid  # type: ignore[union-attr]
+        assert (environment.extract(text) == "19/12") == bool(paid)
+
+    def test_a_quotient_and_its_product_lie_in_one_split(self) -> None:
+        environment = Arithmetic(operators=("*", "/"), digits=1)
+        factors: dict[str, set[tuple[int, ...]]] = {"train": set(), "test": set()}
+        for split, index in ((split, k) for split in factors for k in range(500)):
+            task = environment.task(split, index)  # type: ignore[arg-type]
+            a, b = map(int, re.split("[×÷]", task.question))
+            factors[split].add(tuple(sorted((a, b) if "×" in task.question else (b, task.data["answer"]))))
+        assert len(factors["train"]) > 35
+        assert not factors["train"] & factors["test"]
+
+    def test_both_spellings_are_one_setting(self) -> None:
+        assert Arithmetic(operators=("×", "÷", "−")) == Arithmetic(operators=("*", "/", "-"))
+        assert (
+            "with 3 of × ÷ in brackets and fractions"
+            in Arithmetic(operators=("*", "/"), operations=3, brackets=True, fractions=True).sources["train"]
+        )
+
+    @pytest.mark.parametrize(
+        ("settings", "problem"),
+        [
+            ({"operators": ("%",)}, "Input should be '\\+', '-', '\\*' or '/'"),
+            ({"brackets": True}, "`brackets: true` needs two operations or more. Set `operations: 2`"),
+            ({"operators": ("×",), "carry_share": 0.5}, "`carry_share` is of sums and differences"),
+            ({"fractions": True, "carry_share": 0.5}, "`carry_share` is of sums and differences"),
+            ({"operations": 9}, "less than or equal to 8"),
+            ({"digits": 12, "operations": 4}, "answers of up to 60 digits; at most 48 are read"),
+            ({"digits": 9, "operations": 2, "fractions": True}, "and fractions makes answers of up to 54 digits"),
+        ],
+    )  # fmt: skip
+    def test_settings_that_do_not_go_together(self, settings: dict[str, Any], problem: str) -> None:
+        with pytest.raises(ValidationError, match=problem):
+            Arithmetic(**settings)

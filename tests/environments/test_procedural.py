@@ -252,3 +252,25 @@ def test_no_hostile_answer_is_paid_for_an_equation(mark: str) -> None:
             continue
         for text in hostile.texts:
             assert environment.extract(text) != f"x={hostile.gold}", (hostile.name, text[:80])
+
+
+def test_chains_divide_where_that_is_asked_and_come_out_even() -> None:
+    environment = MultiStep(steps=("add", "take", "over"), difficulty=(3, 8))
+    words: set[str] = set()
+    for index in range(100):
+        task = environment.task("train", index)
+        first, *rest = task.question.split()
+        value = Fraction(first)
+        for word, operand in zip(rest[::2], map(Fraction, rest[1::2]), strict=True):
+            words.add(word)
+            value = {"add": value + operand, "take": value - operand, "over": value / operand}[word]
+            assert value.denominator == 1
+            assert 0 <= value <= 99
+        assert value == task.data["answer"]
+    assert words == {"add", "take", "over"}
+    with pytest.raises(
+        ValidationError, match=r"leaves out `add`; without both `add` and `take` a chain cannot always go on"
+    ):
+        MultiStep(steps=("over", "take"))
+    with pytest.raises(ValidationError, match="'add', 'take', 'times' or 'over'"):
+        MultiStep(steps=("add", "take", "divide"))

@@ -8,19 +8,29 @@ The notes go from the units up. Every column below the top gives its last digit 
 in, the top column gives its sum in full, and `+1` (`-1` when subtracting) marks a carry (a borrow) that
 comes in from the column below. The units' sum is missing from the notes, so only the mark lets a reader
 of the notes tell `132` from `122`: the team needs both agents, and each can have its own bad habit.
+
+Other operators, several operations, brackets and fractions make expressions, which the first agent brings down to one step:
+
+    47×85  →  3760+235  →  3995      3995÷85  →  40+7  →  47      (2+3)×4-6  →  20-6  →  14      3/4+5/6  →  9/12+10/12  →  19/12
+
+Values are fractions throughout, so that answers are exact, and every equal form of one is right (`1 7/12`, `38/24`).
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from fractions import Fraction
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from kapelle.environments.expression import Expression, Operation, Value, apply, parse_expression, work_out
 from kapelle.environments.questions import TEST_SHARE, Answers, Flaws, Questions, check_flaws, flawed, numbers
 from kapelle.environments.questions import split_of as split_of_key
+from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
 
@@ -28,14 +38,46 @@ Role = Literal["columns", "combine", "solve"]
 """`columns`: question → notes. `combine`: notes → answer. `solve`: question → answer."""
 
 
+Sign = Literal["+", "-", "*", "/"]
+_SIGNS: Mapping[str, Sign] = {
+    "+": "+",
+    "-": "-",
+    "−": "-",
+    "*": "*",
+    "×": "*",
+    "·": "*",
+    "/": "/",
+    "÷": "/",
+    ":": "/",
+}
+_WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
+MAX_DIGITS = 48
+"""Most digits of an answer, numerator and denominator together; graders read no longer ones."""
+TRIES = 2_000
+"""Most draws for one task."""
+
+
+def _spelled(value: object) -> object:
+    """Return operators in the one spelling that settings keep, `×` and `÷` included; other values as they are."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(_SIGNS.get(sign, sign) if isinstance(sign, str) else sign for sign in value)
+
+
 class Arithmetic(Questions):
-    """Procedural problems `a+b` and `a-b` with answers that are never negative."""
+    """Procedural problems such as `a+b`, `a×b` or `(a-b)÷c+d`, with answers that are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
     digits: int = Field(default=2, ge=1, le=12)
     """Digits of both operands; leading zeros occur only in one-digit operands."""
-    operators: tuple[Literal["+", "-"], ...] = Field(default=("+",), min_length=1)
-    """Drawn evenly for each task."""
+    operators: Annotated[tuple[Sign, ...], BeforeValidator(_spelled)] = Field(default=("+",), min_length=1)
+    """Drawn evenly for each operation: `+`, `-`, `*` and `/`, also written `×` and `÷`."""
+    operations: int = Field(default=1, ge=1, le=8)
+    """Operations of a task."""
+    brackets: bool = False
+    """Whether expressions may have brackets."""
+    fractions: bool = False
+    """True: operands are fractions too, with `digits` digits above and below. False: every division comes out even."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
     """Share of tasks whose units column carries or borrows; null leaves it to chance (45 % for `+`)."""
     seed: int = 0
@@ -53,17 +95,50 @@ class Arithmetic(Questions):
             raise ValueError(
                 "One-digit subtractions never borrow. Leave out `carry_share`, or set `digits: 2`."
             )
+        if self.brackets and self.operations == 1:
+            raise ValueError("`brackets: true` needs two operations or more. Set `operations: 2`.")
+        if self.carry_share is not None and (self._expressions or not {"+", "-"} & set(self.operators)):
+            raise ValueError(
+                "`carry_share` is of sums and differences of two whole numbers. Leave it out, or leave out `operations`, `fractions` "
+                "and operators other than + and -."
+            )
+        most = self.digits * (self.operations + 1) * (2 if self.fractions else 1)
+        if self._expressions and most > MAX_DIGITS:
+            raise ValueError(
+                f"`digits: {self.digits}` with `operations: {self.operations}`{' and fractions' * self.fractions} makes answers of up to "
+                f"{most} digits; at most {MAX_DIGITS} are read. Lower one of them."
+            )
         return self
 
     @property
+    def _expressions(self) -> bool:
+        """Whether every task is an expression, and none a sum or difference in columns."""
+        return self.operations > 1 or self.fractions
+
+    @property
+    def _columns_only(self) -> bool:
+        return not self._expressions and {"+", "-"} >= set(self.operators)
+
+    @property
     def answers(self) -> Answers:
-        """One number."""
-        return numbers(self.extraction)
+        """One number; of fractions mixed ones too, such as `1 7/12`."""
+        kind = numbers(self.extraction)
+        if not self.fractions:
+            return kind
+        return Answers(
+            lambda text, task: kind.grade(unmixed(text), task),
+            lambda text: kind.normal_form(unmixed(text)),
+            kind.written,
+        )
 
     @property
     def sources(self) -> Mapping[Split, str]:
         """The operand pairs of each split; a hash of the pair decides, so the splits are disjoint."""
         kind = f"generated problems of {self.digits} digits"
+        if not self._columns_only:
+            signs = " ".join(_WRITTEN.get(sign, sign) for sign in dict.fromkeys(self.operators))
+            more = f"{' in brackets' * self.brackets}{' and fractions' * self.fractions}"
+            kind = f"{kind} with {self.operations} of {signs}{more}"
         return {
             "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} operand pairs",
             "test": f"{kind}, the other operand pairs",
@@ -76,11 +151,19 @@ class Arithmetic(Questions):
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index; drawn from the pairs of its split."""
         draw = random.Random(f"{self.seed}/{split}/{index}")
+        if self._expressions:
+            return self._expression_task(draw, split, index)
         low = 0 if self.digits == 1 else 10 ** (self.digits - 1)
         operator = draw.choice(self.operators)
         carry = None if self.carry_share is None else draw.random() < self.carry_share
         while True:
             a, b = draw.randrange(low, 10**self.digits), draw.randrange(low, 10**self.digits)
+            if operator in _WRITTEN:
+                # A division asks for one factor of a product, which lies in the same split.
+                if split_of(a, b) != split or (operator == "/" and not b):
+                    continue
+                question, answer = (f"{a}×{b}", a * b) if operator == "*" else (f"{a * b}÷{b}", a)
+                return Task(f"{split}-{index}", question, {"answer": answer})
             if operator == "-" and a < b:
                 a, b = b, a
             fits = carry is None or carry == (_carries(a, operator, b)[0] != 0)
@@ -89,8 +172,70 @@ class Arithmetic(Questions):
         answer = a + b if operator == "+" else a - b
         return Task(f"{split}-{index}", f"{a}{operator}{b}", {"answer": answer})
 
+    def _expression_task(self, draw: random.Random, split: Split, index: int) -> Task:
+        """Return a task of several operations or of fractions; DataError if none is found for the split."""
+        for _ in range(TRIES):
+            expression = self._chain(draw, self.operations)
+            value = None if expression is None else work_out(expression)
+            if expression is None or value is None or value < 0:
+                continue
+            if split_of_key(_unordered(expression)) == split:
+                answer: Json = value.numerator if value.denominator == 1 else str(value)
+                return Task(f"{split}-{index}", written(expression), {"answer": answer})
+        raise DataError(
+            f"`arithmetic` finds no expression for the {split} split in {TRIES} draws. Set `environment.digits` higher."
+        )
+
+    def _chain(self, draw: random.Random, operations: int) -> Expression | None:
+        """Return so many operations on operands, × and ÷ before + and -; None for a division that cannot come out even."""
+        total: Expression | None = None
+        sign: Sign = "+"
+        term, left = self._operand(draw, operations)
+        while left:
+            operator = draw.choice(self.operators)
+            if operator in ("+", "-"):
+                total = term if total is None else Operation(sign, total, term)
+                sign = operator
+                term, left = self._operand(draw, left - 1)
+            elif operator == "*" or self.fractions:
+                factor, left = self._operand(draw, left - 1)
+                term = Operation(operator, term, factor)
+            else:
+                divided = self._divided(draw, term)
+                if divided is None:
+                    return None
+                term, left = divided, left - 1
+        return term if total is None else Operation(sign, total, term)
+
+    def _operand(self, draw: random.Random, room: int) -> tuple[Expression, int]:
+        """Return an operand, and how many of `room` operations are left after those in its brackets."""
+        if self.brackets and room and draw.random() < 0.5:
+            inner = draw.randint(1, room)
+            expression = self._chain(draw, inner)
+            if expression is not None:
+                return expression, room - inner
+        number = Fraction(self._whole(draw))
+        if self.fractions and draw.random() < 0.75:
+            number /= draw.randrange(2, max(3, 10**self.digits))
+        return Value(number), room
+
+    def _whole(self, draw: random.Random) -> int:
+        return draw.randrange(1 if self.digits == 1 else 10 ** (self.digits - 1), 10**self.digits)
+
+    def _divided(self, draw: random.Random, term: Expression) -> Expression | None:
+        """Return a term divided by a number that divides it; None where nothing does."""
+        divisor = self._whole(draw)
+        if (multiple := _times(term, divisor)) is not None:
+            return Operation("/", multiple, Value(Fraction(divisor)))
+        value = work_out(term)
+        assert value is not None, "every division before came out even"
+        known = [each for each in range(2, min(10**self.digits, 1000)) if value.numerator % each == 0]
+        return Operation("/", term, Value(Fraction(draw.choice(known)))) if known else None
+
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether any column carries or borrows."""
+        """Return whether any column carries or borrows; of a mixture of operators, which ones the task has."""
+        if not self._columns_only:
+            return {"times": "×" in task.question, "divided": "÷" in task.question}
         a, operator, b = _QUESTION.fullmatch(task.question).groups()  # type: ignore[union-attr]
         return {"carry": any(_carries(int(a), operator, int(b)))}
 
@@ -98,6 +243,12 @@ class Arithmetic(Questions):
         """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
+        if self._expressions or _QUESTION.fullmatch(task.question) is None:
+            if role == "combine":
+                read = messages[-1].content if messages else ""
+            else:
+                read = step_before(task.question, whole=carry)
+            return read if role == "columns" else value_of(read, whole=carry or role == "solve")
         if role == "combine":
             return combine(messages[-1].content if messages else "", carry=carry)
         written = columns(task.question, carry=carry)
@@ -155,3 +306,104 @@ def combine(notes: str, *, carry: bool) -> str:
     values = [int(match[1]) + (int(match[2] or 0) if carry else 0) for match in parsed if match]
     low = "".join(str(value % 10) for value in reversed(values[:-1]))
     return str(int(f"{max(values[-1], 0)}{low}"))
+
+
+# -------- Expressions: written as people write them, brought down to one step, and worked out exactly
+
+
+def written(expression: Expression) -> str:
+    """Return an expression as a task asks it: `(2+3)×4-6`, `(3/4)÷(5/6)`."""
+    if isinstance(expression, Value):
+        return str(expression.number)
+    product = expression.operator in _WRITTEN
+    left, right = written(expression.left), written(expression.right)
+    if product and (_sum(expression.left) or (isinstance(expression.left, Value) and "/" in left)):
+        left = f"({left})"  # a fraction's bar is no operation
+    # An operation on the right of an equally strong one would be read the other way round without its brackets.
+    bare = not _sum(expression.right) and not right.startswith("-")
+    if not _plain_number(expression.right) if product else not bare:
+        right = f"({right})"
+    return f"{left}{_WRITTEN.get(expression.operator, expression.operator)}{right}"
+
+
+def _times(term: Expression, factor: int) -> Expression | None:
+    """Return a product with its first number times a factor; None if it begins with a sum in brackets."""
+    if isinstance(term, Value):
+        return Value(term.number * factor)
+    first = None if term.operator in ("+", "-") else _times(term.left, factor)
+    return None if first is None else Operation(term.operator, first, term.right)
+
+
+def _plain_number(expression: Expression) -> bool:
+    return isinstance(expression, Value) and expression.number.denominator == 1 and expression.number >= 0
+
+
+def _sum(expression: Expression) -> bool:
+    return isinstance(expression, Operation) and expression.operator in ("+", "-")
+
+
+def _unordered(expression: Expression) -> str:
+    """Return what makes an expression this problem: the operands of + and × in either order."""
+    if isinstance(expression, Value):
+        return str(expression.number)
+    parts = [_unordered(expression.left), _unordered(expression.right)]
+    if expression.operator in ("+", "*"):
+        parts.sort()
+    return f"({parts[0]}{expression.operator}{parts[1]})"
+
+
+def step_before(question: str, *, whole: bool) -> str:
+    """Return the last step to a question's answer, in notes that a second agent can finish; without `whole` its last part is left out."""
+    expression = parse_expression(question)
+    assert isinstance(expression, Operation), f"not a question of this environment: {question}"
+    left, right = work_out(expression.left), work_out(expression.right)
+    assert left is not None, f"not a question of this environment: {question}"
+    assert right is not None, f"not a question of this environment: {question}"
+    value = apply(expression.operator, left, right)
+    assert value is not None, f"not a question of this environment: {question}"
+    if expression.operator in ("+", "-"):
+        under = math.lcm(left.denominator, right.denominator)
+        parts = [
+            f"{side.numerator * under // side.denominator}{f'/{under}' * (under > 1)}"
+            for side in (left, right)
+        ]
+        sign: str = expression.operator
+        if right < 0:
+            parts[1] = f"({parts[1]})"
+    elif left.denominator == right.denominator == value.denominator == 1:
+        # Place values: those of the second factor, or of the quotient.
+        split = right if expression.operator == "*" else value
+        half = Fraction(10) ** (len(str(abs(split.numerator))) // 2)
+        high = split.numerator // half * half
+        factor = left if expression.operator == "*" else 1
+        parts = [str(factor * each) for each in (high, split - high) if each]
+        parts = parts or ["0"]
+        sign = "+" if len(parts) == 1 or not parts[1].startswith("-") else ""
+    else:
+        top, bottom = left.numerator * right.numerator, left.denominator * right.denominator
+        if expression.operator == "/":
+            top, bottom = left.numerator * right.denominator, left.denominator * right.numerator
+        parts, sign = [str(top), str(bottom)], "/"
+    return sign.join(parts) if whole else parts[0]
+
+
+def value_of(notes: str, *, whole: bool) -> str:
+    """Return the exact value of an expression, or of its first operand alone; `?` for anything else."""
+    expression = parse_expression(notes.strip())
+    if isinstance(expression, Operation) and not whole:
+        expression = expression.left
+    value = None if expression is None else work_out(expression)
+    return "?" if value is None else str(value)
+
+
+_MIXED = re.compile(r"(?<![0-9./])([0-9]{1,48})[ \t]+([0-9]{1,48})/([0-9]{1,48})(?![0-9./]*[0-9/])")
+
+
+def unmixed(text: str) -> str:
+    """Return a text with its mixed numbers as fractions, which rules find as one number: `19/12` for `1 7/12`."""
+
+    def improper(found: re.Match[str]) -> str:
+        whole, top, bottom = map(int, found.groups())
+        return f"{whole * bottom + top}/{bottom}" if 0 < top < bottom else found[0]
+
+    return _MIXED.sub(improper, text)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kapelle.environments.questions import (
     Answers,
@@ -152,6 +152,9 @@ def _term(a: int | Fraction, unknown: str) -> str:
 # A chain of agents can do a step each, and one slip anywhere spoils the end: difficulty is the number of steps.
 
 
+Step = Literal["add", "take", "times", "over"]
+
+
 class MultiStep(Generated):
     """Whole numbers from 0 to `largest`; intermediate values stay in that range too."""
 
@@ -161,10 +164,21 @@ class MultiStep(Generated):
     """Fewest and most steps, 1 to 20."""
     largest: int = Field(default=99, ge=20)
     """Greatest intermediate value."""
+    steps: tuple[Step, ...] = Field(default=("add", "take", "times"), min_length=1)
+    """The kinds of steps, drawn evenly of those that stay in range; `over` divides by 2 to 9 and comes out even."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> MultiStep:
+        if missing := {"add", "take"} - set(self.steps):
+            raise ValueError(
+                f"`steps: {list(self.steps)}` leaves out `{min(missing)}`; without both `add` and `take` a chain cannot always go on. "
+                "Add it."
+            )
+        return self
 
     @property
     def answers(self) -> Answers:
@@ -176,7 +190,7 @@ class MultiStep(Generated):
         value = draw.randint(1, 20)
         said, values = [str(value)], []
         for _ in range(level):
-            word, operand, value = draw.choice(_moves(value, self.largest, draw))
+            word, operand, value = draw.choice(_moves(value, self.largest, self.steps, draw))
             said.append(f"{word} {operand}")
             values.append(value)
         question = " ".join(said)
@@ -187,19 +201,24 @@ class MultiStep(Generated):
         return " ".join(map(str, task.data["values"]))
 
 
-def _moves(value: int, largest: int, draw: random.Random) -> list[tuple[str, int, int]]:
+def _moves(
+    value: int, largest: int, steps: Sequence[Step], draw: random.Random
+) -> list[tuple[str, int, int]]:
     """Return one step of each kind that stays in range: (word, operand, value after it)."""
     add = draw.randint(1, 9)
     take = draw.randint(1, 9)
     factor = draw.choice((2, 3))
-    moves = []
+    moves: list[tuple[Step, int, int]] = []
     if value + add <= largest:
         moves.append(("add", add, value + add))
     if value - take >= 0:
         moves.append(("take", take, value - take))
     if value and value * factor <= largest:
         moves.append(("times", factor, value * factor))
-    return moves or [("take", value, 0)]
+    if "over" in steps and (even := [each for each in range(2, 10) if value and value % each == 0]):
+        divisor = draw.choice(even)
+        moves.append(("over", divisor, value // divisor))
+    return [move for move in moves if move[0] in steps]  # one of `add` and `take` always stays in range
 
 
 # -------- Small word problems in the manner of GSM8K: how much is left after things were bought, shared and packed.
