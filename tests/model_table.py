@@ -41,7 +41,9 @@ def row(family: str) -> str:
         return f"| {family} | refused when it is loaded: {reason} | | | | | |\n"
     lora = named(layers_of(model.model), Lora())
     taken = {target.rpartition(".")[2] for target in lora.targets}
-    spare = sorted({path.rpartition(".")[2] for path in linear_layers(layers_of(model.model))} - taken)
+    layers = layers_of(model.model)
+    spare = sorted({path.rpartition(".")[2] for path in linear_layers(layers)} - taken)
+    spare += ["experts"] if layers.experts else []
     way = decode_strategy(model)
     attention = model.model.config._attn_implementation.replace("sdpa", "fused").replace("eager", "plain")
     cells = (

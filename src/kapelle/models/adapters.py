@@ -5,8 +5,8 @@ included. It leaves out, by what they are and not by a list of models:
 
 - the output head, embeddings, and what stands beside the blocks;
 - routers of a mixture of experts, and gates with a single output: adapters would move which expert is chosen;
-- experts: each reads tokens that its router chose, and the bank sends rows to adapters. Most are no linear layers in
-  `transformers` anyway, but one tensor for all experts;
+- experts, whose weights `transformers` keeps as one tensor for all of a block. The target `experts` adds them, each
+  expert with a pair of factors of its own (PEFT's `target_parameters`);
 - in a model with experts, other layers that are named like the parts of one (a shared expert's `down_proj`): PEFT would
   take these names for the experts when it loads the adapter;
 - of a state-space mixer (Mamba) everything but `in_proj`: its scan may read the other weights past their layers, and
@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ from kapelle.team import ALL_LINEAR, Lora
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
 """Names of the layers that choose or weigh experts, or of what holds them."""
+
+EXPERTS = "experts"
+"""What the module that holds a block's experts is called; as a target, the weights in it."""
 
 EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
 """Names that the parts of an expert have or once had."""
@@ -52,6 +55,8 @@ class Layers:
     """Path of the output head."""
     mixers: frozenset[str] = frozenset()
     """Paths of state-space mixers, which have tensors A and D of their own."""
+    experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Path → experts, features in and out of every weight that all experts of a block share one tensor for."""
 
 
 def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
@@ -64,14 +69,14 @@ def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
 
 
 def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
-    """Return the paths of the layers that targets name, in the model's order.
+    """Return the paths of the layers that targets name, in the model's order; weights of experts stand behind them.
 
     Raises ModelError when a target names none, or one that cannot have an adapter.
     """
     fit = linear_layers(layers)
     chosen: set[str] = set()
     if ALL_LINEAR in targets:
-        parts_of_experts = EXPERT_PARTS if any(_ends(path, "experts") for path in layers.modules) else ()
+        parts_of_experts = EXPERT_PARTS if any(_ends(path, EXPERTS) for path in layers.modules) else ()
         chosen.update(
             path
             for path, (_, features_out) in fit.items()
@@ -85,10 +90,57 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
             raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
     for target in targets:
         found = [path for path in fit if _ends(path, target)]
+        if of_experts(target):
+            found += [
+                path
+                for path in layers.experts
+                if _ends(path, target) or _ends(path.rpartition(".")[0], target)
+            ]
         if target != ALL_LINEAR and not found:
             raise ModelError(_no_such_layer(layers, target, fit))
         chosen.update(found)
-    return [path for path in fit if path in chosen]
+    return [path for path in (*fit, *layers.experts) if path in chosen]
+
+
+def of_experts(target: str) -> bool:
+    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or a whole path of one."""
+    return EXPERTS in target.split(".")
+
+
+def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
+    """Return the shape of every tensor of an adapter under PEFT's names.
+
+    Of experts PEFT keeps the factors of all of them side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, in
+    which the rank is the slow axis. Raises ModelError as `adapted_layers`, and for dropout on experts, which PEFT refuses.
+    """
+    paths = adapted_layers(layers, lora.targets)
+    if lora.dropout and any(path in layers.experts for path in paths):
+        raise ModelError(
+            f"`lora.dropout` is {lora.dropout:g} and `lora.targets` names experts, on which PEFT takes no dropout. Set `lora.dropout: 0`, "
+            f"or leave '{EXPERTS}' out of `lora.targets`."
+        )
+    shapes: dict[str, tuple[int, int]] = {}
+    for path, place in peft_places(paths, layers.experts).items():
+        count, features_in, features_out = layers.experts.get(path) or (1, *layers.linear[path])
+        shapes[f"{place}.lora_A.weight"] = (lora.rank * count, features_in)
+        shapes[f"{place}.lora_B.weight"] = (features_out, lora.rank * count)
+    return shapes
+
+
+def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str]:
+    """Return under which name PEFT keeps the factors of each path.
+
+    It wraps a module once for each of its weights in `experts`, so that the last one is outside and the ones before it are inside.
+    """
+    places = {path: f"base_model.model.{path}" for path in paths}
+    within: dict[str, list[str]] = {}
+    for path in paths:
+        if path in experts:
+            within.setdefault(path.rpartition(".")[0], []).append(path)
+    for module, own in within.items():
+        for depth, path in enumerate(reversed(own)):
+            places[path] = f"base_model.model.{module}{'.base_layer' * depth}"
+    return places
 
 
 def named(layers: Layers, lora: Lora) -> Lora:
@@ -97,9 +149,14 @@ def named(layers: Layers, lora: Lora) -> Lora:
     So two settings are equal where their adapters go on the same layers. Raises ModelError as `adapted_layers`.
     """
     paths = adapted_layers(layers, lora.targets)
-    # The shortest ends of paths that no other module's path has: what PEFT takes as `target_modules`.
-    taken = {end for path in layers.modules.difference(paths) for end in _ends_of(path)}
-    shortest = {next(end for end in _ends_of(path) if end not in taken) for path in paths}
+    # The shortest ends of paths that no other module's path has: what PEFT takes as `target_modules` or, of experts, as
+    # `target_parameters`.
+    known = layers.modules | layers.experts.keys()
+    taken = {end for path in known.difference(paths) for end in _ends_of(path)}
+    shortest = {
+        next(end for end in _ends_of(path) if end not in taken and (path in layers.linear or of_experts(end)))
+        for path in paths
+    }
     return replace(lora, targets=tuple(sorted(shortest)))
 
 
@@ -115,7 +172,7 @@ def _ends(path: str, target: str) -> bool:
 
 def _refusal(layers: Layers, path: str) -> str | None:
     """Return why a linear layer can have no adapter; None where it can."""
-    if "experts" in path.split("."):
+    if of_experts(path):
         return "its expert reads only the tokens that a router chose"
     if path.endswith(".dt_proj") and path.rpartition(".")[0] in layers.mixers:
         return "the state-space scan reads its weight without calling the layer"
@@ -124,8 +181,14 @@ def _refusal(layers: Layers, path: str) -> str | None:
 
 def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int]]) -> str:
     known = sorted({path.rpartition(".")[2] for path in fit})
-    listed = f" Known: {', '.join(known)}."
+    listed = f" Known: {', '.join([*known, EXPERTS] if layers.experts else known)}."
     way_out = f"{listed} `{ALL_LINEAR}` takes all that are fit for it."
+    if of_experts(target) and not layers.experts:
+        there = any(_ends(path, EXPERTS) for path in layers.modules)
+        why = (
+            "computes its experts in a way of its own, which takes no adapters" if there else "has no experts"
+        )
+        return f"`lora.targets` names '{target}', and {layers.model} {why}.{way_out}"
     for path in layers.linear:
         if _ends(path, target):
             why = (
@@ -145,7 +208,7 @@ def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int
 ADAPTER = "adapter_model.safetensors"
 """The file in which PEFT keeps an adapter's tensors."""
 
-TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"})
+TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters", "use_rslora"})
 """Fields that become `team.Lora`; `use_rslora` divides alpha by √r (2312.03732) where LoRA divides by r."""
 
 HARMLESS = {
@@ -192,7 +255,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
             "monteclora_config",
             "rank_pattern",
             "runtime_config",
-            "target_parameters",
             "trainable_token_indices",
             "use_bdlora",
             "use_dora",
@@ -219,11 +281,11 @@ def _default_in_peft(key: str) -> tuple[bool, object]:
         from peft import LoraConfig
     except ImportError:
         return False, None
-    for field in fields(LoraConfig):
-        if field.name == key and field.default is not MISSING:
-            return True, field.default
-        if field.name == key and field.default_factory is not MISSING:
-            return True, field.default_factory()
+    for known in fields(LoraConfig):
+        if known.name == key and known.default is not MISSING:
+            return True, known.default
+        if known.name == key and known.default_factory is not MISSING:
+            return True, known.default_factory()
     return False, None
 
 
@@ -235,9 +297,13 @@ def read_lora(folder: Path) -> Lora:
     try:
         settings: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         kind, targets = settings["peft_type"], settings["target_modules"]
+        parameters = settings.get("target_parameters") or []
         odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
         if kind == "LORA" and not isinstance(targets, list):
             odd.append(f"target_modules: {targets!r}, no list of names")
+        # Other tensors than those of experts would be adapted there, such as a router.
+        if not isinstance(parameters, list) or not all(map(of_experts, parameters)):
+            odd.append(f"target_parameters: {parameters!r}, other names than those of experts")
         if odd:
             raise ModelError(
                 f"Adapter '{folder}' is not plain LoRA, which is all that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
@@ -247,7 +313,7 @@ def read_lora(folder: Path) -> Lora:
         rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
         if settings.get("use_rslora"):
             alpha *= math.sqrt(rank)
-        return Lora(rank, alpha, tuple(targets), float(settings.get("lora_dropout", 0.0)))
+        return Lora(rank, alpha, (*targets, *parameters), float(settings.get("lora_dropout", 0.0)))
     except ModelError:
         raise
     except OSError as error:

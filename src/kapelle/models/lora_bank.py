@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError
-from kapelle.models.adapters import Layers, adapted_layers
+from kapelle.models.adapters import EXPERTS, Layers, adapted_layers, adapter_shapes, peft_places
 from kapelle.models.fast.routed_linear import (
     Gradients,
     KeptStacks,
@@ -57,6 +57,7 @@ class LoraBank:
         """Whether they may; fixed."""
         self._model = model
         self._layers: dict[str, BankedLinear] = {}
+        self._experts: dict[str, BankedExperts] = {}
         self.adapters: dict[str, Lora] = {}
         """The LoRA settings of every adapter by name; `add` makes them."""
         self.route: tuple[tuple[str, int, int], ...] = ()
@@ -72,9 +73,11 @@ class LoraBank:
         assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
         assert name not in self.adapters, f"{name!r} is in the bank already"
-        places = adapted_layers(layers_of(self._model), lora.targets)
+        layers = layers_of(self._model)
+        shapes = adapter_shapes(layers, lora)  # raises for what has no adapters
+        paths = adapted_layers(layers, lora.targets)
         generator = torch.Generator().manual_seed(seed)
-        for path in places:
+        for path in [path for path in paths if path in layers.linear]:
             if path not in self._layers:
                 parent_path, _, leaf = path.rpartition(".")
                 parent = self._model.get_submodule(parent_path)
@@ -85,22 +88,43 @@ class LoraBank:
             layer = self._layers[path]
             features_in, features_out = features_of(layer.base)
             factors = Factors(features_in, features_out, lora, layer.base.weight.device, salt_of(path))
-            bound = 1 / math.sqrt(features_in)  # as PEFT: kaiming_uniform with a = sqrt(5)
-            with torch.no_grad():
-                factors.a_rI.copy_(torch.rand(factors.a_rI.shape, generator=generator) * 2 * bound - bound)
+            _draw(factors, generator)
             factors.eval()
             layer.adapters[slot_of(name)] = factors
+        for path in [path for path in paths if path in layers.experts]:
+            module, _, leaf = path.rpartition(".")
+            if module not in self._experts:
+                parent_path, _, own = module.rpartition(".")
+                parent = self._model.get_submodule(parent_path)
+                self._experts[module] = BankedExperts(parent.get_submodule(own), self)
+                setattr(parent, own, self._experts[module])
+            experts = self._experts[module]
+            count, features_in, features_out = layers.experts[path]
+            device = experts.base.get_parameter(leaf).device
+            factors = Factors(features_in, features_out, lora, device, experts=count)
+            _draw(factors, generator)
+            if slot_of(name) not in experts.adapters:
+                experts.adapters[slot_of(name)] = nn.ModuleDict()
+            cast("nn.ModuleDict", experts.adapters[slot_of(name)])[leaf] = factors
+        assert {key: tuple(p.shape) for key, p in self.parameters(name).items()} == shapes
         self.adapters[name] = lora
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return an adapter's parameters under PEFT's names."""
+        slot = slot_of(name)
+        each = {path: layer.adapters[slot] for path, layer in self._layers.items() if slot in layer.adapters}
+        of_experts = {
+            f"{module}.{leaf}": factors
+            for module, experts in self._experts.items()
+            for leaf, factors in experts.factors_of(slot).items()
+        }
+        each |= of_experts
         found: dict[str, nn.Parameter] = {}
-        for path, layer in self._layers.items():
-            if slot_of(name) in layer.adapters:
-                factors = layer.adapters[slot_of(name)]
-                assert isinstance(factors, Factors)
-                found[f"base_model.model.{path}.lora_A.weight"] = factors.a_rI
-                found[f"base_model.model.{path}.lora_B.weight"] = factors.b_Or
+        for path, place in peft_places(list(each), of_experts).items():
+            factors = each[path]
+            assert isinstance(factors, Factors)
+            found[f"{place}.lora_A.weight"] = factors.a_rI
+            found[f"{place}.lora_B.weight"] = factors.b_Or
         return found
 
     def train(self, *, on: bool) -> None:
@@ -190,9 +214,10 @@ def layers_of(model: nn.Module) -> Layers:
     for path, module in model.named_modules():
         if banked and path.startswith(banked):
             continue
-        if isinstance(module, BankedLinear):
+        adapted = isinstance(module, BankedLinear | BankedExperts)
+        if adapted:
             banked = (*banked[-1:], f"{path}.")
-        modules[path] = module.base if isinstance(module, BankedLinear) else module
+        modules[path] = module.base if adapted else module
     # State-space mixers have tensors A and D of their own.
     own = {
         path: {name for name, _ in module.named_parameters(recurse=False)} for path, module in modules.items()
@@ -205,6 +230,12 @@ def layers_of(model: nn.Module) -> Layers:
         {path: features_of(module) for path, module in modules.items() if is_linear(module)},  # type: ignore[arg-type]
         next((path for path, module in modules.items() if module is head and head is not None), None),
         frozenset(path for path, names in own.items() if {"A_log", "D"} <= names),
+        {
+            f"{path}.{name}": shape
+            for path, module in modules.items()
+            if path.rpartition(".")[2] == EXPERTS
+            for name, shape in stacked_weights(module).items()
+        },
     )
 
 
@@ -213,6 +244,23 @@ def is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, nn.Linear | Conv1D) and not type(module).__name__.endswith("Router")
+
+
+def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Return experts, features in and out of the weights that a block's experts keep as one tensor each.
+
+    Empty for modules that do not follow the interface of `transformers` (`use_experts_implementation`), whose flags say how
+    weights lie and which steps there are.
+    """
+    if not hasattr(experts, "is_transposed") or not hasattr(experts, "has_gate"):
+        return {}
+    found = {}
+    for name, weight in experts.named_parameters(recurse=False):
+        if weight.ndim == 3 and weight.is_floating_point():
+            count, *features = weight.shape
+            features_in, features_out = features if experts.is_transposed else reversed(features)
+            found[name] = (count, features_in, features_out)
+    return found
 
 
 def weight_of(layer: Plain) -> Tensor:
@@ -240,18 +288,118 @@ def slot_of(name: str) -> str:
 
 
 class Factors(nn.Module):
-    """One adapter's pair of factors at one layer."""
+    """One adapter's pair of factors at one layer, or the pairs of all `experts` at one of their weights."""
 
     def __init__(
-        self, features_in: int, features_out: int, lora: Lora, device: torch.device, salt: int = 0
+        self,
+        features_in: int,
+        features_out: int,
+        lora: Lora,
+        device: torch.device,
+        salt: int = 0,
+        experts: int = 1,
     ) -> None:
         super().__init__()
+        rank = lora.rank * experts
         self.salt = salt
         """Of this layer's dropout (`routed_linear.py`)."""
-        self.a_rI = nn.Parameter(torch.empty(lora.rank, features_in, device=device))
-        self.b_Or = nn.Parameter(torch.zeros(features_out, lora.rank, device=device))
+        self.a_rI = nn.Parameter(torch.empty(rank, features_in, device=device))
+        self.b_Or = nn.Parameter(torch.zeros(features_out, rank, device=device))
         self.scale = lora.alpha / lora.rank
         self.dropout = lora.dropout
+
+
+def _draw(factors: Factors, generator: torch.Generator) -> None:
+    """Draw A as PEFT does: kaiming_uniform with a = sqrt(5)."""
+    bound = 1 / math.sqrt(factors.a_rI.shape[1])
+    with torch.no_grad():
+        factors.a_rI.copy_(torch.rand(factors.a_rI.shape, generator=generator) * 2 * bound - bound)
+
+
+class BankedExperts(nn.Module):
+    """The experts of one block, with the factors of every adapter that targets them.
+
+    Tokens are sorted by their row's adapter and their expert, so that each product reads one weight and one pair of factors.
+    Shapes: S pairs of a token and an expert that reads it, k experts of a token, and those above.
+    """
+
+    def __init__(self, base: nn.Module, bank: LoraBank) -> None:
+        super().__init__()
+        self.base = base
+        self.adapters = nn.ModuleDict()
+        """Slot → name of a weight → `Factors`."""
+        self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
+
+    def factors_of(self, slot: str) -> dict[str, Factors]:
+        """Return an adapter's factors by the name of the weight, in the order of the weights; empty where it has none."""
+        if slot not in self.adapters:
+            return {}
+        own = cast("nn.ModuleDict", self.adapters[slot])
+        names = [name for name, _ in self.base.named_parameters(recurse=False) if name in own]
+        return {name: cast("Factors", own[name]) for name in names}
+
+    def forward(self, hidden_ND: Tensor, index_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
+        """Return each token's sum over its experts, `_ND`, with the factors of its row's adapter."""
+        route = self._bank[0].route
+        if all(slot not in self.adapters for slot, _, _ in route):
+            y: Tensor = self.base(hidden_ND, index_Nk, weight_Nk)
+            return y
+        base: Any = self.base
+        count, each = len(hidden_ND), tokens_of_a_row(route, len(hidden_ND))
+        span_N = torch.empty(count, dtype=torch.long, device=hidden_ND.device)
+        for number, (_, first, last) in enumerate(route):
+            span_N[first * each : last * each] = number
+        key_S = (span_N[:, None] * base.num_experts + index_Nk).flatten()
+        order_S = key_S.argsort(stable=True)
+        sizes = torch.bincount(key_S, minlength=len(route) * base.num_experts).tolist()
+        chosen_k = index_Nk.shape[1]
+        # As the base computes it: in the type of its weights, whatever autocast says.
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            pieces = []
+            for key, x_SD in enumerate(hidden_ND[order_S // chosen_k].split(sizes)):
+                if len(x_SD):
+                    span, expert = divmod(key, base.num_experts)
+                    pieces.append(self._expert(expert, x_SD, self.factors_of(route[span][0])))
+            out_SD = torch.cat(pieces) * weight_Nk.flatten()[order_S][:, None]
+            place_S = torch.empty_like(order_S)
+            place_S[order_S] = torch.arange(len(order_S), device=order_S.device)
+            return out_SD[place_S].view(count, chosen_k, -1).sum(1).to(hidden_ND.dtype)
+
+    def _expert(self, expert: int, x_SD: Tensor, factors: Mapping[str, Factors]) -> Tensor:
+        """Return what one expert makes of its tokens."""
+        base: Any = self.base
+        inner = self._times("gate_up_proj" if base.has_gate else "up_proj", expert, x_SD, factors)
+        inner = base._apply_gate(inner) if base.has_gate else base.act_fn(inner)  # noqa: SLF001 - it has no public name
+        out = self._times("down_proj", expert, inner, factors)
+        return cast("Tensor", base.post_expert_norm(out)) if base.has_post_expert_norm else out
+
+    def _times(self, name: str, expert: int, x_SI: Tensor, factors: Mapping[str, Factors]) -> Tensor:
+        base: Any = self.base
+        weight = getattr(base, name)[expert]
+        x_SI = x_SI.to(weight.dtype)
+        bias = getattr(base, f"{name}_bias")[expert] if base.has_bias else None
+        y_SO = nn.functional.linear(x_SI, weight.t() if base.is_transposed else weight, bias)
+        if name in factors:
+            own = factors[name]
+            a_rI = own.a_rI.unflatten(0, (base.num_experts, -1))[expert]
+            b_Or = own.b_Or.unflatten(1, (-1, base.num_experts))[:, :, expert]
+            update_SO = (x_SI @ a_rI.to(x_SI.dtype).t()) @ b_Or.to(x_SI.dtype).t()
+            y_SO = y_SO + own.scale * update_SO
+        return y_SO
+
+
+def tokens_of_a_row(route: tuple[tuple[str, int, int], ...], tokens: int) -> int:
+    """Return how many tokens of an input each routed row has; the input may be rows × positions, or flattened.
+
+    Raises ModelError if the input is not the whole batch: the adapters of its tokens are unknown.
+    """
+    rows = route[-1][2] if route else 0  # of the batch of the running pass
+    if rows and tokens % rows:
+        raise ModelError(
+            f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: some part of the model gathers tokens "
+            "before it, so that their adapters are not known. Name other layers in `lora.targets`."
+        )
+    return tokens // max(rows, 1)
 
 
 class BankedLinear(nn.Module):
@@ -264,6 +412,11 @@ class BankedLinear(nn.Module):
         self.stacks = KeptStacks()
         """The adapters' factors as grouped products read them."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
+
+    @property
+    def route(self) -> tuple[tuple[str, int, int], ...]:
+        """The bank's."""
+        return self._bank[0].route
 
     @property
     def takes_kernels(self) -> bool:
@@ -290,7 +443,7 @@ class BankedLinear(nn.Module):
         y: Tensor = self.base(x)
         dtype = computes_in(x)
         x_NI, y_NO = x.to(dtype).reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).clone()
-        each = self.tokens_of_a_row(len(x_NI))
+        each = tokens_of_a_row(self._bank[0].route, len(x_NI))
         for factors, first, last in self.factors():
             rows = slice(first * each, last * each)
             kept_nI = x_NI[rows]
@@ -313,20 +466,6 @@ class BankedLinear(nn.Module):
         assert isinstance(factors, Factors)
         return factors
 
-    def tokens_of_a_row(self, tokens: int) -> int:
-        """Return how many tokens of an input each routed row has; the input may be rows × positions, or flattened.
-
-        Raises ModelError if the input is not the whole batch: the adapters of its tokens are unknown.
-        """
-        route = self._bank[0].route
-        rows = route[-1][2] if route else 0  # of the batch of the running pass
-        if rows and tokens % rows:
-            raise ModelError(
-                f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: some part of the model gathers tokens "
-                "before it, so that their adapters are not known. Name other layers in `lora.targets`."
-            )
-        return tokens // max(rows, 1)
-
     def factors(self) -> Iterator[tuple[Factors, int, int]]:
         """Yield the factors that the running pass uses here, with their rows [first, last)."""
         for slot, first, last in self._bank[0].route:
@@ -345,7 +484,7 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
         bias = len(tensors)
         tensors.append(base.bias)
     legs = []
-    per_row = layer.tokens_of_a_row(size[:-1].numel()) if isinstance(layer, BankedLinear) else 1
+    per_row = tokens_of_a_row(layer.route, size[:-1].numel()) if isinstance(layer, BankedLinear) else 1
     for factors, first, last in layer.factors() if isinstance(layer, BankedLinear) else ():
         place = len(tensors)
         tensors += (factors.a_rI, factors.b_Or)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,8 +19,7 @@ from kapelle.errors import ModelError
 from kapelle.models.adapters import (
     ADAPTER,
     Layers,
-    adapted_layers,
-    linear_layers,
+    adapter_shapes,
     named,
     read_lora,
     shapes_of,
@@ -207,8 +207,7 @@ def outline_of(model: PreTrainedModel) -> Outline:
 
 def adapter_parameters(model: Outline, lora: Lora) -> int:
     """Return the number of an adapter's parameters; ModelError when a target names no linear layer."""
-    features = linear_layers(model.layers)
-    return sum(lora.rank * sum(features[path]) for path in adapted_layers(model.layers, lora.targets))
+    return sum(map(prod, adapter_shapes(model.layers, lora).values()))
 
 
 def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
@@ -229,15 +228,13 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
     """
     if lora is not None:
         check_same(who, folder, model.layers, read_lora(folder), lora)
-        expected, spare, features = dict[str, Shape](), frozenset[str](), linear_layers(model.layers)
-        for path in adapted_layers(model.layers, lora.targets):
-            features_in, features_out = features[path]
-            expected[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, features_in)
-            expected[f"base_model.model.{path}.lora_B.weight"] = (features_out, lora.rank)
+        expected, spare = dict[str, Shape](adapter_shapes(model.layers, lora)), frozenset[str]()
         found = shapes_of(folder, ADAPTER)
     else:
         expected, spare = dict(model.weights), model.spare
         found = shapes_of(folder)
+        if found.keys() - expected.keys() - spare:
+            found = converted_shapes(folder) or found
     wrong = {name for name, shape in expected.items() if found.get(name) != shape}
     odd = sorted(wrong | (found.keys() - expected.keys() - spare))
     if odd:
@@ -246,6 +243,33 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
             f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team, missing "
             "or of another shape. Use the same model and `lora` as when it was trained."
         )
+
+
+def converted_shapes(folder: Path) -> dict[str, Shape] | None:
+    """Return the shapes of a saved model by the names that `transformers` gives its weights; None where they are not all there.
+
+    It saves the experts of a mixture one by one, and holds them as one tensor.
+    """
+    if find_spec("accelerate") is None:  # which reads only the heads of files
+        return None
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except Exception:  # noqa: BLE001 - damaged files raise anything; the caller says what is wrong with them
+        return None
+    model, found = loaded
+    if found["missing_keys"] or found["unexpected_keys"] or found["mismatched_keys"]:
+        return None
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
 def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora) -> None:

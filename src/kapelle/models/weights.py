@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kapelle.errors import DataError, ModelError
 from kapelle.functional.masking import as_float
-from kapelle.models.adapters import ADAPTER, read_lora
+from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.paths import check_loaded, loading
 from kapelle.runtime.tensors import copy_together, load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
@@ -136,17 +138,19 @@ def save_adapter(
     assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `adapters.named`"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(copy_together(tensors), folder / ADAPTER)
-    settings = {
+    settings: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": sorted(lora.targets),
+        "target_modules": sorted(target for target in lora.targets if not of_experts(target)),
         "bias": "none",
         "inference_mode": True,
     }
+    if experts := sorted(filter(of_experts, lora.targets)):
+        settings["target_parameters"] = experts
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     write_checksums(folder, base_hash)
 
@@ -176,6 +180,36 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
     write_checksums(folder)
+
+
+def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Read a folder of `save_pretrained` with at least the weights of these names; ModelError where it is damaged.
+
+    `transformers` reads it where files have other names for them: it saves the experts of a mixture one by one.
+    """
+    verify_folder(folder)
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        found = {key: tensor for file in files for key, tensor in load_tensors(file).items()}
+    except DataError as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
+    if found.keys() >= set(names):
+        return found
+    from transformers import AutoModelForCausalLM
+
+    with loading(str(folder)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        model, info = loaded
+        check_loaded(str(folder), type(model).__name__, info)
+        return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 class RoundedWeights:

@@ -12,7 +12,7 @@ from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
-from kapelle.models.outline import Outline, read_settings
+from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.renderer import light_renderer
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
@@ -203,10 +203,11 @@ def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, 
         if lora is None:
             continue
         layers, depth = outlines[base].layers, shapes[base].depth
-        features, paths = linear_layers(layers), adapted_layers(layers, lora.targets)
+        features = linear_layers(layers)
+        paths = [path for path in adapted_layers(layers, lora.targets) if path in features]
         wide = sum(features[path][0] for path in paths)
         found[name] = Adapter(
-            lora.rank * sum(sum(features[path]) for path in paths),
+            adapter_parameters(outlines[base], lora),
             lora.rank * len(paths) // depth,
             wide // depth if lora.dropout else 0,
             any(path.endswith(OUTPUTS) for path in paths),

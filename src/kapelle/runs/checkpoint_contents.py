@@ -25,12 +25,19 @@ import torch
 from kapelle.engines.train.protocol import HEAD, KeepsParts, TrainEngine
 from kapelle.errors import CheckpointError, DataError, ModelError, NumericsError
 from kapelle.models.adapters import named
-from kapelle.models.checksums import base_of, verify_folder, write_checksums
+from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.outline import check_same
-from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
+from kapelle.models.weights import (
+    copy_weights,
+    hash_of_base,
+    read_adapter,
+    read_model,
+    save_adapter,
+    save_model,
+)
 from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint import Contents, held
 from kapelle.runs.named_checkpoint import policy_folder
@@ -270,15 +277,7 @@ def load_policies(
                 f"The adapter '{folder}' was trained on other base weights than '{name}' has here. Use the same "
                 "`model` and `warmup` as then."
             )
-        if policy.lora is not None:
-            found = read_adapter(folder)[0]
-        else:
-            verify_folder(folder)
-            try:
-                files = sorted(folder.glob("*.safetensors"))
-                found = {key: tensor for file in files for key, tensor in load_tensors(file).items()}
-            except DataError as error:
-                raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
+        found = read_adapter(folder)[0] if policy.lora is not None else read_model(folder, weights(name))
         wrong = poisoned(found)
         if wrong is not None:
             raise ModelError(f"Training cannot continue from the weights in '{folder}': {wrong}.")

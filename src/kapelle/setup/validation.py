@@ -56,8 +56,10 @@ def check_run(
     """
     environment = config.environment
     workflow = config.workflow
-    if isinstance(config.engine, ChecksItself) and not elsewhere:
-        config.engine.check()
+    if isinstance(config.engine, ChecksItself):
+        config.engine.check_policies(team.every.values())
+        if not elsewhere:
+            config.engine.check()
     seconds = config.patience.environment
     try:
         check_declared(environment, seconds)

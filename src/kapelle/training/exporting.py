@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
+from kapelle.models.adapters import adapted_layers, peft_places
 from kapelle.models.checksums import base_of
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
@@ -156,21 +159,38 @@ def export(
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
     """Return a base's weights with an adapter in them, by name, each in the base's type; ModelError where they do not fit."""
-    own = model.base_parameters()
+    own, layers = model.base_parameters(), layers_of(model.model)
     if base_of(adapter) not in (None, hash_of_base(model)):
         raise ModelError(
             f"The adapter '{adapter}' was trained on other base weights than those of '{model.name}' now."
         )
     tensors, lora = read_adapter(adapter)
     found: dict[str, Tensor] = {name: tensor.detach() for name, tensor in own.items()}
+    places = peft_places(adapted_layers(layers, lora.targets), layers.experts)
+    paths = {place: path for path, place in places.items()}
     for key in sorted(name for name in tensors if name.endswith(".lora_A.weight")):
-        name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") + ".weight"
+        place = key.removesuffix(".lora_A.weight")
+        name = path = paths.get(place, place.removeprefix("base_model.model."))
+        name += "" if path in layers.experts else ".weight"
         if name not in found or not found[name].is_floating_point():
             raise ModelError(
                 f"The adapter '{adapter}' changes '{name}', which '{model.name}' does not have in a floating type."
             )
-        change = tensors[key.replace(".lora_A.", ".lora_B.")].float() @ tensors[key].float()
-        weight = found[name]
+        a_rI, b_Or = tensors[key].float(), tensors[key.replace(".lora_A.", ".lora_B.")].float()
+        weight, module = found[name], model.model.get_submodule(path.rpartition(".")[0])
+        if path in layers.experts:
+            # Of all experts side by side: slow in A, fast in B.
+            a_erI, b_Ore = (
+                each.unflatten(axis, shape)
+                for each, axis, shape in ((a_rI, 0, (len(weight), -1)), (b_Or, 1, (-1, len(weight))))
+            )
+            change = torch.einsum("ore,eri->eio" if module.is_transposed else "ore,eri->eoi", b_Ore, a_erI)
+        else:
+            change = b_Or @ a_rI
+            if not isinstance(
+                model.model.get_submodule(path), torch.nn.Linear
+            ):  # GPT-2 keeps weights the other way round
+                change = change.t()
         found[name] = (weight.float() + (lora.alpha / lora.rank) * change.to(weight.device)).to(weight.dtype)
     return found
 

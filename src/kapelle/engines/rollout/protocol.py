@@ -11,7 +11,7 @@ attribute that happens to be called `notes` means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -162,6 +162,10 @@ class ChecksItself:
     def check(self) -> None:
         """Raise ConfigError if this machine cannot run the engine; before anything is loaded."""
         raise NotImplementedError
+
+    def check_policies(self, policies: Iterable[Policy]) -> None:
+        """Raise ConfigError for a policy that the engine cannot sample with; before anything is loaded."""
+        return  # every policy will do
 
 
 class HasNotes:

@@ -20,6 +20,7 @@ from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.protocol import ChecksItself
 from kapelle.errors import ConfigError
+from kapelle.models.adapters import of_experts
 from kapelle.runtime.credentials import bearer
 from kapelle.settings.base import FROM_HERE_ON, Settings, open_address
 from kapelle.team import Policy
@@ -130,6 +131,17 @@ class Vllm(Settings, ChecksItself):
                 "in this process without it."
             )
 
+    def check_policies(self, policies: Iterable[Policy]) -> None:
+        """Raise ConfigError for adapters on experts, which vLLM does not read in PEFT's form."""
+        for policy in policies:
+            named = [target for target in (policy.lora.targets if policy.lora else ()) if of_experts(target)]
+            if named:
+                raise ConfigError(
+                    f"Policy '{policy.name}' has an adapter on '{named[0]}' (`lora.targets`), which `engine.name: vllm` cannot sample "
+                    "with: it takes adapters of linear layers alone. Leave experts out of `lora.targets`, or leave `engine` out to "
+                    "sample in this process."
+                )
+
     @property
     def _local(self) -> bool:
         return self.server in ("", START)
@@ -151,6 +163,7 @@ class Vllm(Settings, ChecksItself):
             )
         given = (self.kv_gib, self.max_rows, dict(self.options))
         begin = partial(start_in_process, *given) if not self.server else partial(start_server, *given)
+        self.check_policies(policies)
         # A server may be on another device, which is not known here.
         device = "unknown" if self.server else "cuda" if torch.cuda.is_available() else "cpu"
         return VllmEngine(
