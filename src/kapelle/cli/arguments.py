@@ -247,6 +247,43 @@ COMMANDS: Mapping[str, Command] = {
             ),
         ),
     ),
+    "doctor": Command(
+        "[--launch torchrun|ray] [--processes N] [--address A] [--gpus N] [--run-dir DIR] [--timeout SECONDS] [--json]",
+        "say what is wrong with the machines of a run, before it starts",
+        "doctor",
+        (
+            (
+                ("--launch",),
+                {
+                    "choices": ["torchrun", "ray"],
+                    "help": "torchrun: several processes on this machine; ray: on the machines of a cluster. With a launcher of your "
+                    "own start `kapelle doctor` in its place of `kapelle train`",
+                },
+            ),
+            option(
+                "--processes",
+                "N",
+                "number of processes (default: one for each GPU; with ray 1)",
+                type=whole(1),
+            ),
+            option("--address", "A", "the Ray cluster: auto, or host:port (default: a Ray of its own)"),
+            option("--gpus", "N", "GPUs of each process on Ray (default: 0)", type=whole(0), default=0),
+            option(
+                "--run-dir",
+                "DIR",
+                "the folder that all machines have to share (default: runs)",
+                default="runs",
+            ),
+            option(
+                "--timeout",
+                "SECONDS",
+                "how long to wait for all processes (default: 60)",
+                type=float,
+                default=60.0,
+            ),
+            _JSON,
+        ),
+    ),
     "launch": Command(
         "(--slurm | --kubernetes) RECIPE [--real] [overlay.yaml …] [key.path=value …] [--nodes N] [--processes P] [--gpus N] "
         "[--cpus N] [--memory GB] [--time TIME] [--image IMAGE] [--volume CLAIM] [--name NAME] [--run-dir DIR] "

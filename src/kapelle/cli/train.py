@@ -38,9 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError("`--processes N` says how many processes `--launch` starts. Give both.")
     if arguments.launch is not None and not arguments.dry_run:
-        from kapelle.cli.train_launch import launch_ray, launch_torchrun
+        from kapelle.cli.train_launch import launch_ray, launch_torchrun, words_of
 
-        return launch_ray(arguments) if arguments.launch == "ray" else launch_torchrun(arguments)
+        if arguments.launch == "ray":
+            return launch_ray(arguments)
+        words = words_of(arguments) + (["--no-rich"] if arguments.no_rich else [])
+        return launch_torchrun(words, arguments.processes)
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)
     if staged is not None and arguments.dry_run:

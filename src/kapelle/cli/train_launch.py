@@ -48,11 +48,10 @@ STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, sign
 """Exit codes of a process that was asked to stop and has saved."""
 
 
-def launch_torchrun(arguments: argparse.Namespace) -> int:
-    """Start the command in as many processes as it says, without `--launch`, and return its exit code."""
+def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
+    """Run `kapelle` with these words in as many processes, by default one for each GPU, and return its exit code."""
     refuse_second_launcher()
-    words = words_of(arguments) + (["--no-rich"] if arguments.no_rich else [])
-    processes = arguments.processes or _devices()
+    processes = processes or _devices()
     environ = {**os.environ}
     environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with _started(words, processes, environ) as ranks:

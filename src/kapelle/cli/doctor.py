@@ -1,0 +1,133 @@
+"""`kapelle doctor`: what is wrong with the machines of a run, before it starts; one table, the faults first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kapelle.cli.output import command, is_first, say
+from kapelle.cli.quiet import hush
+from kapelle.cli.stopping import EXIT_WRONG
+from kapelle.errors import ConfigError
+from kapelle.runtime.ranks import ALONE, launched_rank
+
+if TYPE_CHECKING:
+    from kapelle.cluster.doctor import MachineFault, RankFacts
+
+PATIENCE = 15.0
+"""Seconds for which a rank waits for a file that rank 0 has written into a shared folder."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine this machine, or all machines of the ranks that a launcher starts; 2 where something would break a run."""
+    hush()
+    if arguments.timeout <= 0:
+        raise ConfigError(
+            f"`--timeout {arguments.timeout:g}`: give the seconds to wait for all ranks, as 60."
+        )
+    if arguments.processes is not None and arguments.launch is None:
+        raise ConfigError("`--processes N` says how many processes `--launch` starts. Give both.")
+    if (arguments.address is not None or arguments.gpus) and arguments.launch != "ray":
+        raise ConfigError("`--address` and `--gpus` are for a Ray cluster. Give `--launch ray` too.")
+    words = ["doctor", "--run-dir", arguments.run_dir, "--timeout", f"{arguments.timeout:g}"]
+    words += ["--json"] if arguments.json else []
+    if arguments.launch == "torchrun":
+        from kapelle.cli.train_launch import launch_torchrun
+
+        return launch_torchrun(words, arguments.processes)
+    if arguments.launch == "ray":
+        from kapelle.cluster.launcher import check_installed, launch
+        from kapelle.settings.schema import RayConfig, Resources
+
+        check_installed()
+        each = Resources(gpus=arguments.gpus)
+        here = RayConfig(address=arguments.address, rollout_workers=0, spread=True, trainer=each)
+        return launch(here, arguments.processes or 1, 0, words)
+
+    from kapelle.cluster.doctor import diagnose, examine
+    from kapelle.training.warmup_settings import cache_folder
+
+    ranks = ALONE
+    if launched_rank() is not None:
+        from kapelle.runtime.rank_group import ranks_here
+
+        ranks = ranks_here(arguments.timeout)
+    every = examine(ranks, [Path(arguments.run_dir), cache_folder()], min(PATIENCE, arguments.timeout))
+    findings = diagnose(every)
+    if is_first():
+        show(every, findings, as_json=arguments.json)
+    return EXIT_WRONG if any(each.wrong for each in findings) else 0
+
+
+def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_json: bool) -> None:
+    """Print the faults, a row for each rank, and what all of them have alike."""
+    if as_json:
+        found = [{"wrong": each.wrong, "what": each.what, "mend": each.mend} for each in findings]
+        say(json.dumps({"findings": found, "ranks": [each.to_json() for each in every]}, indent=1))
+        return
+    for each in findings:
+        say(f"{'wrong' if each.wrong else 'doubtful':10}{each.what}. {each.mend}")
+    if not findings:
+        say("Nothing is wrong.")
+    say()
+    rows = [
+        (
+            "rank",
+            "machine",
+            "device",
+            "free memory",
+            "cores",
+            "load",
+            "clock",
+            "to the next rank",
+            "run directory",
+        ),
+        *(_row(each) for each in every),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    say()
+    first = every[0]
+    versions = {
+        name: found
+        for name, found in first.versions.items()
+        if found is not None and all(each.versions.get(name) == found for each in every)
+    }
+    say(f"alike      {', '.join(f'{name} {found}' for name, found in versions.items())}")
+    shared = {
+        name: value
+        for name, value in first.variables.items()
+        if all(each.variables.get(name) == value for each in every)
+    }
+    if shared:
+        say(f"variables  {' '.join(f'{name}={value}' for name, value in shared.items())}")
+    for folder in first.folders:
+        say(f"folder     {folder.path} ({folder.kind or 'unknown'}, {folder.free / 1e9:.0f} GB free)")
+    if first.reduction is not None:
+        say(f"NCCL       a sum over all GPUs moves {first.reduction / 1e9:.1f} GB/s")
+    if len(every) == 1:
+        several = command("doctor", "--launch", "torchrun", "--processes", "2")
+        say(f"This is one process. Several: {several}, or `torchrun … -m kapelle doctor` on every machine.")
+
+
+def _row(each: RankFacts) -> tuple[str, ...]:
+    gpu = each.gpu
+    seen = each.folders[0].seen
+    link = "–"
+    if each.latency is not None and each.bandwidth is not None:
+        link = f"{1e3 * each.latency:.2f} ms, {each.bandwidth / 1e6:,.0f} MB/s"
+    return (
+        str(each.rank),
+        each.host,
+        "cpu" if gpu is None else f"{gpu.name}, {gpu.free / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free",
+        f"{each.memory_free / 1e9:.1f} of {each.memory / 1e9:.1f} GB",
+        f"{each.cores}, {each.threads} threads",
+        f"{each.load:g}",
+        f"{each.clock:+.3f} s",
+        link,
+        each.folders[0].problem or ("not the same folder" if seen is None else f"seen after {seen:.2f} s"),
+    )
