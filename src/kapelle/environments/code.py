@@ -14,13 +14,14 @@ import ast
 import asyncio
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
@@ -36,6 +37,7 @@ from kapelle.grading.code.grade import (
     grade_program,
 )
 from kapelle.grading.code.programs import program_of, tree_of
+from kapelle.grading.code.style import style_score, syntax_score
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
 from kapelle.grading.text.extraction import defused
 from kapelle.runtime.deadlines import patience_here, within
@@ -65,6 +67,8 @@ class CodeProblem:
     """Runs a program against all tests and blocks meanwhile; SandboxError if the sandbox is unavailable."""
     solution: str | None
     """A correct program, if the data have one."""
+    begun: str = ""
+    """What a program may go on from instead of being whole."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
@@ -91,7 +95,7 @@ def humaneval_problem(row: DataRow) -> CodeProblem:
         first, rest = _futures_first(program)
         return grade_program(first + begun + rest, task.tests, sandbox, limits)
 
-    return CodeProblem(task.prompt, (), grade, task.solution.removeprefix(task.prompt))
+    return CodeProblem(task.prompt, (), grade, task.solution.removeprefix(task.prompt), begun)
 
 
 def _futures_first(program: str) -> tuple[str, str]:
@@ -222,6 +226,21 @@ def _solution(row: DataRow) -> str | None:
     return several[0] if _texts(several) and several else None
 
 
+RewardPart = Literal["passed", "solved", "runs", "syntax", "style"]
+
+
+def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
+    for part, weight in weights.items():
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"`reward_weights.{part}` is {weight}; a weight is 0 or more")
+    if weights and not weights.get("passed", 0.0) + weights.get("solved", 0.0) > 0.0:
+        raise ValueError(
+            "`reward_weights` pays nothing for right results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
+        )
+    return weights
+
+
+RewardWeights = Annotated[Mapping[RewardPart, float], AfterValidator(_weights)]
 FORMATS: Mapping[Format, Callable[[DataRow, str, str], CodeProblem]] = {
     "mbpp": lambda row, _question, _tests: mbpp_problem(row),
     "humaneval": lambda row, _question, _tests: humaneval_problem(row),
@@ -263,6 +282,8 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
         self._limits = settings.limits
         self._max_attempts = settings.max_attempts
         self._partial_credit = settings.partial_credit
+        self._weights = settings.reward_weights
+        self._said: dict[str, str] = {}
         self._finals: list[CodeGrade] = []
         self._most = 1
 
@@ -306,6 +327,7 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
         grades = dict(zip(texts, await asyncio.gather(*map(self._graded, texts)), strict=True))
         for agent, text in actions.items():
             self._attempts[agent].append(grades[text])
+            self._said[agent] = text
         if final is not None:
             self._finals.append(grades[final])
             self.over = grades[final].solved or len(self._finals) >= self._most
@@ -313,7 +335,7 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
 
     async def score(self, agent: str, text: str) -> float:
         """Return what the program of a text would earn, without counting as an attempt."""
-        return self._worth(await self._graded(text))
+        return self._paid(text, await self._graded(text))
 
     async def _graded(self, text: str) -> CodeGrade:
         program = program_of(text)
@@ -330,19 +352,50 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
     def _worth(self, grade: CodeGrade) -> float:
         return grade.score if self._partial_credit else float(grade.solved)
 
+    def _paid(self, text: str, grade: CodeGrade) -> float:
+        """Return what an agent earns: what the tests say, or the weighted mean of the parts that are asked for."""
+        if not self._weights:
+            return self._worth(grade)
+        parts = self._parts(text, grade)
+        return sum(weight * parts[part] for part, weight in self._weights.items()) / sum(
+            self._weights.values()
+        )
+
+    def _parts(self, text: str, grade: CodeGrade) -> Mapping[RewardPart, float]:
+        """Return the score of every part that has a weight, in [0, 1]."""
+        program = program_of(text) or ""
+        begun = self._problem.begun
+        if begun and syntax_score(program) < 1.0:  # the body of a function that the problem has begun
+            program = begun + program if program else ""
+        known: Mapping[RewardPart, Callable[[], float]] = {
+            "passed": lambda: grade.score,
+            "solved": lambda: float(grade.solved),
+            "runs": lambda: (
+                sum(test.status in ("passed", "failed") for test in grade.tests) / len(grade.tests)
+                if grade.tests
+                else 0.0
+            ),
+            "syntax": lambda: syntax_score(program),
+            "style": lambda: grade.score * style_score(program),
+        }
+        return {part: known[part]() for part in self._weights}
+
     def outcome(self) -> Outcome:
         """Return what the last attempts are worth; truncated when nobody acted."""
         acted = {agent: tried for agent, tried in self._attempts.items() if tried}
-        rewards = {agent: self._worth(tried[-1]) for agent, tried in acted.items()}
-        if self._finals:
-            success = self._worth(self._finals[-1])
-        else:
-            success = sum(rewards.values()) / len(rewards) if rewards else 0.0
+        rewards = {agent: self._paid(self._said[agent], tried[-1]) for agent, tried in acted.items()}
+        # Success is what the tests say, whatever else is paid.
+        own = [self._worth(tried[-1]) for tried in acted.values()]
+        success = self._worth(self._finals[-1]) if self._finals else sum(own) / len(own) if own else 0.0
         info: dict[str, Json] = {
             "attempts": {agent: len(tried) for agent, tried in acted.items()},
             "tests": {agent: [test.status for test in tried[-1].tests] for agent, tried in acted.items()},
             "explanations": {agent: tried[-1].explanation for agent, tried in acted.items()},
         }
+        if self._weights:
+            info["reward_parts"] = {
+                agent: dict(self._parts(self._said[agent], tried[-1])) for agent, tried in acted.items()
+            }
         return Outcome(rewards, success, info, truncated=not acted)
 
 
@@ -380,6 +433,11 @@ class Code(DataSettings, Answerable, Scripted):
     """How many programs an agent may hand in; the last one counts."""
     partial_credit: bool = False
     """True: a program earns the share of tests that it passes. False: 1 for all of them, else 0."""
+    reward_weights: RewardWeights = Field(default={})
+    """Part of the reward → its weight; an agent earns their weighted mean. Empty pays what the tests say. `passed`: share of tests
+    that pass; `solved`: 1 if all do; `runs`: share of tests that the program carries to an end, right or wrong; `syntax`: 1 for a
+    program that parses, else the share of lines before the fault; `style`: how far it keeps to common conventions
+    (`grading.code.style`), times `passed`. Success stays what the tests say."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)

@@ -382,3 +382,75 @@ async def test_the_sanitized_rows_of_mbpp(sandbox: Bubblewrap, data_folder: Path
     chosen = [task for task in tasks if task.question.startswith(imports["prompt"])]
     assert len(chosen) == 1
     assert set((await scripted(environment, [*chosen, tasks[0], tasks[-1]])).values()) == {1.0}
+
+
+class TestRewardWeights:
+    """Parts of the reward beside the tests', as MRLM's code environment adds them up."""
+
+    async def earned(self, path: str, text: str, **settings: Any) -> tuple[float, float, dict[str, float]]:
+        environment = Code(path=path, **settings)
+        [episode] = await play(
+            environment, Solo(), ["coder"], {"coder": lines(text)}, environment.task("train", 0)
+        )
+        assert episode.success is not None
+        return (
+            episode.rewards["coder"],
+            episode.success,
+            episode.info.get("reward_parts", {}).get("coder", {}),
+        )  # type: ignore[union-attr]
+
+    async def test_an_agent_earns_the_weighted_mean_and_success_is_what_the_tests_say(
+        self, mbpp: str
+    ) -> None:
+        weights = {"passed": 1.0, "solved": 1.0, "runs": 0.5}  # MRLM: share + 1 for all − ½ for an error
+        reward, success, parts = await self.earned(mbpp, WRONG, reward_weights=weights)
+        assert parts == {"passed": pytest.approx(1 / 3), "solved": 0.0, "runs": 1.0}
+        assert (reward, success) == (pytest.approx((1 / 3 + 0.5) / 2.5), 0.0)
+        reward, success, parts = await self.earned(mbpp, RIGHT, reward_weights=weights)
+        assert (reward, success) == (1.0, 1.0)
+        broken = fenced("def double(x):\n    return 2 * x +")
+        reward, success, parts = await self.earned(mbpp, broken, reward_weights={**weights, "syntax": 0.5})
+        assert parts == {"passed": 0.0, "solved": 0.0, "runs": 0.0, "syntax": 0.5}
+        assert (reward, success) == (pytest.approx(0.25 / 3), 0.0)
+
+    async def test_style_pays_as_far_as_the_tests_pass(self, mbpp: str) -> None:
+        weights = {"passed": 1.0, "style": 1.0}
+        pretty = 'def double(number):\n    """Return twice the number."""\n    return {}'
+        right, _, parts = await self.earned(
+            mbpp, fenced(pretty.format("number + number")), reward_weights=weights
+        )
+        assert (right, parts["style"]) == (1.0, 1.0)
+        wrong, _, parts = await self.earned(mbpp, fenced(pretty.format("0")), reward_weights=weights)
+        assert (wrong, parts["style"]) == (0.0, 0.0), "a pretty program that does nothing earns nothing"
+        plain, _, _ = await self.earned(mbpp, RIGHT, reward_weights=weights)
+        assert plain == pytest.approx((1 + 4 / 5) / 2)
+
+    async def test_no_weights_is_what_it_was(self, mbpp: str) -> None:
+        assert await self.earned(mbpp, WRONG) == (0.0, 0.0, {})
+        assert await self.earned(mbpp, WRONG, partial_credit=True) == (
+            pytest.approx(1 / 3),
+            pytest.approx(1 / 3),
+            {},
+        )
+
+    async def test_a_body_that_goes_on_has_the_problem_s_own_begin(
+        self, sandbox: Bubblewrap, tmp_path: Path
+    ) -> None:
+        path = folder(tmp_path, HALVE, {**HALVE, "task_id": "Halve/1"})
+        weights = {"solved": 1.0, "syntax": 1.0}
+        body = "    return math.floor(x / 2)\n"
+        reward, _, parts = await self.earned(path, fenced(body), format="humaneval", reward_weights=weights)
+        assert (reward, parts["syntax"]) == (1.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("weights", "problem"),
+        [
+            ({"syntax": 1.0}, r"pays nothing for right results\. Give `passed` or `solved` a weight"),
+            ({"passed": 1.0, "style": -0.5}, r"`reward_weights\.style` is -0\.5; a weight is 0 or more"),
+            ({"passed": 1.0, "stile": 0.5}, "'passed', 'solved', 'runs', 'syntax' or 'style'"),
+            ({"passed": float("inf")}, "Input should be a finite number"),
+        ],
+    )
+    def test_weights_that_cannot_be_are_refused(self, weights: dict[str, float], problem: str) -> None:
+        with pytest.raises(ValidationError, match=problem):
+            Code(reward_weights=weights)  # type: ignore[arg-type]
