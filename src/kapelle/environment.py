@@ -160,6 +160,20 @@ class Retriable:
         raise NotImplementedError
 
 
+class Resets:
+    """A world that has something to do, once, before anybody sees it, and may wait for it."""
+
+    async def reset(self) -> None:
+        """Begin; awaited after `Environment.start` and before the first `observe`."""
+        raise NotImplementedError
+
+
+async def reset_world(world: object) -> None:
+    """Begin a world inside another one, if it has something to do."""
+    if isinstance(world, Resets):
+        await world.reset()
+
+
 class Alive:
     """An environment that may call something whose answers vary, so that an episode cannot be replayed."""
 

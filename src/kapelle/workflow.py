@@ -193,6 +193,12 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
 
 
+def opening(agent: Agent, question: str) -> list[Message]:
+    """Return what an agent reads first of a question, as far as a workflow adds nothing to it."""
+    messages = [Message("system", agent.system)] if agent.system else []
+    return [*messages, Message("user", (agent.prompt or "{question}").replace("{question}", question))]
+
+
 def append_texts(question: str, texts: Mapping[str, str]) -> str:
     """Return the question followed by each agent's text, as one prompt."""
     return "\n\n".join([question, *(f"{name}: {text}" for name, text in texts.items())])

@@ -29,6 +29,7 @@ from kapelle.algorithms.shared.orders import (
     Probability,
     Sequential,
     check_separate_weights,
+    order_checks,
     rounds_of,
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
@@ -51,6 +52,24 @@ class TestOrders:
     def test_alternate_gives_each_its_interval(self) -> None:
         choose = Alternate(name="alternate", interval=2).build().choose
         assert [choose("abc", step, 0)[0] for step in range(1, 9)] == list("aabbccaa")
+
+    def test_unequal_intervals_are_siirls_clocks(self) -> None:
+        # siiRL counts steps from 0: a moves where ⌊step / 2⌋ is even, b where ⌊step / 3⌋ is odd, c has no `train_cycle`.
+        choose = Alternate(name="alternate", interval={"a": 2, "b": 3}).build().choose
+        moved = ["".join(choose(("a", "b"), step, 0)) for step in range(1, 13)]
+        assert moved == ["a", "a", "", "b", "ab", "ab", "", "", "a", "ab", "b", "b"]
+        assert "".join(choose(("a", "b", "c"), 3, 0)) == "c"
+        same = Alternate(name="alternate", interval={"a": 2, "b": 2, "c": 2}).build().choose
+        one = Alternate(name="alternate", interval=2).build().choose
+        assert all(same("abc", step, 0) == one("abc", step, 0) for step in range(1, 30))
+
+    def test_intervals_are_of_policies_that_are_trained(self) -> None:
+        [check] = order_checks(Alternate(name="alternate", interval={"sovler": 2}), "grpo")
+        with pytest.raises(ConfigError, match=r"names 'sovler'.*Did you mean 'solver'"):
+            check(team_of("solver", "critic"))
+        [check] = order_checks(Alternate(name="alternate", interval={}), "grpo")
+        with pytest.raises(ConfigError, match=r"`algorithm\.order\.interval` is empty"):
+            check(team_of("solver"))
 
     def test_probability_moves_at_least_one_and_repeats_by_seed(self) -> None:
         choose = Probability(name="probability", probability=0.3).build().choose

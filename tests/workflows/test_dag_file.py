@@ -204,7 +204,7 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
         (changed("reward", agent_group="x"), "agent_group 'x'"),
         (changed("reward", colour="red"), r"node 'reward' of it has `colour`"),
         (changed("reward", options={"trian_cycle": 1}), "has `trian_cycle`.*Did you mean 'train_cycle'"),
-        (changed("train_0", options={"train_cycle": 7}), "different `train_cycle`s"),
+        (changed("value_1", options={"train_cycle": 7}), "has `train_cycle` and the role CRITIC"),
         (changed("train_0", options={"train_cycle": 0}), "`train_cycle` is 0"),
         (changed("value_1", options={"share_instance": 5}), "`share_instance: 5` in it names no agent"),
         (changed("rollout_actor", config={"rollout.n": 8}), "different `rollout.n`s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,71 @@ async def test_a_class_in_siirls_form_beside_the_file_answers_every_turn(tmp_pat
     )
     assert (episode.rewards, episode.success, episode.info["turns_answered"]) == ({}, 1.0, 2)
     assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+@pytest.mark.parametrize(
+    "reset",
+    [
+        "def reset(self):\n        return 'You have three turns.'",
+        "async def reset(self):\n        await __import__('asyncio').sleep(0)\n        return ['You have three turns.'] * 2",
+        "def reset(self):\n        return 'You have three turns.', {'seed': 1}",
+    ],
+)
+async def test_a_classs_reset_is_called_and_its_first_observation_heard(tmp_path: Path, reset: str) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", reset))
+    config = laid(tmp_path, with_class("judge.py:Judge"))
+    episode = await episode_of(config, "#### 1", "long #### 132", "never")
+    assert episode.error is None
+    heard = [turn.heard[-1].content for turn in episode.turns]
+    assert heard[0] == "What is 47 + 85?\n\nYou have three turns."
+    assert heard[1] == f"{heard[0]}\n\nrollout_reasoner: p"
+    assert heard[2] == f"{heard[1]}\n\nrollout_actor: #### 1 [turn 1, 132]", (
+        "later only what `step` showed is heard"
+    )
+
+
+async def test_each_agent_hears_its_own_first_observation_and_its_pre_process_gets_it(tmp_path: Path) -> None:
+    shows = "def reset(self, ground_truth, seed):\n        return [f'for the first ({ground_truth})', '']"
+    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", shows))
+    (tmp_path / "said.py").write_text(
+        "def pre_process(prompt, obs=None, **kwargs):\n    return f'[{obs}] {prompt}'\n"
+    )
+    file = with_class("judge.py:Judge")
+    for node in file["nodes"][:2]:
+        node["agent_options"] |= {"process_path": "said.py"}
+    episode = await episode_of(laid(tmp_path, file), "long #### 132")
+    assert [turn.heard[-1].content for turn in episode.turns] == [
+        "[for the first (132)] What is 47 + 85?\n\nfor the first (132)",
+        "[None] What is 47 + 85?\n\nrollout_reasoner: p",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reset", "says"),
+    [
+        (
+            "def reset(self):\n        return 3",
+            r"`reset` of .* returned 3\. It returns None, a text, or a list",
+        ),
+        ("def reset(self):\n        return ['one']", "a text for each of the 2 agents"),
+        ("def reset(self):\n        raise KeyError('board')", "KeyError: 'board'"),
+    ],
+)
+async def test_what_reset_does_wrongly_fails_the_episode_and_says_why(
+    tmp_path: Path, reset: str, says: str
+) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", reset))
+    episode = await episode_of(laid(tmp_path, with_class("judge.py:Judge")), "a")
+    assert re.search(says, str(episode.error))
+
+
+def test_a_reset_that_asks_for_what_nobody_has_is_refused_before_a_model_loads(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self)", "def reset(self, board)"))
+    config = laid(tmp_path, with_class("judge.py:Judge"))
+    with pytest.raises(
+        ConfigError, match=r"`reset` of .* cannot be called: missing a required argument: 'board'"
+    ):
+        config.environment.check(["reasoner", "actor"])
 
 
 def test_what_is_set_of_the_environment_is_set_of_its_questions(tmp_path: Path) -> None:

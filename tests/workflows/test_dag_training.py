@@ -100,6 +100,34 @@ def moved(trainer: Trainer, steps: int) -> list[list[str]]:
     return found
 
 
+def test_actors_with_unequal_train_cycles_move_as_in_siirl_also_after_a_stop(tmp_path: Path) -> None:
+    file = siirl(agents=2, cycle=None)
+    for node in file["nodes"]:
+        if node["node_role"] == "ACTOR":
+            node["agent_options"] = {"train_cycle": 2 + node["agent_group"]}
+    # Agent k of n moves at siiRL's step s, from 0, where s // its cycle % n == k.
+    expected = [[name for k, name in enumerate("ab") if s // (2 + k) % 2 == k] for s in range(7)]
+    assert expected == [["a"], ["a"], [], ["b"], ["a", "b"], ["a", "b"], []]
+    settings = config("marft", file).model_copy(
+        update={
+            "training": RunConfig.model_fields["training"].default.model_copy(
+                update={"steps": 7, "tasks_per_step": 2}
+            )
+        }
+    )
+    with Trainer(settings) as whole:
+        assert moved(whole, 7) == expected
+        last = {name: frozen_copy(each.parameters) for name, each in learners_of(whole.engine).items()}
+    with Trainer(settings, run_dir=tmp_path / "run") as first:
+        assert moved(first, 3) == expected[:3]
+        first.save()
+    with Trainer(settings, run_dir=tmp_path / "run", resume=True) as second:
+        assert moved(second, 4) == expected[3:]
+        assert same_bits(
+            last, {name: frozen_copy(each.parameters) for name, each in learners_of(second.engine).items()}
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
 def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, CreditFunction, CriticSpec, Data, Update
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
-from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
+from kapelle.algorithms.shared.orders import Joint, OrderConfig, order_checks
 from kapelle.algorithms.shared.rewards import (
     FREE,
     PenaltyConfig,
@@ -112,8 +112,6 @@ def actor_critic_row(
         partial(paid_later, how=s.team_reward, placed=turn_rewards),
     )
     order = s.order.build(s.loss.old)
-    if order.sequential:
-        checks = (*checks, partial(check_separate_weights, algorithm=name))
     sharing: Literal["own", "shared"] = "own" if view == "local" else "shared"
     critic = CriticSpec(
         view,
@@ -138,7 +136,7 @@ def actor_critic_row(
         update=Update(s.epochs, s.minibatches, order, s.loss.entropy_coefficient > 0),
         returns=partial(agent_returns, how=s.team_reward, penalties=s.penalties),
         after_update=refreshed(s.reference_every) if held else (),
-        checks=(s.umad.check, *checks),
+        checks=(s.umad.check, *checks, *order_checks(s.order, name)),
     )
 
 

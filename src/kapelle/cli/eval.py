@@ -95,10 +95,12 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
         why_fewer,
     )
     from kapelle.runtime.event_loop import run_async
+    from kapelle.setup.preparation import short_enough
 
     settings = player.config.evaluation
     play = greedy_play(player.play) if settings.greedy else player.play
-    tasks = choose_tasks(play.environment, "test", settings.problems)
+    fits = short_enough(player.config, play.team, play.engine.renderer)
+    tasks = choose_tasks(play.environment, "test", settings.problems, fits=fits)
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
     result = run_async(lambda: evaluate_tasks(play, tasks, player.config.seed, player.returns))
     result = replace(result, fewer=why_fewer(play.environment, "test", settings.problems, len(tasks)))

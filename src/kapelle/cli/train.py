@@ -70,11 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _next_commands(source: Source) -> NextCommands:
-    more = 2 * max(1, source.config.training.steps)
+    training = source.config.training
+    more = f"training.steps={2 * max(1, training.steps)}"
+    if training.epochs is not None:
+        more = f"training.epochs={2 * training.epochs:g}"
     if source.config.algorithm.name == "verifier":
         return lambda run_dir: [
             (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
-            (command("train", "--resume", run_dir, f"training.steps={more}"), "train for more steps"),
+            (command("train", "--resume", run_dir, more), "train for more steps"),
         ]
     return lambda run_dir: [
         (
@@ -85,7 +88,7 @@ def _next_commands(source: Source) -> NextCommands:
             command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
             "keep good episodes for SFT",
         ),
-        (command("train", "--resume", run_dir, f"training.steps={more}"), "train for more steps"),
+        (command("train", "--resume", run_dir, more), "train for more steps"),
     ]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
-from kapelle.runs.reader import is_run, read_config, read_status
+from kapelle.runs.reader import is_run, planned_steps, read_config, read_status
 from kapelle.settings.overlays import nested, parse_yaml
 from kapelle.settings.schema import NAME
 from kapelle.setup.preparation import prepare
@@ -66,6 +66,11 @@ class Run:
         return self.recipe.config.seed
 
     @property
+    def steps(self) -> int:
+        """The steps that it takes; of epochs as its run has counted them."""
+        return planned_steps(self.path, self.recipe.config)
+
+    @property
     def error_file(self) -> Path:
         """The file with the reason of a failure."""
         return self.path.with_name(f"{self.path.name}.error.txt")
@@ -76,7 +81,7 @@ class Run:
         if not is_run(self.path):
             return False
         status = read_status(self.path)
-        return status.state == "finished" and status.step >= self.recipe.config.training.steps
+        return status.state == "finished" and status.step >= self.steps
 
 
 def read_contenders(

@@ -137,7 +137,7 @@ class _UnderWay:
         for run in self._runs:
             with suppress(KapelleError):  # its directory is being created
                 if is_run(run.path) and not run.done:
-                    done, steps_in_all = read_status(run.path).step, run.recipe.config.training.steps
+                    done, steps_in_all = read_status(run.path).step, run.steps
                     steps.append(f"{run.label} seed {run.seed} {done}/{steps_in_all}")
         said = f"steps so far: {', '.join(steps)}" if steps else "the first runs are being prepared"
         if said != self._said:

@@ -22,6 +22,7 @@ from kapelle.environment import (
     Mixed,
     Opposed,
     Outcome,
+    Resets,
     Retriable,
     Scorable,
     Scripted,
@@ -29,6 +30,7 @@ from kapelle.environment import (
     World,
     asks_questions,
     offers,
+    reset_world,
 )
 from kapelle.environments.questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
@@ -198,12 +200,16 @@ def _inner(task: Task) -> Task:
     return Task(str(task.data["id"]), task.question, task.data["data"], part)
 
 
-class MixtureWorld(Scorable, Retriable):
+class MixtureWorld(Resets, Scorable, Retriable):
     """A part's world, whose outcome names the part."""
 
     def __init__(self, name: str, world: World) -> None:
         self._name = name
         self._world = world
+
+    async def reset(self) -> None:
+        """Begin the world inside."""
+        await reset_world(self._world)
 
     def allow_answers(self, most: int) -> None:
         """Let the part's world stay open after a wrong answer, where it is one that can."""

@@ -24,12 +24,14 @@ from kapelle.environment import (
     AskedServer,
     AsksServers,
     Outcome,
+    Resets,
     Retriable,
     Scorable,
     Skipping,
     World,
     asks_questions,
     offers,
+    reset_world,
 )
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
@@ -97,12 +99,16 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
         )
 
 
-class ScoredWorld(Scorable, Retriable):
+class ScoredWorld(Resets, Scorable, Retriable):
     """Another world, in which agents earn the scores of their last answers."""
 
     def __init__(self, world: World, grade: Callable[[str], Awaitable[Grade]]) -> None:
         self._world, self._grade = world, grade
         self._earned: dict[str, float] = {}
+
+    async def reset(self) -> None:
+        """Begin the world inside."""
+        await reset_world(self._world)
 
     def allow_answers(self, most: int) -> None:
         """Take so many answers, one after another, until one is right."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from kapelle.environment import Answerable, Environment, asks_questions, offers, task_of
@@ -119,8 +120,17 @@ class Evaluation:
         return found
 
 
-def choose_tasks(environment: Environment, split: Split, count: int, seed: int = 0) -> list[Task]:
-    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite."""
+def choose_tasks(
+    environment: Environment,
+    split: Split,
+    count: int,
+    seed: int = 0,
+    fits: Callable[[Task], bool] | None = None,
+) -> list[Task]:
+    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite.
+
+    Of tasks that `fits` is false for, none is taken.
+    """
     import random
 
     size = environment.size(split)
@@ -134,12 +144,16 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
         chosen: dict[str, Task] = {}
         for index in range(20 * count):
             task = task_of(environment, split, index)
-            chosen.setdefault(task.question or task.id, task)
+            if fits is None or fits(task):
+                chosen.setdefault(task.question or task.id, task)
             if len(chosen) == count:
                 break
         return list(chosen.values())
-    order = random.Random(derive_seed(seed, split)).sample(range(size), min(count, size))
-    return [task_of(environment, split, index) for index in order]
+    draw = random.Random(derive_seed(seed, split))
+    if fits is not None:
+        whole = (task_of(environment, split, index) for index in draw.sample(range(size), size))
+        return list(islice(filter(fits, whole), count))
+    return [task_of(environment, split, index) for index in draw.sample(range(size), min(count, size))]
 
 
 def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:

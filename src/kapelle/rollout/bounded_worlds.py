@@ -22,6 +22,7 @@ from kapelle.environment import (
     OpensWorlds,
     Outcome,
     RemoteWorld,
+    Resets,
     Retriable,
     Scorable,
     World,
@@ -74,6 +75,8 @@ async def open_world(
                 f"{', '.join(METHODS)} (`kapelle.World`)."
             )
         world.inner = cast("World", started)
+        if isinstance(started, Resets):
+            await world.reset()
     except BaseException:
         world.end()
         raise
@@ -113,6 +116,11 @@ class BoundedWorld:
     async def outcome(self) -> Outcome:
         """See `environment.World`."""
         return self._now("outcome", self.inner.outcome)
+
+    def reset(self) -> Awaitable[None]:
+        """See `environment.Resets`."""
+        world = cast("Resets", self.inner)
+        return self._waiting("reset", world.reset)
 
     def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
         """See `environment.World`."""

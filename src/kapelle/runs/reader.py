@@ -26,6 +26,8 @@ from kapelle.runs.step_rows import (
     stored_steps,
 )
 from kapelle.runtime.files import plain_bytes, step_of
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import RunConfig
 from kapelle.types import Episode, Group, Json, Split
 
 
@@ -98,6 +100,14 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
         return []
     rows = found if isinstance(found, list) else []
     return [row for row in rows if isinstance(row, dict)]
+
+
+def planned_steps(run: Path, config: RunConfig) -> int:
+    """Return the steps that a run takes: those of its settings, or what it has made of `training.epochs` if it has begun."""
+    if config.training.epochs is None or not is_run(run):
+        return config.training.steps
+    written = parse_yaml(read_config(run))
+    return int(written["training"]["steps"])
 
 
 def read_status(run: Path) -> Status:

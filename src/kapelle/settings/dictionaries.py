@@ -320,6 +320,11 @@ class TrainingDict(TypedDict, total=False):
 
     steps: int
     """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
+    epochs: float | None
+    """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
+    tasks of the next epoch. Null goes by `steps`."""
+    critic_warmup: int
+    """The first steps, in which only critics learn; policies play as they are."""
     tasks_per_step: int
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
     max_staleness: int
@@ -345,6 +350,14 @@ class TrainingDict(TypedDict, total=False):
     bfloat16 and 0.1 in float16."""
     non_finite: Literal["stop", "skip"]
     """What happens to a step whose loss or gradient is not finite."""
+
+
+class TasksDict(TypedDict, total=False):
+    """Which of the environment's tasks are played."""
+
+    max_prompt_tokens: int | None
+    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
+    out, and refuses a run whose first tasks do not fit the model."""
 
 
 class EvaluationDict(TypedDict, total=False):

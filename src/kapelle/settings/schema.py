@@ -359,6 +359,11 @@ class TrainingConfig(Settings):
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
     """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
+    epochs: Annotated[float | None, FREE] = Field(default=None, gt=0, allow_inf_nan=False)
+    """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
+    tasks of the next epoch. Null goes by `steps`."""
+    critic_warmup: int = Field(default=0, ge=0)
+    """The first steps, in which only critics learn; policies play as they are."""
     tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
     max_staleness: int = Field(default=0, ge=0)
@@ -390,6 +395,14 @@ class TrainingConfig(Settings):
     bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """What happens to a step whose loss or gradient is not finite."""
+
+
+class TasksConfig(Settings):
+    """Which of the environment's tasks are played."""
+
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
+    out, and refuses a run whose first tasks do not fit the model."""
 
 
 class EvaluationConfig(Settings):
@@ -480,6 +493,7 @@ class RunConfig(Settings):
     episode: EpisodeConfig = EpisodeConfig()
     grader: GraderConfig = GraderConfig()
     training: TrainingConfig = TrainingConfig()
+    tasks: TasksConfig = TasksConfig()
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +33,7 @@ from kapelle.models.checksums import verify_folder
 from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
 from kapelle.models.renderer import ReadRenderer, load_renderer
 from kapelle.models.weight_files import check_architecture, check_files, folder_of
-from kapelle.rows import ReadsTokens
+from kapelle.rows import Reader, ReadsTokens
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import error_message, exchange
@@ -41,8 +42,8 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, parts_of
 from kapelle.team import Agent, Team
-from kapelle.types import Message, Task
-from kapelle.workflow import CountsTurns
+from kapelle.types import Task
+from kapelle.workflow import CountsTurns, opening
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -80,6 +81,31 @@ def _tried(path: str, outline: Outline) -> str:
     )
 
 
+# -------- Which tasks have short enough first prompts (`tasks.max_prompt_tokens`).
+
+
+def short_enough(
+    config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Reader]
+) -> Callable[[Task], bool] | None:
+    """Return whether a task's first prompts are as short as `tasks.max_prompt_tokens` asks; None where it asks nothing.
+
+    Agents behind endpoints are left out: their servers count.
+    """
+    most = config.tasks.max_prompt_tokens
+    if most is None:
+        return None
+    readers = [(agent, team.policy(agent.name)) for agent in team.agents]
+    here = [(agent, renderer_of_policy(p.name)) for agent, p in readers if p.endpoint is None]
+
+    def fits(task: Task) -> bool:
+        try:
+            return all(len(reader.start(opening(agent, task.question))) <= most for agent, reader in here)
+        except ContextError:  # too long to be counted
+            return False
+
+    return fits
+
+
 # -------- Whether agents' prompts fit their models: read with the models' tokenisers, before a model is loaded.
 
 
@@ -104,11 +130,12 @@ def check_prompts(
     longest: dict[str, int] = {}
     readers = [(agent, team.policy(agent.name)) for agent in team.agents]
     here = [(agent, renderers[team.bases[p.base]]) for agent, p in readers if p.endpoint is None]
+    fits = short_enough(config, team, lambda policy: renderers[team.bases[team.policies[policy].base]])
     for split in ("train", "test"):
         size = environment.size(split)
         for index in range(min(problems, problems if size is None else size)):
             task = task_of(environment, split, index)
-            for agent, renderer in here:
+            for agent, renderer in here if fits is None or fits(task) else ():
                 tokens = _tokens(agent, task, renderer)
                 longest[agent.name] = max(tokens, longest.get(agent.name, 0))
     notes = [note for renderer in renderers.values() for note in renderer.notes]
@@ -134,10 +161,8 @@ def check_prompts(
 
 def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
     """Return the tokens of an agent's first prompt for a task; ContextError when no answer fits after it."""
-    messages = [Message("system", agent.system)] if agent.system else []
-    messages.append(Message("user", (agent.prompt or "{question}").replace("{question}", task.question)))
     try:
-        tokens = len(renderer.start(messages))
+        tokens = len(renderer.start(opening(agent, task.question)))
     except ContextError as error:
         raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
     if tokens >= renderer.context:
@@ -243,6 +268,8 @@ class PreparedRun:
     team: Team
     outlines: Mapping[str, Outline]
     """Base name → the model without its weights."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of the tasks: how many are left out, and how many steps they make."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
         """Return the same run on other bases (name → path); `held` are those in memory, by path."""
@@ -278,6 +305,9 @@ def prepare(
     check_keys(team, config.environment)
     report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
     check_run(config, algorithm, team, given, training, elsewhere)
+    config, notes = _counted(config, team, given, renderer_of) if training else (config, ())
+    for note in notes:
+        report("tasks", note)
     report("algorithm", f"{algorithm.name} can train this team")
     for doubt in _doubts(config) if training else ():
         report(DOUBT, doubt)
@@ -303,7 +333,50 @@ def prepare(
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
-    return PreparedRun(config, given, algorithm, team, models)
+    return PreparedRun(config, given, algorithm, team, models, notes)
+
+
+def _counted(
+    config: RunConfig, team: Team, given: Mapping[str, LanguageModel], renderer_of: ReadRenderer
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the settings with the steps that `training.epochs` makes, and lines about the tasks that are left."""
+    environment, training, most = config.environment, config.training, config.tasks.max_prompt_tokens
+    left = {split: environment.size(split) for split in ("train", "test")}
+    notes = []
+    if most is not None:
+        memory = {path: model.renderer for path, model in given.items()}
+        renderers = {
+            base: memory.get(path) or renderer_of(path, config.model) for base, path in team.bases.items()
+        }
+        fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
+        for split, size in left.items():
+            if size is not None and fits is not None:
+                left[split] = sum(fits(task_of(environment, split, index)) for index in range(size))
+                longer = size - left[split]
+                if longer == size:
+                    raise ConfigError(
+                        f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
+                        "prompt is longer. Raise it."
+                    )
+                if longer:
+                    notes.append(
+                        f"{split}: {longer} of {size} tasks have a first prompt of more than {most} tokens and are left out"
+                    )
+    if training.epochs is None:
+        return config, tuple(notes)
+    count = left["train"]
+    if count is None:
+        raise ConfigError(
+            f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and "
+            "`training.steps`."
+        )
+    steps = ceil(training.epochs * count / training.tasks_per_step)
+    tasks = "task" if count == 1 else "tasks"
+    notes.append(
+        f"{training.epochs:g} epochs of {count} {tasks}, {training.tasks_per_step} a step, are {steps} steps"
+    )
+    changed = training.model_copy(update={"steps": steps})
+    return config.model_copy(update={"training": changed}), tuple(notes)
 
 
 def _doubts(config: RunConfig) -> Iterator[str]:
@@ -313,6 +386,11 @@ def _doubts(config: RunConfig) -> Iterator[str]:
         yield (
             f"The learning rate rises for {rising} steps (`optimizer.warmup_steps`), and training takes {steps}: it never "
             "gets to `optimizer.lr`."
+        )
+    if 0 < steps <= config.training.critic_warmup:
+        yield (
+            f"Only critics learn for {config.training.critic_warmup} steps (`training.critic_warmup`), and training takes {steps}: no "
+            "policy learns anything."
         )
     best = config.checkpoint.best
     if best is not None and (meant := misspelt(best)):

@@ -181,6 +181,11 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     for check in algorithm.checks:
         check(team)
+    if config.training.critic_warmup and (algorithm.critic is None or judging):
+        raise ConfigError(
+            f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains "
+            f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo or marft."
+        )
     _check_worlds(config, algorithm, team)
     environment = config.environment
     _check_own_rewards(config, environment, team)

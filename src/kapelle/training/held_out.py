@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -18,9 +18,10 @@ from kapelle.rows import label_of, turns_of
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import short_enough
 from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.rollouts import TrainingTasks
 from kapelle.training.starting import Pieces
 from kapelle.types import Task
 
@@ -110,14 +111,20 @@ def judgement_of(judged: Sequence[Judged]) -> Judgement:
     )
 
 
-def held_out_tasks(config: RunConfig, environment: Environment, steps: int, count: int) -> list[Task]:
+def held_out_tasks(
+    config: RunConfig,
+    environment: Environment,
+    steps: int,
+    count: int,
+    fits: Callable[[Task], bool] | None = None,
+) -> list[Task]:
     """Return up to `count` test tasks, each question once, without the questions of the first `steps` steps."""
-    trained = {
-        task.question for step in range(1, steps + 1) for task in training_tasks(environment, config, step)
-    }
+    source = TrainingTasks(environment, config, fits)
+    trained = {task.question for step in range(1, steps + 1) for task in source.of(step)}
     size = environment.size("test")
     # Generated questions have no end; twice as many leave enough.
-    found = choose_tasks(environment, "test", 2 * count + len(trained) if size is None else size)
+    asked = 2 * count + len(trained) if size is None else size
+    found = choose_tasks(environment, "test", asked, fits=fits)
     fresh: dict[str, Task] = {}
     for task in found:
         if task.question not in trained:
@@ -132,7 +139,8 @@ def judge_held_out(
 
     Questions of the first `steps` steps, are left out: the verifier has learned from them.
     """
-    tasks = held_out_tasks(config, play.environment, steps, problems)
+    fits = short_enough(config, play.team, play.engine.renderer)
+    tasks = held_out_tasks(config, play.environment, steps, problems, fits)
     groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
     labels: Mapping[Any, float] = {
         key: label
@@ -190,7 +198,8 @@ class HeldOut:
             play = self._pieces.play
             if self._config.evaluation.greedy if greedy is None else greedy:
                 play = greedy_play(play)
-            tasks = choose_tasks(play.environment, "test", problems)
+            fits = short_enough(self._config, play.team, play.engine.renderer)
+            tasks = choose_tasks(play.environment, "test", problems, fits=fits)
             result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
             return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
         except StopRequested:

@@ -36,7 +36,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
+from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead, tasks_of
 from kapelle.training.step_report import credit_metrics, critic_metrics, traces, why_idle
 from kapelle.types import Group
 
@@ -204,6 +204,8 @@ class Loop:
         self._play = play
         self._engine = engine
         self._player = player
+        self.tasks = tasks_of(play, config)
+        """The tasks of every step."""
         self._queue = RolloutQueue(steps_ahead(config.training), config.training.max_staleness)
         self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
@@ -304,14 +306,16 @@ class Loop:
         if self._source is not None:
             return self._source(number), {}
         if not algorithm.plays:
-            return play_step(play, config, algorithm, number).groups, {}
+            return play_step(play, config, algorithm, self.tasks, number).groups, {}
         versions = dict(self._engine.versions)
         parity: dict[str, float] = {}
 
         def played(k: int, left: Sequence[PartialGroup]) -> PlayedStep:
             nonlocal parity
             step = (
-                play_step(play, config, algorithm, k, left) if sampler is None else sampler.begin(k, left)()
+                play_step(play, config, algorithm, self.tasks, k, left)
+                if sampler is None
+                else sampler.begin(k, left)()
             )
             # Where steps are played ahead, the update comes too late to compare trainer and sampler.
             if config.training.max_staleness:
@@ -368,12 +372,14 @@ class Loop:
                 metrics |= critic_metrics(critics)
         learned = policy_samples(sampled.trained, team, credit, signals)
 
-        # Update.
+        # Update. In the first steps critics may learn alone.
+        warming = number <= config.training.critic_warmup
+        chosen = () if warming else algorithm.update.order.choose(team.trained, number, config.seed)
         metrics |= update_in_order(
             engine,
             self._objective,
             algorithm.update.order,
-            algorithm.update.order.choose(team.trained, number, config.seed),
+            chosen,
             UpdateSamples(learned, critics, groups),
         )
         found: tuple[Trace, ...] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Environment, task_of
-from kapelle.errors import ParityError
+from kapelle.errors import ConfigError, ParityError
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Enough, Play, begun, play_groups, shared_rollout
@@ -20,28 +20,75 @@ from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig, TrainingConfig
+from kapelle.setup.preparation import short_enough
 from kapelle.types import Group, Task
+
+REDRAWN = 1000
+"""Draws of a split without end after which no task fits."""
+
+
+class TrainingTasks:
+    """The tasks of every step: those of the training split that fit, each once per epoch in a new random order."""
+
+    def __init__(
+        self, environment: Environment, config: RunConfig, fits: Callable[[Task], bool] | None = None
+    ) -> None:
+        """Take tasks for which `fits` is true; a finite split is looked through at the first step."""
+        self._environment, self._config, self._fits = environment, config, fits
+        self._left: Sequence[int] | None = None
+        """Indices of a finite split that fit, once they are known."""
+
+    def of(self, step: int, attempt: int = 0) -> list[Task]:
+        """Return the tasks of a step (from 1).
+
+        `attempt` gives another draw for the same step, of tasks that later steps play too.
+        """
+        config, environment = self._config, self._environment
+        count = config.training.tasks_per_step
+        offset = attempt * config.training.steps
+        cursors = range((step - 1 + offset) * count, (step + offset) * count)
+        if environment.size("train") is None:
+            return [self._drawn(cursor) for cursor in cursors]
+        left = self._finite()
+        orders: dict[int, list[int]] = {}
+        for epoch in {cursor // len(left) for cursor in cursors}:
+            orders[epoch] = list(left)
+            random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
+        return [
+            task_of(environment, "train", orders[cursor // len(left)][cursor % len(left)])
+            for cursor in cursors
+        ]
+
+    def _drawn(self, cursor: int) -> Task:
+        for again in range(REDRAWN):
+            more = (again,) if again else ()
+            index = derive_seed(self._config.seed, "task", cursor, *more) >> 16
+            task = task_of(self._environment, "train", index)
+            if self._fits is None or self._fits(task):
+                return task
+        raise ConfigError(
+            f"`tasks.max_prompt_tokens` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise it."
+        )
+
+    def _finite(self) -> Sequence[int]:
+        if self._left is None:
+            size = self._environment.size("train")
+            assert size is not None, "a split without end is drawn from"
+            fits = self._fits
+            self._left = [
+                k for k in range(size) if fits is None or fits(task_of(self._environment, "train", k))
+            ]
+        return self._left
 
 
 def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
-    """Return the tasks of a step: every task of a finite split once per epoch, in a new random order.
+    """Return the tasks of a step of all that the environment has; see `TrainingTasks`."""
+    return TrainingTasks(environment, config).of(step, attempt)
 
-    `attempt` gives another draw for the same step, of tasks that later steps play too.
-    """
-    count = config.training.tasks_per_step
-    size = environment.size("train")
-    offset = attempt * config.training.steps
-    cursors = range((step - 1 + offset) * count, (step + offset) * count)
-    if size is None:
-        return [
-            task_of(environment, "train", derive_seed(config.seed, "task", cursor) >> 16)
-            for cursor in cursors
-        ]
-    orders: dict[int, list[int]] = {}
-    for epoch in {cursor // size for cursor in cursors}:
-        orders[epoch] = list(range(size))
-        random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
-    return [task_of(environment, "train", orders[cursor // size][cursor % size]) for cursor in cursors]
+
+def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
+    """Return the tasks that a run's steps play."""
+    return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))
 
 
 # -------- The episodes of one step of training
@@ -58,16 +105,21 @@ class PlayedStep:
 
 
 def play_step(
-    play: Play, config: RunConfig, algorithm: Algorithm, number: int, left: Sequence[PartialGroup] = ()
+    play: Play,
+    config: RunConfig,
+    algorithm: Algorithm,
+    source: TrainingTasks,
+    number: int,
+    left: Sequence[PartialGroup] = (),
 ) -> PlayedStep:
-    """Play the tasks of step `number` (from 1); with `redraw`, replace groups without variance by further tasks.
+    """Play the `source`'s tasks of step `number` (from 1); with `redraw`, replace groups without variance by further tasks.
 
     `left` is what the step before has left. The result depends only on that, the settings, the number and the weights, so
     that the episodes are the same in whichever process it runs.
     """
     data = algorithm.data
     seed = derive_seed(config.seed, "rollout", number)
-    tasks = training_tasks(play.environment, config, number)
+    tasks = source.of(number)
     if config.training.partial_rollouts:
         pool = [*left, *begun(tasks, data.group_size, seed, number)]
         # Play groups until the rest of them may be left.
@@ -80,7 +132,7 @@ def play_step(
         dead = [k for k, group in enumerate(groups) if is_dead(group, returns)]
         if not dead:
             break
-        others = training_tasks(play.environment, config, number, attempt)
+        others = source.of(number, attempt)
         again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
         fresh = shared_rollout(play, again, data.group_size, other_seed)
         for k, group in zip(dead, fresh, strict=True):

@@ -16,11 +16,14 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kapelle.runtime.foreign_code import sent_error
 from kapelle.runtime.interrupts import SIGNALS
 from kapelle.runtime.process_tree import SharedStatus, live
+
+if TYPE_CHECKING:
+    from kapelle.training.rollouts import TrainingTasks
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
@@ -67,6 +70,7 @@ class _Player:
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
         self._team = TeamReplica(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
+        self._tasks: TrainingTasks | None = None
 
     def play(
         self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str
@@ -84,7 +88,7 @@ class _Player:
             random_from_lists,
             restore_random,
         )
-        from kapelle.training.rollouts import play_step
+        from kapelle.training.rollouts import play_step, tasks_of
 
         started = time.perf_counter()
         team = self._team
@@ -92,7 +96,8 @@ class _Player:
             team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
         play = replace(team.play, timeline=Timeline(), tree=team.algorithm.data.tree)
-        played = play_step(play, team.config, team.algorithm, number, load_partial(left))
+        self._tasks = self._tasks or tasks_of(play, team.config)
+        played = play_step(play, team.config, team.algorithm, self._tasks, number, load_partial(left))
         answer = {
             "hashes": team.hashes,
             "groups": dump_groups(number, played.groups).decode("ascii"),

@@ -29,7 +29,7 @@ from kapelle.models.outline import read_outline
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.named_checkpoint import check_start, check_verifier, policy_folder, weights_of
-from kapelle.runs.reader import is_run, read_latest, read_status
+from kapelle.runs.reader import is_run, planned_steps, read_latest, read_status
 from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
 from kapelle.settings.schema import EVERYONE, RunConfig
 from kapelle.setup.preparation import PreparedRun
@@ -126,9 +126,8 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
     folder = run_dir / stage.folder
     if not is_run(folder):
         return False
-    steps = stage.recipe.config.training.steps
     try:
-        status = read_status(folder)
+        status, steps = read_status(folder), planned_steps(folder, stage.recipe.config)
     except RunDirectoryError:  # damaged: the stage continues from its last checkpoint and writes it anew
         return False
     if status.state != "finished" or status.step < steps:

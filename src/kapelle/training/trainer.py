@@ -41,6 +41,7 @@ from kapelle.settings.dictionaries import (
     RayDict,
     RecordDict,
     RewardModelDict,
+    TasksDict,
     TeamDict,
     TrackerDict,
     TrainingDict,
@@ -59,6 +60,7 @@ from kapelle.settings.schema import (
     RecordConfig,
     RewardModelConfig,
     RunConfig,
+    TasksConfig,
     TeamConfig,
     TrackerConfig,
     TrainingConfig,
@@ -98,6 +100,7 @@ class SharedSections(TypedDict, total=False):
     episode: EpisodeConfig | EpisodeDict | Plain
     grader: GraderConfig | GraderDict | Plain
     training: TrainingConfig | TrainingDict | Plain
+    tasks: TasksConfig | TasksDict | Plain
     evaluation: EvaluationConfig | EvaluationDict | Plain
     checkpoint: CheckpointConfig | CheckpointDict | Plain
     trackers: Sequence[TrackerConfig | TrackerDict | Plain]
@@ -281,7 +284,9 @@ class Trainer:
         self._idle = IdleSteps(self._tell)
         self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
         prepared = prepare(self.config, given)
-        self.algorithm, self.team = prepared.algorithm, prepared.team
+        self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
+        for line in prepared.notes:
+            self.observer.phase("tasks", line)
         for line in rows_left_out(self.config):
             self.observer.phase("data", line)
         starts = check_weights(prepared, start_from, run_dir)

@@ -373,7 +373,12 @@ class Dag(Settings, Drawable, ScoresRounds):
             question = f"{question}\n\n{shown}"
         messages = [Message("user", given)]
         if (processing := _processing(node)) is not None:
-            messages = processing.before(given, shown if again else None, node.pre_process_kwargs)
+            answered = shown if again else None
+            if (
+                self.whole_texts and shown is not None and not again
+            ):  # what the class showed before anybody spoke
+                answered = shown.removeprefix(scene.task.question).lstrip("\n") or None
+            messages = processing.before(given, answered, node.pre_process_kwargs)
         values = {"prompt": messages[-1].content, "question": question}
         values |= {f"{k}.output": text for k, text in said.items()}
         text = _FIELD.sub(lambda match: values[match[1]], node.prompt)

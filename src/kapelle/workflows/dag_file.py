@@ -282,6 +282,11 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         name, options = str(node.get("node_id")), node.get("agent_options") or {}
         number = _checked_node(node, options, where, name)
         group = groups.setdefault(number, _Group(f"agent_{number}"))
+        if "train_cycle" in options and node["node_role"] != "ACTOR":
+            raise ConfigError(
+                f"Node '{name}' of {where} has `train_cycle` and the role {node['node_role']}: in siiRL the node would be left out of some "
+                "steps, and here only updates are. Write it on the node with the role ACTOR that trains, or remove it."
+            )
         _training_keys(group, options, where, name)
         config = node.get("config") or {}
         said |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
@@ -395,14 +400,12 @@ def _assemble(
     if len(models) == 1 and None not in models:
         sections["model"] = {"path": ordered[0].model}
     algorithm: dict[str, Any] = {}
-    cycles = {group.cycle for group in ordered if group.trains}
-    if len(cycles) > 1:
-        raise ConfigError(
-            f"{where} gives its agents different `train_cycle`s ({', '.join(map(str, sorted(cycles, key=str)))}). Here "
-            "all take turns of one length: give every training agent the same."
-        )
-    if cycles - {None}:
-        algorithm["order"] = {"name": "alternate", "interval": cycles.pop()}
+    training = [group for group in ordered if group.trains]
+    cycles = {group.name: group.cycle for group in training if group.cycle is not None}
+    if cycles:
+        alike = len(set(cycles.values())) == 1 and len(cycles) == len(training)
+        interval = next(iter(cycles.values())) if alike else cycles
+        algorithm["order"] = {"name": "alternate", "interval": interval}
     if "share_reward_in_agent" in values:
         algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
     if algorithm:

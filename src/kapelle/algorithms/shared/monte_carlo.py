@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, CreditMemory, Data, Update
 from kapelle.algorithms.shared.groups import Earlier
-from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
+from kapelle.algorithms.shared.orders import Joint, OrderConfig, order_checks
 from kapelle.algorithms.shared.rewards import (
     FREE,
     PenaltyConfig,
@@ -116,8 +116,6 @@ class MonteCarlo(Settings):
             credit = partial(judge, earlier=None)
             memory = lambda team, seed: ComparedWithEarlier(judge, self.umad)  # noqa: E731
         order = self.order.build(self.loss.old)
-        if order.sequential:
-            checks = (*checks, partial(check_separate_weights, algorithm=name))
         held = reference or self.loss.kl_coefficient > 0
         signals: tuple[Signal, ...] = (ReferenceLogProbs(),) if held else ()
         if self.loss.proximal:
@@ -132,7 +130,7 @@ class MonteCarlo(Settings):
             memory=memory,
             returns=partial(agent_returns, how=self.team_reward, penalties=self.forms),
             after_update=refreshed(self.reference_every) if held else (),
-            checks=(*checks, self.umad.check),
+            checks=(*checks, *order_checks(self.order, name), self.umad.check),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.algorithm import Mover, Order, UpdateSamples
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, TurnKey
@@ -32,12 +32,16 @@ class Joint(Settings):
         return Order()
 
 
+Interval = Annotated[int, Field(ge=1)]
+
+
 class Alternate(Settings):
     """One policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
 
     name: Literal["alternate"]
-    interval: int = Field(default=1, ge=1)
-    """Steps for which one policy is updated before the next one's turn."""
+    interval: Interval | dict[str, Interval] = 1
+    """Steps for which one policy is updated before the next one's turn; or such a number for policies by name, each of which then
+    goes by its own clock: see `_alternating`."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
@@ -69,8 +73,21 @@ class Sequential(Settings):
 OrderConfig = Annotated[Joint | Alternate | Probability | Sequential, Field(discriminator="name")]
 
 
-def _alternating(policies: Sequence[str], step: int, seed: int, *, interval: int) -> tuple[str, ...]:
-    return (policies[(step - 1) // interval % len(policies)],)
+def _alternating(
+    policies: Sequence[str], step: int, seed: int, *, interval: int | Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the policies whose turn it is: number k of n where ⌊(step − 1) / its interval⌋ mod n is k (siiRL's `train_cycle`).
+
+    With one interval for all that is always one of them. With unequal ones it may be several, or none: then critics alone learn.
+    A policy without an interval is updated at every step.
+    """
+    if isinstance(interval, int):
+        return (policies[(step - 1) // interval % len(policies)],)
+    return tuple(
+        name
+        for place, name in enumerate(policies)
+        if name not in interval or (step - 1) // interval[name] % len(policies) == place
+    )
 
 
 def _tossed(policies: Sequence[str], step: int, seed: int, *, probability: float) -> tuple[str, ...]:
@@ -83,6 +100,26 @@ def _shuffled(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
     order = list(policies)
     random.Random(derive_seed(seed, "order", step)).shuffle(order)
     return tuple(order)
+
+
+def order_checks(order: OrderConfig, algorithm: str) -> tuple[Callable[[Team], None], ...]:
+    """Return what an order asks of a team: functions that raise ConfigError."""
+    if isinstance(order, Alternate) and not isinstance(order.interval, int):
+        return (partial(_check_intervals, intervals=order.interval),)
+    return (partial(check_separate_weights, algorithm=algorithm),) if order.build().sequential else ()
+
+
+def _check_intervals(team: Team, intervals: Mapping[str, int]) -> None:
+    for name in intervals:
+        if name not in team.trained:
+            raise ConfigError(
+                f"`algorithm.order.interval` names '{name}', and no policy of this team that is trained is called so."
+                f"{did_you_mean(name, team.trained)} They are: {', '.join(team.trained)}."
+            )
+    if not intervals:
+        raise ConfigError(
+            "`algorithm.order.interval` is empty. Give a number of steps, or one for each policy by its name."
+        )
 
 
 def check_separate_weights(team: Team, algorithm: str) -> None:

@@ -3,6 +3,8 @@
 In siiRL the tasks come from elsewhere. The class answers each turn of a whole team:
 
     class MyEnv:
+        def reset(self):                                 # optional, sync or async; None, a text, or one for each agent
+            return first_obs
         async def step(self, actions, ground_truth):     # texts of the agents in order
             return next_obs, reward, should_stop         # a text for each of them, a number, a truth value
 
@@ -20,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Answerable, Outcome, Retriable, World, offers
+from kapelle.environment import Answerable, Outcome, Resets, Retriable, World, offers, reset_world
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
@@ -64,6 +66,16 @@ class SiirlEnv(HandsOnQuestions):
                 f"environment.env_path: `step` of {self.env_path} cannot be called with `actions` and `ground_truth`: {error}. "
                 "Write `async def step(self, actions, ground_truth)`."
             ) from None
+        reset = getattr(self._class, "reset", None)
+        if reset is not None:
+            try:
+                named = _named(reset)
+                inspect.signature(reset).bind(None, **dict.fromkeys(named))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"environment.env_path: `reset` of {self.env_path} cannot be called: {error}. Write `def reset(self)`; it may also "
+                    f"name {', '.join(f'`{each}`' for each in RESET_WITH)}."
+                ) from None
         try:
             self._class()
         except Exception as error:
@@ -79,20 +91,32 @@ class SiirlEnv(HandsOnQuestions):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlWorld:
         """Open the world of one question, with an object of the class for it alone."""
         gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
-        return SiirlWorld(self._class(), gold, self.questions.start(task, agents, seed), agents, self)
+        return SiirlWorld(self._class(), gold, self.questions.start(task, agents, seed), agents, self, seed)
 
 
-class SiirlWorld(Retriable):
+RESET_WITH = ("question", "ground_truth", "seed")
+"""What `reset` is handed if it names it: siiRL's has no parameters."""
+
+
+def _named(reset: Any) -> list[str]:
+    return [name for name in inspect.signature(reset).parameters if name in RESET_WITH]
+
+
+class SiirlWorld(Resets, Retriable):
     """One question; what the agents say goes to the object, and what it shows goes to them.
+
+    The object's `reset` comes first. What it returns follows the question: one text for all agents, or a list with a text for each
+    in seat order; nothing where it returns None, as in siiRL's own classes.
 
     The last agent to act is paid, as in siiRL, after every turn. `success` is the questions' own verdict on the last
     answer.
     """
 
     def __init__(
-        self, made: Any, gold: Json, question: World, agents: Sequence[str], settings: SiirlEnv
+        self, made: Any, gold: Json, question: World, agents: Sequence[str], settings: SiirlEnv, seed: int
     ) -> None:
         self._made, self._gold, self._path = made, gold, settings.env_path
+        self._seed = seed
         self._question = question
         self._agents = tuple(agents)
         self._pays = settings.rewards_with_env
@@ -101,12 +125,41 @@ class SiirlWorld(Retriable):
         self._turns = 0
         self._over = False
 
+    async def reset(self) -> None:
+        """Begin the question, then the object; EpisodeError unless it shows nothing, one text, or as many as there are agents."""
+        await reset_world(self._question)
+        reset = getattr(self._made, "reset", None)
+        if reset is None:
+            return
+        asked = self._question.observe(self._agents[0])
+        given = {"question": asked, "ground_truth": self._gold, "seed": self._seed}
+        shown = reset(**{name: given[name] for name in _named(reset)})
+        if inspect.isawaitable(shown):
+            shown = await shown
+        if isinstance(shown, tuple) and len(shown) == 2 and isinstance(shown[1], Mapping):
+            shown = shown[0]  # Gymnasium's form: an observation and what is to be known of it
+        if shown is None:
+            return
+        texts = [shown] * len(self._agents) if isinstance(shown, str) else shown
+        if (
+            not isinstance(texts, list | tuple)
+            or len(texts) != len(self._agents)
+            or not all(isinstance(one, str) for one in texts)
+        ):
+            raise EpisodeError(
+                f"`reset` of {self._path} returned {shown!r:.80}. It returns None, a text, or a list with a text for each of the "
+                f"{len(self._agents)} agents."
+            )
+        for agent, text in zip(self._agents, texts, strict=True):
+            if text:
+                self._shown[agent] = f"{self._question.observe(agent)}\n\n{text}"
+
     def allow_answers(self, most: int) -> None:
         """Take so many turns of the team, until the object ends the episode."""
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the question, later what the object showed to this agent last."""
+        """Return the question and what `reset` showed, later what the object showed to this agent last."""
         return self._shown[agent] if agent in self._shown else self._question.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
