@@ -200,7 +200,7 @@ def write_results(
     result: dict[str, Json] = {
         "recipe": recipe,
         "budget": {
-            "steps": contenders[0].steps,
+            **({"steps": training.steps} if training.epochs is None else {"epochs": training.epochs}),
             "tasks_per_step": training.tasks_per_step,
             "episodes_per_task": contenders[0].build().attempts,
         },

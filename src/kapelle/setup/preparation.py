@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import Renderer
 from kapelle.environment import (
     AskedServer,
     AsksServers,
@@ -33,7 +34,7 @@ from kapelle.models.checksums import verify_folder
 from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
 from kapelle.models.renderer import ReadRenderer, load_renderer
 from kapelle.models.weight_files import check_architecture, check_files, folder_of
-from kapelle.rows import Reader, ReadsTokens
+from kapelle.rows import ReadsTokens
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import error_message, exchange
@@ -42,7 +43,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, parts_of
 from kapelle.team import Agent, Team
-from kapelle.types import Task
+from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _tried(path: str, outline: Outline) -> str:
 
 
 def short_enough(
-    config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Reader]
+    config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Renderer]
 ) -> Callable[[Task], bool] | None:
     """Return whether a task's first prompts are as short as `tasks.max_prompt_tokens` asks; None where it asks nothing.
 
@@ -341,7 +342,8 @@ def _counted(
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the settings with the steps that `training.epochs` makes, and lines about the tasks that are left."""
     environment, training, most = config.environment, config.training, config.tasks.max_prompt_tokens
-    left = {split: environment.size(split) for split in ("train", "test")}
+    splits: tuple[Split, ...] = ("train", "test")
+    left = {split: environment.size(split) for split in splits}
     notes = []
     if most is not None:
         memory = {path: model.renderer for path, model in given.items()}
@@ -351,8 +353,8 @@ def _counted(
         fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
         for split, size in left.items():
             if size is not None and fits is not None:
-                left[split] = sum(fits(task_of(environment, split, index)) for index in range(size))
-                longer = size - left[split]
+                kept = sum(fits(task_of(environment, split, index)) for index in range(size))
+                left[split], longer = kept, size - kept
                 if longer == size:
                     raise ConfigError(
                         f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
