@@ -1,4 +1,4 @@
-"""Programming problems with tests: MBPP, HumanEval, and programs that read and print.
+"""Programming problems with tests: MBPP, HumanEval, programs that read and print, and problems generated from templates.
 
 Programs run only in the sandbox. With `max_attempts` above 1 an agent reads what the shown tests
 said to its program and tries again, under a workflow in which the environment decides who moves (`parallel`,
@@ -21,13 +21,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, text_in
-from kapelle.environments.questions import need_seats
-from kapelle.errors import DataError, EpisodeError
+from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
+from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
+from kapelle.errors import DataError, EpisodeError, did_you_mean
 from kapelle.grading.code.grade import (
     CallTest,
     CodeGrade,
@@ -47,9 +48,11 @@ from kapelle.sandbox.pool import Pool, backend, require, shared_pool
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 
-Format = Literal["mbpp", "humaneval", "stdio"]
+Rows = Literal["mbpp", "humaneval", "stdio"]
+Format = Literal[Rows, "generated"]
 """`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374). `stdio`:
-programs that read and print, and functions in the form of APPS, see `stdio_problem`."""
+programs that read and print, and functions in the form of APPS, see `stdio_problem`. `generated`: problems from templates, which
+need no data, see `environments.programming`."""
 
 
 # -------- Problems in the forms that data sets publish them in: MBPP, HumanEval, standard input and output
@@ -153,6 +156,17 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
     )
 
 
+def generated_problem(made: Programming) -> CodeProblem:
+    """Return the problem of a template: its shown tests are the first ones of a grade."""
+    calls = tuple(CallTest(made.function, arguments, expected) for arguments, expected in made.tests)
+    return CodeProblem(
+        made.prompt,
+        made.shown,
+        lambda program, sandbox, limits: grade_calls(program, calls, sandbox, limits),
+        made.solution,
+    )
+
+
 def _tests(row: DataRow, field: str, tolerance: float) -> tuple[OutputTest, ...]:
     value = _parsed(row, field)
     if value is None:
@@ -241,7 +255,7 @@ def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
 
 
 RewardWeights = Annotated[Mapping[RewardPart, float], AfterValidator(_weights)]
-FORMATS: Mapping[Format, Callable[[DataRow, str, str], CodeProblem]] = {
+FORMATS: Mapping[Rows, Callable[[DataRow, str, str], CodeProblem]] = {
     "mbpp": lambda row, _question, _tests: mbpp_problem(row),
     "humaneval": lambda row, _question, _tests: humaneval_problem(row),
     "stdio": stdio_problem,
@@ -419,7 +433,15 @@ class Code(DataSettings, Answerable, Scripted):
 
     name: Literal["code"] = "code"
     format: Format = "mbpp"
-    """The form of the rows."""
+    """The form of the rows; `generated` reads none."""
+    difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
+    """Of generated problems: easiest and hardest level, 1 to 3."""
+    templates: tuple[str, ...] = ()
+    """Of generated problems: the templates to draw from; empty for all of the difficulty."""
+    held_out: HeldOut = "problem"
+    """Of generated problems: `problem` tests on other parameters than it trains on, `template` on other templates."""
+    seed: int = 0
+    """Of generated problems: another seed gives other problems in another order; the split stays."""
     path: str = "google-research-datasets/mbpp"
     config: str | None = "full"
     published_split: bool = True
@@ -451,9 +473,35 @@ class Code(DataSettings, Answerable, Scripted):
     parallel: Annotated[int, FREE] = Field(default=2, ge=1)
     """Programs graded in parallel; the others wait."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> Code:
+        for name in self.templates:
+            if name not in TEMPLATES:
+                raise ValueError(f"there is no template '{name}'.{did_you_mean(name, TEMPLATES)}")
+        chosen = [*self.templates, *(["held_out"] if self.held_out == "template" else [])]
+        if self.format != "generated" and chosen:
+            raise ValueError(
+                f"`{'templates' if self.templates else 'held_out'}` is of generated problems, and `format` is {self.format}. Set "
+                "`format: generated`, or leave it out"
+            )
+        for split in ("train", "test") if self.format == "generated" else ():
+            if not candidates(split, self.difficulty, self.templates, self.held_out):
+                raise ValueError(
+                    f"no template of difficulty {list(self.difficulty)} is left for the {split} split. Name more `templates`, or a wider "
+                    "`difficulty`"
+                )
+        return self
+
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each."""
+        """The file or hub split of each; templates where problems are generated."""
+        if self.format == "generated":
+            if self.held_out == "problem":
+                return describe("programming problems", self.difficulty)
+            return {
+                split: f"generated programming problems of the templates {', '.join(self._names(split))}"
+                for split in MBPP_SPLITS
+            }
         if self._by_id:
             return {
                 split: f"{self.path}, task_id {ids.start} to {ids.stop - 1}"
@@ -470,7 +518,19 @@ class Code(DataSettings, Answerable, Scripted):
             return self.question_field, "question_field", question_in
         return "task_id", "format", text_in
 
+    def _names(self, split: Split) -> list[str]:
+        return candidates(split, self.difficulty, self.templates, self.held_out)
+
+    def contents(self) -> Mapping[str, str]:
+        """Return every file or hub split that is read, with a hash of what was in it; nothing for generated problems."""
+        return {} if self.format == "generated" else super().contents()
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return, by split, which rows are left out and why; empty where all are used or none are read."""
+        return {} if self.format == "generated" else super().skipped()
+
     def _read(self, row: DataRow) -> CodeProblem:
+        assert self.format != "generated", "no rows are read"
         try:
             return FORMATS[self.format](row, self.question_field, self.tests_field)
         except DataError as fault:
@@ -479,7 +539,14 @@ class Code(DataSettings, Answerable, Scripted):
 
     @cached_property
     def _problems(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
-        chosen: dict[Split, tuple[DataRow, ...]] = {"train": self.rows.train, "test": self.rows.test}
+        try:
+            chosen: dict[Split, tuple[DataRow, ...]] = {"train": self.rows.train, "test": self.rows.test}
+        except DataError as fault:
+            if Path(self.path).expanduser().exists():
+                raise
+            raise DataError(
+                f"{fault} Generated problems need no data: `environment.format: generated`."
+            ) from None
         if self._by_id:
             every = sorted(
                 (*self.rows.train, *self.rows.test), key=lambda row: int(text_in(row, "task_id", "format"))
@@ -509,20 +576,28 @@ class Code(DataSettings, Answerable, Scripted):
 
         Raises DataError for a row of another form, SandboxError when this machine cannot give the sandbox.
         """
-        _ = self._problems
+        if self.format != "generated":
+            _ = self._problems
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of problems."""
-        return len(self._problems[split])
+        """Return the number of problems; None for generated ones, of which there is no end."""
+        return None if self.format == "generated" else len(self._problems[split])
 
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index, without its tests."""
-        return Task(f"{split}-{index}", self._problems[split][index].prompt)
+        return Task(f"{split}-{index}", self._at(split, index).prompt)
 
     def _problem(self, task: Task) -> CodeProblem:
         split, _, index = task.id.rpartition("-")
-        return self._problems["train" if split == "train" else "test"][int(index)]
+        return self._at("train" if split == "train" else "test", int(index))
+
+    def _at(self, split: Split, index: int) -> CodeProblem:
+        if self.format != "generated":
+            return self._problems[split][index]
+        return generated_problem(
+            problem(self.seed, split, index, self.difficulty, self.templates, self.held_out)
+        )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
         """Open the world of one problem. SandboxError for an unknown sandbox."""
