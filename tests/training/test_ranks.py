@@ -100,6 +100,22 @@ SHARDED: list[Case] = [
 ]
 
 
+WHOLE: dict[str, Any] = {"team": {"sharing": "shared"}, **FSDP}
+FROZEN: list[Case] = [
+    ("grpo", {"algorithm": {"loss": {"kl_coefficient": 0.1}}, **WHOLE}),
+    ("ppo", {"algorithm": {"gae": {"kl_in_reward": 0.05}}, **WHOLE}),
+    ("qmix", WHOLE),
+    ("dpo", WHOLE),
+    ("mappo", {**FSDP, "team": {"sharing": "shared", "critic_train": "full"}, "optimizer": {"weight_decay": 0.1}}),
+]
+"""All weights train beside frozen copies of them: references for a KL in the loss or in the reward, or for pairs; embedders."""
+
+
+@pytest.mark.slow
+def test_two_processes_share_out_what_trains_in_full_and_its_frozen_copies() -> None:
+    check(FROZEN[:2], 2)
+
+
 @pytest.mark.slow
 def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> None:
     check(SHARDED, 2)
@@ -118,7 +134,7 @@ def test_every_algorithm(ranks: int) -> None:
 
 @pytest.mark.ranks
 def test_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
-    check([(name, FSDP) for name in ALGORITHMS] + SHARDED, 3)
+    check([(name, FSDP) for name in ALGORITHMS] + SHARDED + FROZEN, 3)
 
 
 def resumed(run: Path, steps: int, engine: str) -> dict[str, Any]:

@@ -112,9 +112,9 @@ class LanguageModel:
         self.flat = flat_of(model, kernels=kernels)
         """The flat forward pass; None where only `transformers` knows the architecture."""
         self.sharded_pass: Callable[..., Tensor] | None = None
-        """What runs the flat pass instead, while this process holds a part of the weights."""
-        self.sharded = False
-        """Whether processes share the weights out at times, by FSDP."""
+        """What runs `whole_pass` instead, while this process holds a part of the weights."""
+        self.computes_on: torch.device | None = None
+        """The device of its passes, where processes share the weights out at times, by FSDP; else None: where the weights are."""
         self.value_heads: dict[str, nn.Linear] = {}
         self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
@@ -123,9 +123,9 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights."""
+        """The device of its passes."""
         device: torch.device = self.model.device
-        return device
+        return self.computes_on or device
 
     def to(self, device: str | None) -> LanguageModel:
         """Move its weights to a device, one after another, and return it; None leaves them where they are."""
@@ -176,20 +176,10 @@ class LanguageModel:
         Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded. With `recompute`
         the backward pass computes each block again, of which the forward pass then keeps the input alone.
         """
-        if self.flat is not None:
-            run = recompute_blocks(self.bank) if recompute else None
-            whole = self.flat.hidden if self.sharded_pass is None else self.sharded_pass
-            return whole(tokens_N, positions_N, self.flat.by_plan(plan), run)
-        with recomputed(self.body, self.bank) if recompute else nullcontext():
-            pieces: list[Tensor] = []
-            for place_BL in (bucket.query_BL for bucket in plan.buckets):
-                with self.bank.rows_at(place_BL):
-                    output = self.body(
-                        input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
-                    )
-                pieces.append(output.last_hidden_state)
-        joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
-        return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
+        run = recompute_blocks(self.bank) if recompute else None
+        if self.sharded_pass is not None:
+            return self.sharded_pass(tokens_N, positions_N, plan, run)
+        return whole_pass(self, tokens_N, positions_N, plan, run)
 
     @property
     def head(self) -> OutputHead:
@@ -250,6 +240,24 @@ class LanguageModel:
                 "Choose another model, and please report this one's name."
             )
         return found
+
+
+def whole_pass(
+    model: LanguageModel, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, run: Run | None
+) -> Tensor:
+    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run` calls each block, if given."""
+    if model.flat is not None:
+        return model.flat.hidden(tokens_N, positions_N, model.flat.by_plan(plan), run)
+    pieces: list[Tensor] = []
+    with nullcontext() if run is None else blocks_run_by(model.body, run):
+        for place_BL in (bucket.query_BL for bucket in plan.buckets):
+            with model.bank.rows_at(place_BL):
+                output = model.body(
+                    input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
+                )
+            pieces.append(output.last_hidden_state)
+    joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
+    return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:
@@ -405,9 +413,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def recomputed(model: nn.Module, bank: LoraBank) -> Iterator[None]:
-    """Inside, every block of a `transformers` model is computed again in the backward pass."""
-    blocks, run = blocks_of(model), recompute_blocks(bank)
+def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
+    """Inside, `run` calls every block of a `transformers` model."""
+    blocks = blocks_of(model)
     for block in blocks:
         block.forward = partial(run, block.forward)
     try:

@@ -172,10 +172,11 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
     """
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
     # Its own way to its weights would have FSDP share them out.
-    held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if model.sharded else None
+    sharded = model.computes_on is not None
+    held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if sharded else None
     if weights is not None:
         tied = {name for name, _ in model.model.named_parameters(remove_duplicate=False)}
-        buffers = {} if model.sharded else model.model.state_dict()
+        buffers = {} if sharded else model.model.state_dict()
         held = {**{name: t for name, t in buffers.items() if name not in tied}, **weights}
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)

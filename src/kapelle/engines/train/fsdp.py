@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -31,51 +34,55 @@ from torch.distributed.tensor import DTensor
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, blank
 from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainEngine, TrainSetup
+from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.learner import Learner, distributed_like
-from kapelle.errors import ConfigError
-from kapelle.models.fast.flat import Attend
-from kapelle.models.language_model import LanguageModel
+from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered
+from kapelle.errors import ConfigError, ModelError
+from kapelle.models.fast.attention import AttentionPlan, plan_sequences
+from kapelle.models.language_model import LanguageModel, blocks_of, whole_pass
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
+from kapelle.team import reference_name
 
 
 class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
     """Policies and critics on bases of which each rank holds a part."""
 
-    def __init__(self, setup: TrainSetup, *, cpu_offload: bool = False) -> None:
-        """Share the bases out; then add adapters and heads, which every rank holds whole."""
+    def __init__(self, setup: TrainSetup, settings: Fsdp | None = None) -> None:
+        """Share the bases out, and frozen copies of them; then add adapters and heads, which every rank holds whole."""
+        settings = settings or Fsdp()
         full = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
-        if full and (setup.references or setup.embedders):
+        full += [critic.name for critic in setup.critics if critic.whole]
+        if full and setup.optimizer.name != "adamw":
             raise ConfigError(
-                f"'{full[0]}' trains all weights of its model and needs a frozen copy of them (a reference or an embedder), which "
-                "`train_engine: fsdp` does not shard. Train an adapter, or set `train_engine.name: ddp`."
-            )
-        whole = [critic.name for critic in setup.critics if critic.whole]
-        if whole:
-            raise ConfigError(
-                f"'{whole[0]}' trains all weights of its model (`team.critic_train: full`), which `train_engine: fsdp` does not shard. Set "
-                "`team.critic_train: lora` or `head`, or `train_engine.name: ddp`."
-            )
-        if any(torch.float16 == model.dtype for model in setup.models.values()):
-            raise ConfigError(
-                "`train_engine: fsdp` does not scale losses for float16. Set `model.dtype: bfloat16`."
+                f"'{full[0]}' trains all weights of its model, and `optimizer.name: {setup.optimizer.name}` takes no weights that "
+                "processes have shared out. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
             )
         models = {id(model): model for model in setup.models.values()}
         kind = next(iter(models.values())).device.type
         mesh = init_device_mesh(kind, (setup.ranks.size,))
         self._ranks = setup.ranks
-        self._bases = [ShardedBase(model, mesh, cpu_offload=cpu_offload) for model in models.values()]
-        self._engine = TorchTrainEngine(setup, in_lockstep=True, equalise=self._equalise)
-        self._sharded_parameters = {
+        self._bases: list[ShardedBase] = []
+
+        def share_out(copies: Sequence[LanguageModel]) -> None:
+            spoken = {id(setup.models[policy.base]) for policy in setup.policies if policy.endpoint is None}
+            self._bases += [
+                ShardedBase(model, mesh, settings, sampled=key in spoken) for key, model in models.items()
+            ]
+            self._bases += [ShardedBase(model, mesh, settings, sampled=False) for model in copies]
+
+        self._engine = TorchTrainEngine(setup, in_lockstep=True, equalise=self._equalise, share_out=share_out)
+        for base in self._bases:
+            base.gather()
+        kept: dict[str, Tensor] = {
             f"learners.{name}.{kind}.{key}": parameter
             for name, learner in self._engine.learners.items()
             for kind in ("weights", "optimizer")
             for key, parameter in learner.parameters.items()
-            if isinstance(parameter, DTensor)
         }
-        for base in self._bases:
-            base.gather()
+        for name in map(reference_name, self._engine.versions if setup.references else ()):
+            kept |= {f"references.{name}.{key}": tensor for key, tensor in self._engine.weights(name).items()}
+        self._sharded_tensors = {place: each for place, each in kept.items() if isinstance(each, DTensor)}
 
     @contextmanager
     def _sharded(self) -> Iterator[None]:
@@ -91,14 +98,28 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
     ) -> list[tuple[list[int], Batch]]:
-        """Return the passes over each base, by the name of a learner on it; the same number in every rank."""
-        own_counts = json.dumps({name: len(own) for name, own in passes.items()}).encode()
-        counts = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: own_counts)]
+        """Return the passes over each base, by the name of a learner on it: in every rank as many, each of as many steps.
+
+        The flat pass is one step; `transformers` takes one for each bucket of sequences.
+        """
+        flat = {name: self._engine.model_of(name).flat is not None for name in passes}
+        steps = {
+            name: [1 if flat[name] else len(batch.plan.buckets) for _, batch in own]
+            for name, own in passes.items()
+        }
+        told = json.dumps(steps).encode()
+        everywhere = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: told)]
         equalised: list[tuple[list[int], Batch]] = []
         for name, own in passes.items():
-            missing = max(count[name] for count in counts) - len(own)
             device = self._engine.model_of(name).device
-            equalised += [*own, *(([], blank(name, device)) for _ in range(missing))]
+            most = [max(each) for each in zip_longest(*(each[name] for each in everywhere), fillvalue=1)]
+            for number, needed in enumerate(most):
+                members, batch = own[number] if number < len(own) else ([], blank(name, device))
+                idle = needed - (steps[name][number] if number < len(own) else 1)
+                if idle:
+                    plan = AttentionPlan(batch.spans, device, idle_buckets=idle)
+                    batch = replace(batch, plan=plan)
+                equalised.append((members, batch))
         return equalised
 
     @property
@@ -116,11 +137,14 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
         return self._engine.renderer(learner)
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return all weights of a policy, critic or reference, whole."""
+        """Return all weights of a policy, critic or reference, whole.
+
+        All ranks have to ask together for those of a model that nobody samples from: a reference's, a critic's own.
+        """
         own = self._engine.weights(name)
-        if any(isinstance(tensor, DTensor) for tensor in own.values()):
+        if name in self._engine.versions and any(isinstance(tensor, DTensor) for tensor in own.values()):
             return self._engine.model_of(name).base_parameters()
-        return own
+        return {key: gathered(tensor) for key, tensor in own.items()}
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
@@ -128,13 +152,13 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
         if not any(isinstance(tensor, DTensor) for tensor in parts.values()):
             self._engine.load_weights(name, weights)
             return
-        whole = self.weights(name)
-        copy_weights(whole, weights, f"'{name}'")
+        copy_weights(self.weights(name), weights, f"'{name}'")
         given = {key: tensor.detach().clone() for key, tensor in weights.items()}  # they may be gathered ones
         with self._sharded(), torch.no_grad():
             for key, part in parts.items():
                 part.copy_(distributed_like(given[key], part))
-        self._engine.learners[name].changed = True
+        if name in self._engine.learners:
+            self._engine.learners[name].changed = True
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
@@ -175,7 +199,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
 
     def refresh_references(self) -> None:
         """Make every reference policy a frozen copy of its trained policy as it is now."""
-        self._engine.refresh_references()
+        with self._sharded():
+            self._engine.refresh_references()
 
     def state(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, whole; all ranks have to ask for it together."""
@@ -187,8 +212,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
         """Return an empty tensor for what `parts` has at a dotted place; None if this rank keeps it whole."""
-        own = self._sharded_parameters.get(
-            place, self._sharded_parameters.get(place.rpartition(".")[0])
+        own = self._sharded_tensors.get(
+            place, self._sharded_tensors.get(place.rpartition(".")[0])
         )  # a moment is named under its weight
         return None if own is None or own.shape != saved.shape else torch.empty_like(own, dtype=saved.dtype)
 
@@ -202,56 +227,92 @@ class ShardedBase:
     """The weights of one model under FSDP2 (`fully_shard`): whole in this process, or its part of them.
 
     FSDP gathers a block's weights before the block and gives them back after it, forward and backward, by hooks around
-    methods that it is told of. The flat pass calls no module's `forward`, so that each block, and the whole pass, becomes
-    such a method.
+    `forward` and around methods that it is told of. A module of `transformers` is called, and so FSDP sees it; the flat pass
+    calls none, so that there each block becomes such a method. The whole pass is one for both.
     """
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh, *, cpu_offload: bool) -> None:
-        """Share the weights out over the mesh; they are parts from now on."""
-        if model.flat is None:
-            raise ConfigError(
-                f"`train_engine: fsdp` shards models of the flat pass, and '{model.name}' is of another kind. Set "
-                "`train_engine.name: ddp`."
-            )
-        self._model, self._flat = model, model.flat
-        model.sharded = True
-        offload: OffloadPolicy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
-        for layer in self._flat.layers:
-            fully_shard(layer, mesh=mesh, offload_policy=offload)
-            layer.flat_block = MethodType(_block, layer)
-            register_fsdp_forward_method(layer, "flat_block")
+    def __init__(self, model: LanguageModel, mesh: DeviceMesh, settings: Fsdp, *, sampled: bool) -> None:
+        """Share the weights out over the mesh; they are parts from now on, and stay so unless the model is `sampled` from."""
+        self._model, self._sampled = model, sampled
+        self._reshards = settings.reshard_after_forward
+        model.computes_on = model.device
         root: Any = model.model
-        fully_shard(root, mesh=mesh, offload_policy=offload)
-        root.flat_pass = MethodType(self._pass, root)
-        register_fsdp_forward_method(root, "flat_pass")
-        self._parts = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        offload: OffloadPolicy = OffloadPolicy()
+        if settings.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=model.device.type != "cpu")
+        shard = partial(fully_shard, mesh=mesh, offload_policy=offload)
+        blocks: list[Any] = []
+        if model.flat is not None:
+            blocks = list(model.flat.layers)
+            for block in blocks:
+                block.flat_block = MethodType(_block, block)
+        else:
+            with suppress(ModelError):  # nothing says which they are: the model is gathered as one piece
+                blocks = blocks_of(model.body)[::-1]  # what is inside others comes first
+            model.model.get_input_embeddings().register_forward_hook(self._lead_back)
+        for block in blocks:
+            shard(block, reshard_after_forward=self._reshards)
+            if model.flat is not None:
+                register_fsdp_forward_method(block, "flat_block")
+        # The head's weights are read after the pass, so that the root keeps what it has gathered.
+        shard(root, reshard_after_forward=False)
+        root.shared_pass = MethodType(self._pass, root)
+        register_fsdp_forward_method(root, "shared_pass")
+        self._root, self._parts = (
+            root,
+            [module for module in root.modules() if isinstance(module, FSDPModule)],
+        )
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)  # sums: the engine divides by the global weight
             part.set_force_sum_reduction_for_comms(True)
+        # A policy's passes read the head, and a pass over a single token does not; a critic's never do.
+        root.set_reduce_scatter_unused_params(sampled)
+        self.shard()
+        # The first pass decides which module is the root: a sampler that calls a block alone must not be it.
+        plan = plan_sequences([1], model.device)
+        nothing = torch.zeros(1, dtype=torch.long, device=model.device)
+        with torch.no_grad(), model.computing([(None, 0, 1)]):
+            model.hidden(nothing, nothing, plan)
+        self.shard()
 
     def shard(self) -> None:
         """Keep this process's part of the weights alone, and compute with gathered ones."""
         for part in self._parts:
+            if part is not self._root:
+                part.set_reshard_after_forward(self._reshards, recurse=False)
             part.reshard()
-        self._model.sharded_pass = self._model.model.flat_pass
+        self._model.sharded_pass = self._model.model.shared_pass
 
     def gather(self) -> None:
-        """Hold all weights, so that they can be read and sampled with."""
+        """Hold all weights, so that they can be read and sampled with; a model that nobody samples from stays in parts."""
+        if not self._sampled:
+            return
         self._model.sharded_pass = None
         for part in self._parts:
+            # A sampler calls modules at its own pace, and what it calls must wait for no other process.
+            part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
 
-    def _pass(self, _root: Any, tokens_N: Tensor, positions_N: Tensor, attend: Attend, run: Any) -> Tensor:
-        layers = self._flat.layers
+    def _lead_back(self, _embeddings: nn.Module, _inputs: object, embedded: Tensor) -> None:
+        """Let every process's backward pass go through every block, whichever adapters its rows have."""
+        if self._model.sharded_pass is not None and torch.is_grad_enabled() and not embedded.requires_grad:
+            embedded.requires_grad_()
+
+    def _pass(
+        self, _root: Any, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, run: Any
+    ) -> Tensor:
+        if self._model.flat is None:
+            return whole_pass(self._model, tokens_N, positions_N, plan, run)
+        layers = self._model.flat.layers
 
         def block(own: Any, number: int, x_ND: Tensor, *rest: Any) -> Tensor:
             if number == 0 and torch.is_grad_enabled() and not x_ND.requires_grad:
-                # Every process's backward pass goes through every block, whichever adapters its rows have.
+                # As `_lead_back`.
                 x_ND = x_ND.detach().requires_grad_()
             after_ND: Tensor = layers[number].flat_block(own, run, number, x_ND, *rest)
             return after_ND
 
-        return self._flat.hidden(tokens_N, positions_N, attend, block)
+        return whole_pass(self._model, tokens_N, positions_N, plan, block)
 
 
 def _block(_layer: Any, own: Any, run: Any, *args: Any) -> Any:

@@ -40,7 +40,9 @@ class Fsdp(Settings):
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """Seconds for which a process waits for the others, at the start and at every collective operation."""
     cpu_offload: bool = False
-    """Whether the parts of bases lie in the machine's memory while they are not computed with."""
+    """Whether the parts of bases, of their gradients and of their moments lie in the machine's memory, and the optimiser steps there."""
+    reshard_after_forward: bool = True
+    """Whether a block's gathered weights are given back after its forward pass, and gathered once more for the backward pass."""
 
     def build(self, setup: TrainSetup) -> TrainEngine:
         """Return the engine, for a process alone `torch`; ConfigError for models that cannot be sharded."""
@@ -48,4 +50,4 @@ class Fsdp(Settings):
             return Torch().build(setup)
         from kapelle.engines.train.fsdp import FsdpTrainEngine
 
-        return FsdpTrainEngine(setup, cpu_offload=self.cpu_offload)
+        return FsdpTrainEngine(setup, self)

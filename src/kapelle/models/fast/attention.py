@@ -73,10 +73,17 @@ class Runs(NamedTuple):
 class AttentionPlan:
     """Which tokens attend to which, in the form that each kernel wants; a form is made when it is first asked for."""
 
-    def __init__(self, spans: Sequence[Span], device: torch.device | str = "cpu") -> None:
-        """Plan for spans that cover the flat tokens in order; tensors are made on this device."""
+    def __init__(
+        self, spans: Sequence[Span], device: torch.device | str = "cpu", *, idle_buckets: int = 0
+    ) -> None:
+        """Plan for spans that cover the flat tokens in order; tensors are made on this device.
+
+        `idle_buckets` more buckets compute the first token once more, and nothing reads what they return: with them, processes
+        that have to take every step of a pass together have as many buckets as one another.
+        """
         self.spans = tuple(spans)
         self._device = device
+        self._idle_buckets = idle_buckets
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -91,7 +98,13 @@ class AttentionPlan:
     @cached_property
     def _bucketed(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
         with torch.inference_mode(mode=False):  # a plan may be read first by a pass that keeps no gradients
-            return _in_buckets(self.spans, self._device)
+            buckets, where_N = _in_buckets(self.spans, self._device)
+            if not self._idle_buckets:
+                return buckets, where_N
+            idle = Bucket(torch.zeros(1, 1, dtype=torch.long, device=self._device), None, None)
+            if where_N is None:
+                where_N = torch.arange(sum(span.length for span in self.spans), device=self._device)
+            return buckets + (idle,) * self._idle_buckets, where_N
 
     @cached_property
     def runs(self) -> Runs:

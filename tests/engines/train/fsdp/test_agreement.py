@@ -9,10 +9,11 @@ import pytest
 import torch
 from tests.engines.train.fsdp.test_engine import NLL, setup
 from tests.support.ranks import Raised, run_ranks
-from tests.support.tiny import related_samples
+from tests.support.tiny import related_samples, tiny_model, with_behaviour
 
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.fsdp import FsdpTrainEngine
-from kapelle.engines.train.protocol import UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.runtime.rank_group import ranks_here
 from kapelle.team import Policy
 
@@ -50,3 +51,33 @@ def test_or_it_stops_all_with_the_same_reason() -> None:
     assert (
         "NumericsError: The update 1 of 'a' at a rate of 0.01 broke its weights: 1 of the 128 numbers" in one
     )
+
+
+def scaled() -> list[tuple[float, float, float]]:
+    """Take steps in float16 of which the first has gradients that overflow, in the samples of one rank alone."""
+    ranks = ranks_here(60.0)
+    limits = UpdateLimits(microbatch_tokens=20, parity_tolerance=100.0)
+    half = {"base": tiny_model(dtype="float16", size=0.1)}
+    engine = FsdpTrainEngine(setup(Policy("a"), ranks=ranks, limits=limits, models=half))
+    state = engine.state()
+    state["learners"]["a"]["scaler"]["scale"] = 2.0**10
+    engine.load_state(state)
+    told = []
+    for loudest in (1e6, 1.0):
+        drawn = with_behaviour(engine, related_samples(["a"]))
+        drawn[0].columns["advantage"].mul_(loudest)
+        row = engine.update(drawn, Objective(SurrogateConfig().build(), parity=False))
+        scale = engine.state()["learners"]["a"]["scaler"]["scale"]
+        moved = sum(float(tensor.detach().double().sum()) for tensor in engine.weights("a").values())
+        told.append((row["skipped/a"], scale, moved))
+    return told
+
+
+@pytest.mark.slow
+def test_a_gradient_that_overflows_in_one_rank_is_left_out_by_all_and_lowers_their_scale() -> None:
+    one, other = run_ranks(2, scaled)
+    assert one == other
+    (skipped, lowered, before), (later, kept, after) = one
+    assert (skipped, lowered) == (1.0, 2.0**9)
+    assert (later, kept) == (0.0, 2.0**9)
+    assert before != after

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.support.ranks import free_port
 from tests.support.tiny import (
     LORA,
@@ -32,7 +33,7 @@ from kapelle.runtime.rank_group import RankGroup
 from kapelle.runtime.ranks import LaunchedRank
 from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import OptimizerConfig
-from kapelle.team import Policy
+from kapelle.team import Policy, reference_name
 
 NLL = Objective(negative_log_likelihood)
 ROUNDING = 1e-6
@@ -82,7 +83,7 @@ def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGro
     policy = Policy("a", lora=lora)
     sharded, plain = FsdpTrainEngine(setup(policy, ranks=group)), TorchTrainEngine(setup(policy))
     learned(sharded, policy)
-    state = sharded.state()
+    state: Any = sharded.state()
     plain.load_state(state)
     assert same_bits(plain.state(), state)
     assert same_bits(plain.weights("a"), sharded.weights("a"))
@@ -104,9 +105,65 @@ def test_tensors_that_are_whole_stay_as_they_are() -> None:
 
 
 def test_what_cannot_be_sharded(group: RankGroup) -> None:
-    with pytest.raises(ConfigError, match=r"'a' trains all weights .* needs a frozen copy"):
-        Fsdp().build(setup(Policy("a"), ranks=Two(), references=True))
+    eight_bit = OptimizerConfig(name="adamw_8bit")
+    with pytest.raises(ConfigError, match=r"'a' trains all weights .* `optimizer.name: adamw`"):
+        Fsdp().build(setup(Policy("a"), ranks=Two(), optimizer=eight_bit))
     assert isinstance(Fsdp().build(setup(Policy("a"))), TorchTrainEngine)
+
+
+def test_a_reference_stays_shared_out_and_follows_its_policy_when_it_is_refreshed(group: RankGroup) -> None:
+    policy, name = Policy("a"), reference_name("a")
+    sharded = FsdpTrainEngine(setup(policy, ranks=group, references=True))
+    plain = TorchTrainEngine(setup(policy, references=True))
+    begun = frozen_copy(plain.weights("a"))
+    asked = [replace(sample, learner=name) for sample in related_samples(["a"])]
+    for engine in (sharded, plain):
+        learned(engine, policy)
+        assert same_bits(frozen_copy(engine.weights(name)), begun)
+    held = sharded._engine.weights(name)
+    assert all(isinstance(tensor, DTensor) for tensor in held.values())
+    for here, there in zip(sharded.score(asked), plain.score(asked), strict=True):
+        assert float((here - there).abs().max()) < 1e-5
+    sharded.refresh_references()
+    assert same_bits(dict(sharded.weights(name)), frozen_copy(sharded.weights("a")))
+    sharded.load_weights(name, begun)
+    assert same_bits(dict(sharded.weights(name)), begun)
+    state: Any = sharded.state()
+    plain.load_state(state)
+    assert same_bits(plain.state(), state)
+    again = FsdpTrainEngine(setup(policy, ranks=group, references=True))
+    again.load_state(sharded.parts())
+    assert same_bits(again.state(), state)
+    saved = state["references"][name]["model.norm.weight"]
+    room = again.room(f"references.{name}.model.norm.weight", saved.to("meta"))
+    assert isinstance(room, DTensor)
+
+
+def test_float16_is_scaled_and_a_scale_that_is_too_large_is_left(group: RankGroup) -> None:
+    policy, limits = Policy("a"), UpdateLimits(microbatch_tokens=20, parity_tolerance=100.0)
+    half = {"base": tiny_model(dtype="float16", size=0.1)}
+    sharded = FsdpTrainEngine(setup(policy, ranks=group, models=half, limits=limits))
+    half = {"base": tiny_model(dtype="float16", size=0.1)}
+    plain = TorchTrainEngine(setup(policy, models=half, limits=limits))
+    rows = {}
+    for engine in (sharded, plain):
+        samples = with_behaviour(engine, related_samples(["a"]))
+        loud = [replace(s, mask=torch.full((len(s.targets),), 1e5)) for s in samples]
+        rows[engine] = [engine.update(loud, replace(NLL, parity=False))["skipped/a"] for _ in range(16)]
+    assert rows[sharded] == rows[plain]
+    assert rows[plain][0] == 1.0
+    assert rows[plain][-1] == 0.0
+    ours: Any = sharded.state()
+    scaler = ours["learners"]["a"]["scaler"]
+    theirs: Any = plain.state()
+    assert scaler == theirs["learners"]["a"]["scaler"]
+    assert scaler["scale"] == 2.0 ** (16 - rows[plain].count(1.0))
+    again = FsdpTrainEngine(
+        setup(policy, ranks=group, models={"base": tiny_model(dtype="float16")}, limits=limits)
+    )
+    again.load_state(sharded.parts())
+    resumed: Any = again.state()
+    assert resumed["learners"]["a"]["scaler"] == scaler
 
 
 class Two:

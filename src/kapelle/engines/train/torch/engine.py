@@ -36,7 +36,7 @@ from kapelle.engines.train.protocol import (
     UpdateLimits,
 )
 from kapelle.engines.train.torch.large_head import Entropy, token_statistics
-from kapelle.engines.train.torch.learner import Learner, take_steps
+from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, take_steps
 from kapelle.engines.train.torch.sharing import AmongRanks, Gaps, UpdateSums, add_metric, means
 from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
@@ -78,18 +78,27 @@ class TorchTrainEngine(TrainEngine, Examines):
     """Policies and critics on models in this process's memory."""
 
     def __init__(
-        self, setup: TrainSetup, *, in_lockstep: bool = False, equalise: EqualisePasses | None = None
+        self,
+        setup: TrainSetup,
+        *,
+        in_lockstep: bool = False,
+        equalise: EqualisePasses | None = None,
+        share_out: Callable[[Sequence[LanguageModel]], None] | None = None,
     ) -> None:
         """Add adapters and heads to the models and make one learner for each policy and critic that is trained.
 
         The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
-        `equalise` decides which passes are taken.
+        `equalise` decides which passes are taken. `share_out` gets the frozen copies of bases (references, embedders) while
+        everything is whole, before adapters, heads and learners are made.
         """
         self._limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self._placements: dict[str, Placement] = {}
         self.learners: dict[str, Learner] = {}
         """By name: trained policies, then trained critics."""
         self._policies = [policy for policy in setup.policies if policy.endpoint is None]
+        copies = self._copied_bases(setup)
+        if share_out is not None:
+            share_out(copies)
         learning: Sequence[Policy | Critic] = [*self._policies, *setup.critics]
         for learner in learning:
             model, name, lora = setup.models[learner.base], learner.name, learner.lora
@@ -120,15 +129,25 @@ class TorchTrainEngine(TrainEngine, Examines):
                 self.learners[name] = Learner(name, parameters, settings, settings.lr, steps, scaled)
         if setup.references:
             self.refresh_references()
-        copies: dict[int, LanguageModel] = {}
-        for policy in self._policies if setup.embedders else ():
-            # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
-            model = self._placements[policy.name].model
-            if policy.trained and policy.lora is None:
-                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
-            self._placements[embedder_name(policy.name)] = Placement(model, None)
         self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep)
+
+    def _copied_bases(self, setup: TrainSetup) -> list[LanguageModel]:
+        """Place references and embedders of whole bases; return the frozen copies that they stand on."""
+        copies: dict[str, LanguageModel] = {}
+        embedding: dict[int, LanguageModel] = {}
+        for policy in self._policies:
+            model, whole = setup.models[policy.base], policy.trained and policy.lora is None
+            reference, embedder = reference_name(policy.name), embedder_name(policy.name)
+            if setup.references and whole:
+                copies[reference] = copy_language_model(model, reference)
+                self._placements[reference] = Placement(copies[reference], None)
+            if setup.embedders:
+                # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
+                if whole and id(model) not in embedding:
+                    copies[embedder] = embedding[id(model)] = copy_language_model(model, embedder)
+                self._placements[embedder] = Placement(embedding[id(model)] if whole else model, None)
+        return list(copies.values())
 
     def _to_come(self, device: torch.device) -> int:
         """Return the bytes of gradients and moments that learners on a device will take."""
@@ -320,7 +339,10 @@ class TorchTrainEngine(TrainEngine, Examines):
             for name, others in (weights or {}).items():
                 own = self.weights(name)
                 current += [(tensor, tensor.detach().clone()) for tensor in own.values()]
-                copy_weights(own, others, f"'{name}'")
+                laid_out = {
+                    key: distributed_like(t, own[key]) if key in own else t for key, t in others.items()
+                }
+                copy_weights(own, laid_out, f"'{name}'")
             self._compare(self._gaps(samples), samples, totals)
         finally:
             with torch.no_grad():
@@ -382,8 +404,10 @@ class TorchTrainEngine(TrainEngine, Examines):
             if policy.lora:
                 model.bank.copy(policy.name, name)
                 self._placements[name] = Placement(model, name)
-            else:
-                self._placements[name] = Placement(copy_language_model(model, name), None)
+            elif name in self._placements:
+                with torch.no_grad():
+                    for key, tensor in self.weights(name).items():
+                        tensor.copy_(self.learners[policy.name].parameters[key])
 
     @property
     def _models(self) -> list[LanguageModel]:
@@ -421,7 +445,10 @@ class TorchTrainEngine(TrainEngine, Examines):
     def state(self, *, parts: bool = False) -> dict[str, object]:
         """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
         references = {
-            name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
+            name: {
+                key: tensor.detach() if parts else gathered(tensor.detach())
+                for key, tensor in self.weights(name).items()
+            }
             for name in self._placements
             if name.startswith(reference_name(""))
         }
@@ -443,7 +470,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         with torch.no_grad():
             for name, tensors in state["references"].items():
                 for key, tensor in self.weights(name).items():
-                    tensor.copy_(tensors[key])
+                    tensor.copy_(distributed_like(tensors[key], tensor))
 
 
 class ForwardPass:

@@ -67,8 +67,12 @@ class Learner:
         self._lr = lr
         self._total_steps = total_steps
         self.device = next(iter(self.parameters.values())).device
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
-        self._optimizer = build_optimizer(list(self.parameters.values()), settings, lr)
+        self._scale = LossScale() if scaled else None
+        # Foreach operations take tensors of one kind: parts and whole ones (a critic's head) are groups of their own.
+        self._names = sorted(self.parameters, key=lambda key: not isinstance(self.parameters[key], DTensor))
+        ordered = [self.parameters[key] for key in self._names]
+        kinds = [[p for p in ordered if isinstance(p, DTensor) is parts] for parts in (True, False)]
+        self._optimizer = build_optimizer([kind for kind in kinds if kind], settings, lr)
 
     @property
     def bytes_to_come(self) -> int:
@@ -80,7 +84,7 @@ class Learner:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times this learner's loss scale (1 but for fp16)."""
-        return self._scaler.scale(loss)
+        return loss if self._scale is None else loss * self._scale.scale
 
     def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
         """Take a step alone; see `take_steps`."""
@@ -96,18 +100,20 @@ class Learner:
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._scaler.unscale_(self._optimizer)
         pushed = [p for p in self.parameters.values() if p.grad is not None]
         # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
-        torch._foreach_div_([p.grad for p in pushed if p.grad is not None], weight)
-        bound = self._settings.max_grad_norm
-        norm = gathered(nn.utils.clip_grad_norm_(pushed, math.inf if bound is None else bound))
+        gradients = [local_part(p.grad) for p in pushed if p.grad is not None]
+        if self._scale is not None:
+            torch._foreach_mul_(gradients, 1.0 / self._scale.scale)
+        torch._foreach_div_(gradients, weight)
+        norm = _norm([p.grad for p in pushed if p.grad is not None])
+        if self._settings.max_grad_norm is not None:
+            torch._foreach_mul_(gradients, (self._settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        # Parts count together: whether the step is taken is the same in all processes.
         finite = torch.isfinite(norm)
         unmoved = [p for p in pushed if p not in self._optimizer.state]
         self.version += 1  # until it is settled: who is broken off here has other weights than before
-        if self._scaler.is_enabled():
-            self._scaler.step(self._optimizer)  # looks at the gradients itself
-        elif self._settings.name == "adamw":
+        if self._settings.name == "adamw":
             # The fused kernel reads it where the gradients are, and then leaves everything as it is.
             stepping: Any = self._optimizer
             stepping.found_inf = finite.logical_not().float()
@@ -115,7 +121,6 @@ class Learner:
             del stepping.found_inf
         elif bool(finite):
             self._optimizer.step()
-        self._scaler.update()
         learned = {f"weights.{name}": local_part(p.detach()) for name, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
             moments = self._optimizer.state.get(parameter, {})
@@ -133,10 +138,12 @@ class Learner:
         norm, finite, sound = read[0], bool(read[1]), all(read[2:])
         undone = False
         self.version -= 1
-        if not finite and not self._scaler.is_enabled():
+        if self._scale is not None:
+            self._scale.follow(finite=finite)
+        if not finite:
             for parameter in step.unmoved:
                 self._optimizer.state.pop(parameter, None)  # zeros that were made for the step
-            if on_bad == "stop":
+            if on_bad == "stop" and self._scale is None:
                 raise NumericsError(
                     f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
                     "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
@@ -169,7 +176,7 @@ class Learner:
     def state(self, *, parts: bool = False) -> dict[str, Any]:
         """Return weights, optimiser state and counters as a tree; with `parts`, what is shared out stays so."""
         moments = self._optimizer.state_dict()["state"]
-        names = list(self.parameters)
+        names = self._names
 
         def read(value: Any) -> Any:
             return value if parts else gathered(value)
@@ -182,7 +189,7 @@ class Learner:
             },
             "steps": self.steps,
             "version": self.version,
-            "scaler": self._scaler.state_dict(),
+            "scaler": {} if self._scale is None else self._scale.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -196,7 +203,7 @@ class Learner:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(distributed_like(state["weights"][name], parameter))
-        names, moments = list(self.parameters), dict[int, dict[str, Any]]()
+        names, moments = self._names, dict[int, dict[str, Any]]()
         for name, entry in state["optimizer"].items():
             # Copies; those of the weights' shape are laid out as the weights are.
             parameter, own = self.parameters[name], dict[str, Any]()
@@ -209,8 +216,8 @@ class Learner:
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.steps = int(state["steps"])
         self.version = int(state["version"])
-        if self._scaler.is_enabled():
-            self._scaler.load_state_dict(dict(state["scaler"]))
+        if self._scale is not None:
+            self._scale.load_state(state["scaler"])
 
     def exchange(self, other: Learner) -> None:
         """Swap weights, optimiser state, counters and loss scale with a learner of the same shape."""
@@ -220,6 +227,51 @@ class Learner:
             learner.load_state(state)
             learner.version = version
             learner.changed = True
+
+
+class LossScale:
+    """The factor on a learner's losses that keeps small gradients above the least number of float16 (1710.03740).
+
+    It is halved after a step whose gradient was not finite, which is left out, and doubled after 2000 that were.
+    """
+
+    FIRST, GROWS_AFTER = 65536.0, 2000
+
+    def __init__(self) -> None:
+        """Begin with 2 to the 16th."""
+        self.scale = self.FIRST
+        self._sound_steps = 0
+
+    def follow(self, *, finite: bool) -> None:
+        """Take note of a step."""
+        self._sound_steps = self._sound_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self._sound_steps == self.GROWS_AFTER:
+            self.scale, self._sound_steps = self.scale * 2, 0
+
+    def state(self) -> dict[str, float | int]:
+        """Return it under the names of `torch.amp.GradScaler`, whose checkpoints it reads and which reads its own."""
+        return {
+            "scale": self.scale,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": self.GROWS_AFTER,
+            "_growth_tracker": self._sound_steps,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.scale, self._sound_steps = float(state["scale"]), int(state["_growth_tracker"])
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of gradients, of which processes may hold parts, the same in all of them."""
+    parts = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [gathered(nn.utils.get_total_norm(kind)) for kind in (parts, whole) if kind or not gradients]
+    both: Tensor = torch.linalg.vector_norm(torch.stack(norms)) if parts and whole else norms[0]
+    return both
 
 
 def take_steps(
@@ -285,9 +337,9 @@ MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 
 
 def build_optimizer(
-    parameters: Sequence[nn.Parameter], settings: OptimizerConfig, lr: float
+    groups: Sequence[Sequence[nn.Parameter]], settings: OptimizerConfig, lr: float
 ) -> torch.optim.Optimizer:
-    """Return AdamW in torch's or another library's form; `setup` has checked that the library is there."""
+    """Return AdamW over groups of parameters in torch's or another library's form; `setup` has checked that it is there."""
     given: dict[str, Any] = {
         "lr": lr,
         "betas": settings.betas,
@@ -295,11 +347,11 @@ def build_optimizer(
         "weight_decay": settings.weight_decay,
     }
     if settings.name == "adamw":
-        return torch.optim.AdamW(list(parameters), **given, fused=True)
+        return torch.optim.AdamW([{"params": list(group)} for group in groups], **given, fused=True)
     import bitsandbytes
 
     made: torch.optim.Optimizer = getattr(bitsandbytes.optim, OF_BITSANDBYTES[settings.name])(
-        list(parameters), **given
+        [{"params": list(group)} for group in groups], **given
     )
     return made
 
