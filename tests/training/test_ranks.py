@@ -106,7 +106,10 @@ FROZEN: list[Case] = [
     ("ppo", {"algorithm": {"gae": {"kl_in_reward": 0.05}}, **WHOLE}),
     ("qmix", WHOLE),
     ("dpo", WHOLE),
-    ("mappo", {**FSDP, "team": {"sharing": "shared", "critic_train": "full"}, "optimizer": {"weight_decay": 0.1}}),
+    (
+        "mappo",
+        {**FSDP, "team": {"sharing": "shared", "critic_train": "full"}, "optimizer": {"weight_decay": 0.1}},
+    ),
 ]
 """All weights train beside frozen copies of them: references for a KL in the loss or in the reward, or for pairs; embedders."""
 
