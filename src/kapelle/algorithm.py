@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.errors import ConfigError, KapelleError
+from kapelle.metrics.calibration import Kind
 from kapelle.runtime.foreign_code import check_parameters, place_of, reason
 from kapelle.runtime.plugins import catalogue, find_class
 
@@ -192,6 +193,11 @@ class CriticSpec:
     none."""
     everyone: bool = False
     """True if one critic judges all agents, also those that are not trained (a verifier)."""
+    ends: Callable[[str, str], Sequence[int]] | None = None
+    """For the view `answer`: question and text → ascending numbers of characters; one more value stands after each of these
+    parts of the text, before the one at its end. None asks for that one alone."""
+    calibration: Kind = "none"
+    """How the scores of a verifier become probabilities: fitted on half of the held-out questions (`training.held_out`)."""
 
 
 JointAction = tuple[int, ...]

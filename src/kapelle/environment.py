@@ -248,6 +248,14 @@ class Connecting:
         raise NotImplementedError
 
 
+class Progressive:
+    """An environment whose train tasks change while a run goes on, such as a game that begins small (a curriculum)."""
+
+    def task_after(self, played: int, index: int) -> Task:
+        """Return the train task at an index where `played` tasks of the run, in order, come before it."""
+        raise NotImplementedError
+
+
 class Opposed:
     """An environment that knows whether its agents' rewards always add up to the same number."""
 
@@ -391,7 +399,7 @@ class Described:
 
 CAPABILITIES = (
     *(Alive, Answerable, AsksServers, Connecting, Doubting, Enumerable, Holding, InMemory, Mixed, Opposed),
-    *(PaysEpisodes, PlayedFromOutside, Private, Reads, Recorded, Scripted, Skipping, Symmetric),
+    *(PaysEpisodes, PlayedFromOutside, Private, Progressive, Reads, Recorded, Scripted, Skipping, Symmetric),
 )
 """What an environment can declare; `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
 
@@ -538,11 +546,25 @@ def size_of(environment: Environment, split: Split, seconds: float = Patience.en
     return count
 
 
-def task_of(environment: Environment, split: Split, index: int, seconds: float | None = None) -> Task:
-    """Return a task of an environment; Unfit where that is none, or takes longer than `environment.timeout` (or `seconds`)."""
+def task_of(
+    environment: Environment,
+    split: Split,
+    index: int,
+    seconds: float | None = None,
+    *,
+    played: int | None = None,
+) -> Task:
+    """Return a task of an environment; Unfit where that is none, or takes longer than `environment.timeout` (or `seconds`).
+
+    `played` is how many train tasks of the run come before it, for an environment that is `Progressive`.
+    """
     if seconds is None:
         seconds = float(getattr(environment, "timeout", Patience.environment))
-    task: object = asked(f"task('{split}', {index})", seconds, environment.task, split, index)
+    task: object
+    if played is not None and offers(environment, Progressive):
+        task = asked(f"task_after({played}, {index})", seconds, environment.task_after, played, index)
+    else:
+        task = asked(f"task('{split}', {index})", seconds, environment.task, split, index)
     if not isinstance(task, Task):
         raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task.")
     for name, value in (("id", task.id), ("question", task.question)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tests.support.copies import Copies
 from tests.support.episodes import episode, group, turn
-from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
+from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections, tiny_model
 
 from kapelle.algorithm import Targets
 from kapelle.algorithms.verifier import (
@@ -19,6 +20,7 @@ from kapelle.algorithms.verifier import (
     VerifierTargets,
     balanced,
     bradley_terry_over_pairs,
+    step_ends,
     weighted_cross_entropy,
 )
 from kapelle.errors import ConfigError, ContextError, ModelError
@@ -31,7 +33,7 @@ from kapelle.signals.samples import answer_sample
 from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
-from kapelle.types import Group
+from kapelle.types import Group, Message, Task
 
 JUDGE = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64, "context": 128}
 
@@ -111,6 +113,75 @@ class TestTargets:
         targets(groups, Signals(values))
         # Of the four (right, wrong) pairs 2>1, 4>1 and 4>3 are the right way round.
         assert targets.metrics() == {"verifier_right_share": 0.5, "verifier_auc": 0.75}
+
+
+def worked(*solutions: tuple[str, float]) -> Group:
+    """Return solutions of 47+85, each with what the environment paid."""
+    task = Task("train-0", "47+85", {})
+    return Group(
+        task,
+        tuple(
+            episode(turn("a", 0, text=text, trained=False), task=task, rewards={"a": paid})
+            for text, paid in solutions
+        ),
+    )
+
+
+class TestProcess:
+    """`labels: process`: a value and a label after each step of a worked solution, and one at its end."""
+
+    RIGHT, SLIPPED, LOST, PLAIN = "120+12=132", "120+12=122", "110+12=122", "132"
+
+    def test_every_step_is_labelled_by_working_it_out_again(self) -> None:
+        groups = [worked((self.RIGHT, 1.0), (self.SLIPPED, 0.0), (self.LOST, 0.0), (self.PLAIN, 1.0))]
+        values = {TurnKey(0, e, 0): torch.zeros(3) for e in range(3)} | {TurnKey(0, 3, 0): torch.zeros(1)}
+        given = VerifierTargets(Verifier(labels="process"))(groups, Signals(values))
+        found = [given[TurnKey(0, e, 0)].return_T for e in range(4)]
+        assert [None if each is None else each.tolist() for each in found] == [
+            [1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0],
+        ]  # fmt: skip
+        # By outcome alone there is one value, whatever the solution looks like.
+        given = VerifierTargets(Verifier())(groups, judged(groups))
+        assert [each.return_T.tolist() for each in given.values() if each.return_T is not None] == [
+            [1.0], [0.0], [0.0], [1.0],
+        ]  # fmt: skip
+
+    def test_values_stand_after_the_tokens_that_end_a_step(self) -> None:
+        # The embedded model's tokens are bytes.
+        reader = tiny_model().renderer
+        start = len(reader.start([Message("user", "47+85")]))
+        sample = answer_sample(VERIFIER, reader, "47+85", self.RIGHT, {}, step_ends("47+85", self.RIGHT))
+        assert [target - start for target in sample.targets] == [6, 10, 11]
+        assert answer_sample(VERIFIER, reader, "47+85", self.RIGHT, {}).targets == (start + 11,)
+
+    def test_a_step_that_ends_inside_a_token_is_judged_after_it(self) -> None:
+        class Pairs:
+            """Two characters a token, and an end of turn."""
+
+            context = 99
+
+            def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+                return (0, 0, 0)
+
+            def completion(self, text: str) -> tuple[int, ...]:
+                return (*(hash(text[k : k + 2]) for k in range(0, len(text), 2)), -1)
+
+        # `1+1=2=2` is 1+ 1= 2= 2 and the end: the sides end after 3, 5 and 7 characters, in the tokens 2, 3 and 4.
+        sample = answer_sample(VERIFIER, Pairs(), "1+1", "1+1=2=2", {}, [3, 5, 7])
+        assert sample.targets == (3 + 2, 3 + 3, 3 + 4, 3 + 5)
+        # Ends in one token: the earlier one is judged a token before, and what has none left is not judged.
+        assert answer_sample(VERIFIER, Pairs(), "q", "=1=1", {}, [1, 2, 3, 4]).targets == (4, 5, 6)
+
+    def test_of_pairs_the_ends_are_compared_and_the_steps_learn_by_cross_entropy(self) -> None:
+        # A pair: right with one step of score 0 (label 1), end ln 3; wrong with one step of score 0 (label 0), end 0.
+        targets = targets_of(**{"return": [1.0, 1.0, 0.0, 0.0]})
+        targets = replace(
+            targets, segment_K=torch.tensor([0, 0, 1, 1]), segments=2, pair_S=torch.tensor([7, 7])
+        )
+        scores = torch.tensor([0.0, math.log(3), 0.0, 0.0], dtype=torch.float64)
+        loss = bradley_terry_over_pairs(scores, targets)
+        assert loss.total.item() == pytest.approx(math.log(4 / 3) + math.log(2))
+        assert loss.weight.item() == 1
 
 
 def targets_of(**columns: list[float]) -> Targets:

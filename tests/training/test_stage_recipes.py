@@ -75,6 +75,28 @@ def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp
     assert {"loss/ada", "loss/ben", "verifier_score/ada"} < found["02-debate"][0].keys()
 
 
+def test_a_verifier_is_calibrated_and_measured_again_on_those_whom_it_pays(tmp_path: Path) -> None:
+    # An untrained model is never right: here noise is paid.
+    run, noise = tmp_path / "run", "environment={name: 'tests.support.plugins:Digest'}"
+    settings = ("evaluation.every=1", "evaluation.problems=12", "evaluation.problems_while_training=12")
+    found = rows_of("maporl_worked_debate", run, noise, *settings, PAID[1])
+    assert [*found] == ["01-judge", "02-debate"]
+    judge = read_evaluations(run / "01-judge")[-1]["verifier"]
+    folder = run / "01-judge" / "checkpoints" / "00000002" / "verifier"
+    assert json.loads((folder / "verifier.json").read_text())["held_out"] == judge
+    made = judge["calibrated"]
+    assert made["calibration"]["kind"] == "isotonic"
+    assert made["fitted"] + made["answers"] == judge["answers"]
+    # What pays is the calibrated probability: it lies between those that were fitted.
+    shares = [share for _, share in made["calibration"]["points"]]
+    for row in found["02-debate"]:
+        assert min(shares) <= row["verifier_score/ada"] <= max(shares)
+    # At each evaluation of the debate the verifier is measured on what its debaters say: two agents, two rounds.
+    rows = read_evaluations(run / "02-debate")
+    assert [(row["step"], row["judged"]["answers"]) for row in rows] == [(1, 48)]
+    assert all(row["success"] is not None for row in rows)
+
+
 @pytest.mark.slow
 def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path: Path) -> None:
     found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC)

@@ -12,6 +12,7 @@ from tests.support.copies import Copies
 from tests.support.tiny import sections
 
 from kapelle.errors import ConfigError
+from kapelle.metrics.calibration import read_calibration, sigmoid
 from kapelle.metrics.statistics import area_interval, area_under_curve
 from kapelle.rows import turns_of
 from kapelle.runs.named_checkpoint import check_verifier
@@ -57,6 +58,50 @@ class TestJudgement:
     def test_answers_of_one_kind_say_nothing(self) -> None:
         found = judgement_of(answers("a", (0.3, True), (0.4, True)))
         assert (found.auc, found.interval, found.auc_within, found.interval_within) == (None,) * 4
+
+    def test_who_tells_garbled_texts_alone_is_at_chance_among_answers(self) -> None:
+        # Garbled texts score low and are wrong; of the answers right and wrong ones score alike.
+        judged = [
+            Judged(f"{k}", score, right, answered)
+            for k in range(10)
+            for score, right, answered in (
+                (0.1, False, False),
+                (0.2, False, False),
+                (0.8, True, True),
+                (0.8, False, True),
+            )
+        ]
+        found = judgement_of(judged)
+        assert found.auc_within == pytest.approx(2.5 / 3)
+        assert found.answered is not None
+        assert (found.answered["auc_within"], found.answered["answers"]) == (0.5, 20)
+        assert judgement_of([each for each in judged if each.answered]).answered is None
+
+    def test_calibrated_on_half_of_the_questions_it_is_measured_on_the_others(self) -> None:
+        # Three in four are right wherever it says nearly one.
+        judged = [
+            Judged(f"{k}", sigmoid(score), right, True, score)
+            for k in range(200)
+            for score, right in (
+                (4.0, True),
+                (4.0, True),
+                (4.0, k % 2 == 0),
+                (4.0, k % 2 == 1),
+                (-4.0, False),
+            )
+        ]
+        found = judgement_of(judged, "isotonic")
+        assert found.calibrated is not None
+        assert found.calibrated["before"]["calibration_error"] == pytest.approx(
+            0.8 * 0.232 + 0.2 * 0.018, abs=2e-3
+        )
+        assert found.calibrated["calibration_error"] < 0.01
+        assert found.calibrated["fitted"] + found.calibrated["answers"] == 1000
+        assert 300 < found.calibrated["fitted"] < 700
+        made = read_calibration(found.calibrated["calibration"])
+        assert made.probability(4.0) == pytest.approx(0.75)
+        # It changes no area: the verifier's order is its own.
+        assert found.auc == judgement_of(judged).auc
 
 
 class TestInterval:

@@ -4,6 +4,9 @@ The first agent reads `47+85` and writes notes, the second reads only the notes 
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
+One agent alone may write its work before its answer (role `work_out`): what the digits of each place come to, and the sum
+of that, `120+12=132` or `40-2=38`.
+
 The notes go from the units up. Every column below the top gives its last digit before the carry that comes
 in, the top column gives its sum in full, and `+1` (`-1` when subtracting) marks a carry (a borrow) that
 comes in from the column below. The units' sum is missing from the notes, so only the mark lets a reader
@@ -27,15 +30,15 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kapelle.environments.expression import Expression, Operation, Value, apply, parse_expression, work_out
 from kapelle.environments.questions import TEST_SHARE, Answers, Flaws, Questions, check_flaws, flawed, numbers
 from kapelle.environments.questions import split_of as split_of_key
 from kapelle.errors import DataError
+from kapelle.grading.math.calculation import Expression, Operation, Value, apply, parse_expression, work_out
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
 
-Role = Literal["columns", "combine", "solve"]
-"""`columns`: question → notes. `combine`: notes → answer. `solve`: question → answer."""
+Role = Literal["columns", "combine", "solve", "work_out"]
+"""`columns`: question → notes. `combine`: notes → answer. `solve`: question → answer. `work_out`: question → work and answer."""
 
 
 Sign = Literal["+", "-", "*", "/"]
@@ -248,7 +251,11 @@ class Arithmetic(Questions):
                 read = messages[-1].content if messages else ""
             else:
                 read = step_before(task.question, whole=carry)
+            if role == "work_out":
+                return f"{read}={value_of(read, whole=True)}"
             return read if role == "columns" else value_of(read, whole=carry or role == "solve")
+        if role == "work_out":
+            return f"{places(task.question)}={combine(columns(task.question, carry=carry), carry=True)}"
         if role == "combine":
             return combine(messages[-1].content if messages else "", carry=carry)
         written = columns(task.question, carry=carry)
@@ -293,6 +300,15 @@ def columns(question: str, *, carry: bool) -> str:
     shown = [*(column % 10 for column in sums[:-1]), sums[-1]]
     marks = [f"{handed:+d}" if handed and carry else "" for handed in carried]
     return ",".join(f"{column}{mark}" for column, mark in zip(shown, marks, strict=True))
+
+
+def places(question: str) -> str:
+    """Return what the digits of each decimal place of a question come to, greatest place first: `120+12`, `40-2`."""
+    match = _QUESTION.fullmatch(question)
+    assert match, f"not a question of this environment: {question}"
+    terms = [worth * 10**place for place, worth in enumerate(_digits(int(match[1]), match[2], int(match[3])))]
+    first, *rest = [term for term in reversed(terms) if term] or [0]
+    return f"{first}" + "".join(f"{term:+d}" for term in rest)
 
 
 _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")

@@ -23,7 +23,9 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
 from kapelle.environments.data.source import DataSource, keep_apart
-from kapelle.environments.expression import (
+from kapelle.environments.questions import Answers, Flaws, Questions, check_flaws, flawed, numbers
+from kapelle.errors import DataError
+from kapelle.grading.math.calculation import (
     Expression,
     Operation,
     Value,
@@ -33,8 +35,6 @@ from kapelle.environments.expression import (
     work_out,
     write,
 )
-from kapelle.environments.questions import Answers, Flaws, Questions, check_flaws, flawed, numbers
-from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
 

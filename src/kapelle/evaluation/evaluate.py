@@ -57,6 +57,8 @@ class Evaluation:
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
     """For a run that trains a verifier: how well it judges (`training.held_out.Judgement`); the team is not trained then."""
+    judged: Mapping[str, Any] | None = None
+    """For a run that a verifier pays: how well it judges what the team said here (`training.held_out.Judgement`)."""
 
     @property
     def rate(self) -> MeanScore:
@@ -95,6 +97,7 @@ class Evaluation:
                 for name, part in self.parts.items()
             },
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
+            **({} if self.judged is None else {"judged": dict(self.judged)}),
         }
         if self.games:
             row["games"] = True
@@ -113,6 +116,10 @@ class Evaluation:
         if self.interval is not None:
             found |= {"success_low": self.interval[0], "success_high": self.interval[1]}
         found |= {f"reward/{agent}": value for agent, value in self.reward.items()}
+        judged = self.judged or {}
+        found |= {
+            f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
+        }
         for name, part in self.parts.items():
             found |= {f"scored/{name}": float(part.scored)}
             if part.value is not None:

@@ -57,7 +57,9 @@ def critic_sample(
     learner = team.critic_of[turn.agent]
     if need.view == "answer":
         assert readers is not None, "text needs a reader"
-        return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)
+        question = episode.task.question
+        ends = () if need.ends is None else need.ends(question, turn.text)
+        return answer_sample(learner, readers(learner), question, turn.text, columns, ends)
     if team.critics[learner].reads_text:
         assert readers is not None, "text needs a reader"
         return _text_sample(episode, turn, learner, need, columns, readers, after=after)
@@ -71,27 +73,51 @@ def critic_sample(
 
 
 def answer_sample(
-    learner: str, reader: Reader, question: str, text: str, columns: Mapping[str, Tensor]
+    learner: str,
+    reader: Reader,
+    question: str,
+    text: str,
+    columns: Mapping[str, Tensor],
+    ends: Sequence[int] = (),
 ) -> Sample:
     """Return the sample of an answer to a question for a verifier; see `conversation_sample`."""
-    return conversation_sample(learner, reader, [Message("user", question)], text, columns)
+    return conversation_sample(learner, reader, [Message("user", question)], text, columns, ends)
 
 
 def conversation_sample(
-    learner: str, reader: Reader, messages: Sequence[Message], text: str, columns: Mapping[str, Tensor]
+    learner: str,
+    reader: Reader,
+    messages: Sequence[Message],
+    text: str,
+    columns: Mapping[str, Tensor],
+    ends: Sequence[int] = (),
 ) -> Sample:
-    """Return a text's sample for a verifier: its one value, after the last token of the text.
+    """Return a text's sample for a verifier: a value after each of the `ends` (characters), and one after its last token.
 
-    The verifier reads the conversation before it and the text in tokens of its own model, whichever agent answered.
-    Raises ContextError if they are too long.
+    The verifier reads the conversation before it and the text in tokens of its own model, whichever agent answered. A part
+    that ends inside a token is judged after that token, and of parts that end in one token the earlier one before it; those
+    for which there is no token are left out, the first ones. Raises ContextError if they are too long.
     """
-    tokens = reader.start(messages) + reader.completion(text)
+    start, written = reader.start(messages), reader.completion(text)
+    tokens = start + written
     if len(tokens) > reader.context:
         raise ContextError(
             f"Question and answer have {len(tokens)} tokens; the verifier's model reads {reader.context}. Use a model "
             "with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
         )
-    return Sample(learner, tokens, (len(tokens),), columns)
+    closing = len(reader.completion(""))
+    targets = [len(tokens)]
+    for end in reversed(ends):
+        part = reader.completion(text[:end])
+        part = part[: len(part) - closing]
+        same = next(
+            (k for k, ids in enumerate(zip(part, written, strict=False)) if ids[0] != ids[1]), len(part)
+        )
+        # Where the text goes on inside a token, it is tokenised otherwise from there on.
+        read = len(start) + (same if same == len(part) else same + 1)
+        if (target := min(read, targets[-1] - 1)) > len(start):
+            targets.append(target)
+    return Sample(learner, tokens, tuple(reversed(targets)), columns)
 
 
 def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from kapelle.errors import ModelError
+from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
 from kapelle.signals.samples import answer_sample
 from kapelle.team import VERIFIER
@@ -20,16 +25,39 @@ class VerifierScores:
     least_auc: float | None = None
     """Least AUC that it must have reached on held-out questions; None for no limit."""
 
+    @property
+    def calibration(self) -> Calibration:
+        """How its scores become probabilities, as its folder says; ModelError where it says nothing that can be read."""
+        return calibration_of(self.folder)
+
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, float]]:
         """Return the probability for every turn of every agent."""
-        return {"score": scores(step.groups, engine)}
+        return {"score": scores(step.groups, engine, self.calibration)}
 
 
-def scores(groups: Sequence[Group], engine: Learners) -> dict[TurnKey, float]:
+@cache
+def calibration_of(folder: str) -> Calibration:
+    """Return how the scores of the verifier in a folder become probabilities: as was fitted on held-out answers, else σ.
+
+    Read once in a process: the folder may be gone later. Raises ModelError for what cannot be read.
+    """
+    try:
+        held_out = json.loads((Path(folder) / "verifier.json").read_text("utf-8")).get("held_out") or {}
+        return read_calibration((held_out.get("calibrated") or {}).get("calibration"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"How the scores of the verifier '{folder}' become probabilities cannot be read: {error!r}. Name the folder `verifier` "
+            "of a checkpoint that `algorithm.name: verifier` wrote."
+        ) from error
+
+
+def scores(
+    groups: Sequence[Group], engine: Learners, calibration: Calibration = UNCALIBRATED
+) -> dict[TurnKey, float]:
     """Return the verifier's probability for every turn of every agent."""
     samples = verifier_samples(groups, engine.renderer(VERIFIER))
     scored = engine.score(list(samples.values()))
-    return {key: float(score.sigmoid()) for key, score in zip(samples, scored, strict=True)}
+    return {key: calibration.probability(float(score)) for key, score in zip(samples, scored, strict=True)}
 
 
 def verifier_samples(groups: Sequence[Group], reader: Reader) -> dict[TurnKey, Sample]:

@@ -9,21 +9,22 @@ from typing import Any
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import Environment
+from kapelle.environment import Answerable, Environment, asks_questions, offers
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play, why_fewer
+from kapelle.metrics.calibration import Calibration, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
 from kapelle.rollout.play import Play, shared_rollout
-from kapelle.rows import label_of, turns_of
+from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import short_enough
-from kapelle.signals.verifier import verifier_samples
+from kapelle.signals.verifier import VerifierScores, verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.rollouts import TrainingTasks
 from kapelle.training.starting import Pieces
-from kapelle.types import Task
+from kapelle.types import Group, Task
 
 # -------- How well a verifier judges answers to questions that it was never trained on
 #
@@ -35,6 +36,9 @@ from kapelle.types import Task
 # one, even if it cannot tell two answers to one question apart. `auc_within` compares only answers to the same question.
 # Only the latter rewards an agent for its answer: what all answers to a question have in common does not tell them
 # apart, and a critic subtracts it.
+#
+# A verifier that pays is measured on what its team says at every evaluation of that run: its answers change because it pays
+# for them, and what it told apart before training may be what nobody says any more.
 
 BINS = 10
 """Equal parts of [0, 1] in which predicted probabilities are compared with the share of right answers."""
@@ -64,6 +68,12 @@ class Judgement:
     """Mean difference, over ten bins weighted by their answers, between mean prediction and share right."""
     bins: tuple[tuple[float, float, int], ...]
     """(mean prediction, share right, answers) of every bin that has answers."""
+    answered: Mapping[str, Any] | None = None
+    """The same, without `bins`, among the answers in which the environment finds a final answer: a verifier that only tells
+    garbled texts from answers is at chance there. None where all have one, or the environment looks for none."""
+    calibrated: Mapping[str, Any] | None = None
+    """The `calibration` that was fitted on half of the questions (`fitted` answers), and `calibration_error` and `brier` on the other
+    half (`answers`) with it, and `before` it; None without one (`metrics.calibration`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +83,56 @@ class Judged:
     question: str
     probability: float
     right: bool
+    answered: bool = True
+    """Whether the environment finds a final answer in it."""
+    score: float = 0.0
+    """What the verifier gave, before it became a probability."""
 
 
-def judgement_of(judged: Sequence[Judged]) -> Judgement:
-    """Return how well these answers were judged."""
+def judgement_of(judged: Sequence[Judged], calibration: Kind = "none") -> Judgement:
+    """Return how well these answers were judged, and with a `calibration` what it makes of half of them."""
+    answered = [each for each in judged if each.answered]
+    found = _judgement(judged)
+    if len(answered) < len(judged):
+        among = {key: value for key, value in asdict(_judgement(answered)).items() if key in AMONG}
+        found = replace(found, answered=among)
+    if calibration == "none":
+        return found
+    # By a hash of the question, so that a question is on the same side at every step of a run.
+    fitted = [each for each in judged if derive_seed("calibration", each.question) % 2]
+    others = [each for each in judged if not derive_seed("calibration", each.question) % 2]
+    made = fit_calibration(calibration, [each.score for each in fitted], [each.right for each in fitted])
+    if made is None or not others:
+        return found
+    before = _judgement(others)
+    after = _judgement([replace(each, probability=made.probability(each.score)) for each in others])
+    kept = {
+        "calibration": made.row(),
+        "fitted": len(fitted),
+        "answers": len(others),
+        "calibration_error": after.calibration_error,
+        "brier": after.brier,
+        "before": {"calibration_error": before.calibration_error, "brier": before.brier},
+    }
+    return replace(found, calibrated=kept)
+
+
+AMONG = (
+    "questions",
+    "answers",
+    "right",
+    "auc",
+    "interval",
+    "both",
+    "auc_within",
+    "interval_within",
+    "brier",
+    "calibration_error",
+)
+"""What `Judgement.answered` holds."""
+
+
+def _judgement(judged: Sequence[Judged]) -> Judgement:
     predicted, right = [each.probability for each in judged], [each.right for each in judged]
     questions = [each.question for each in judged]
     parts: dict[int, list[Judged]] = {}
@@ -132,8 +188,36 @@ def held_out_tasks(
     return list(fresh.values())[:count]
 
 
+def judged_answers(
+    groups: Sequence[Group], environment: Environment, engine: TrainEngine, calibration: Calibration
+) -> list[Judged]:
+    """Return what the verifier of an engine makes of every graded answer of these groups."""
+    texts: dict[TurnKey, tuple[str, bool]] = {}
+    for key, turn in turns_of(groups, trained_only=False):
+        label = label_of(groups[key.group].episodes[key.episode], turn)
+        if label is not None:
+            texts[key] = turn.text, label > 0.5
+    reader = environment if offers(environment, Answerable) and asks_questions(environment) else None
+    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in texts}
+    found: list[Judged] = []
+    for key, value in zip(rows, engine.score(list(rows.values())), strict=True):
+        text, right = texts[key]
+        score = float(value)
+        answered = reader is None or reader.extract(text) is not None
+        found.append(
+            Judged(groups[key.group].task.question, calibration.probability(score), right, answered, score)
+        )
+    return found
+
+
 def judge_held_out(
-    config: RunConfig, play: Play, engine: TrainEngine, samples: int, steps: int, problems: int
+    config: RunConfig,
+    play: Play,
+    engine: TrainEngine,
+    samples: int,
+    steps: int,
+    problems: int,
+    calibration: Kind = "none",
 ) -> Evaluation:
     """Let the team answer held-out questions `samples` times each and evaluate the verifier on its answers.
 
@@ -142,16 +226,7 @@ def judge_held_out(
     fits = short_enough(config, play.team, play.engine.renderer)
     tasks = held_out_tasks(config, play.environment, steps, problems, fits)
     groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
-    labels: Mapping[Any, float] = {
-        key: label
-        for key, turn in turns_of(groups, trained_only=False)
-        if (label := label_of(groups[key.group].episodes[key.episode], turn)) is not None
-    }
-    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
-    judged = [
-        Judged(groups[key.group].task.question, float(score.sigmoid()), labels[key] > 0.5)
-        for key, score in zip(rows, engine.score(list(rows.values())), strict=True)
-    ]
+    judged = judged_answers(groups, play.environment, engine, Calibration())
     episodes = [episode for group in groups for episode in group.episodes]
     return Evaluation(
         problems=len(tasks),
@@ -161,7 +236,7 @@ def judge_held_out(
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
         failed=sum(episode.error is not None for episode in episodes),
         groups=tuple(groups),
-        verifier=asdict(judgement_of(judged)),
+        verifier=asdict(judgement_of(judged, calibration)),
         fewer=f"{problems} asked, no more held-out questions are left" if len(tasks) < problems else "",
     )
 
@@ -192,7 +267,9 @@ class HeldOut:
             if self._algorithm.judges:
                 acting, engine = self._pieces.acting, self._pieces.engine
                 samples = self._algorithm.data.group_size
-                result = judge_held_out(self._config, acting, engine, samples, done, problems)
+                assert self._algorithm.critic is not None, "it judges"
+                kind = self._algorithm.critic.calibration
+                result = judge_held_out(self._config, acting, engine, samples, done, problems, kind)
                 self._judged = (done, problems, result)
                 return result
             play = self._pieces.play
@@ -201,6 +278,11 @@ class HeldOut:
             fits = short_enough(self._config, play.team, play.engine.renderer)
             tasks = choose_tasks(play.environment, "test", problems, fits=fits)
             result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+            payer = self._algorithm.need(VerifierScores)
+            if payer is not None:  # how well it judges what the team says by now
+                engine = self._pieces.engine
+                judged = judged_answers(result.groups, play.environment, engine, payer.calibration)
+                result = replace(result, judged=asdict(judgement_of(judged)))
             return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
         except StopRequested:
             restore_random(drawn)

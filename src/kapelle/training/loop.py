@@ -33,7 +33,7 @@ from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
-from kapelle.signals.verifier import scores
+from kapelle.signals.verifier import calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead, tasks_of
@@ -394,7 +394,10 @@ class Loop:
         played = shared_rollout(greedy_play(play), [group.task for group in groups], 1, seed)
         model = self._config.reward_model
         # The returns that it is compared with have the reward model's term too.
-        return played if model is None else with_scores(played, scores(played, self._engine), model.weight)
+        if model is None:
+            return played
+        judged = scores(played, self._engine, calibration_of(model.path))
+        return with_scores(played, judged, model.weight)
 
     def state(self) -> dict[str, object]:
         """Return the memory of credit and the queue of played steps, for a checkpoint."""

@@ -48,7 +48,8 @@ class TrainingTasks:
         offset = attempt * config.training.steps
         cursors = range((step - 1 + offset) * count, (step + offset) * count)
         if environment.size("train") is None:
-            return [self._drawn(cursor) for cursor in cursors]
+            first = (step - 1) * count
+            return [self._drawn(cursor, first + number) for number, cursor in enumerate(cursors)]
         left = self._finite()
         orders: dict[int, list[int]] = {}
         for epoch in {cursor // len(left) for cursor in cursors}:
@@ -59,11 +60,11 @@ class TrainingTasks:
             for cursor in cursors
         ]
 
-    def _drawn(self, cursor: int) -> Task:
+    def _drawn(self, cursor: int, played: int) -> Task:
         for again in range(REDRAWN):
             more = (again,) if again else ()
             index = derive_seed(self._config.seed, "task", cursor, *more) >> 16
-            task = task_of(self._environment, "train", index)
+            task = task_of(self._environment, "train", index, played=played)
             if self._fits is None or self._fits(task):
                 return task
         raise ConfigError(

@@ -118,7 +118,8 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
     environment = play.environment
     size = environment.size("train")
     indices = range(count) if size is None else [k % size for k in range(count)]
-    tasks = [task_of(environment, "train", index) for index in indices]
+    # A curriculum's levels are shown in its own order, and after them the tasks that they lead to.
+    tasks = [task_of(environment, "train", index, played=number) for number, index in enumerate(indices)]
     groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
     valid = [group for group in groups if group.valid]
     if not valid:

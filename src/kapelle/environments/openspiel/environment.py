@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Scripted
+from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Progressive, Scripted
 from kapelle.environments.base import GameSettings
 from kapelle.environments.openspiel.games import (
     Choose,
@@ -22,6 +22,7 @@ from kapelle.environments.openspiel.games import (
     spiel,
     walk,
 )
+from kapelle.environments.openspiel.measures import tally_of
 from kapelle.environments.openspiel.text import (
     View,
     Wording,
@@ -33,10 +34,20 @@ from kapelle.environments.openspiel.text import (
 )
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.randomness import derive_seed
-from kapelle.types import Message, Split, Task
+from kapelle.settings.base import Settings
+from kapelle.types import Json, Message, Split, Task
 
 
-class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
+class Level(Settings):
+    """A game that is easier, or only other, than the one that is to be learned: the first tasks of a run are played as it."""
+
+    tasks: int = Field(ge=1)
+    """How many tasks, `training.tasks_per_step` in each step, are played with these parameters."""
+    parameters: Mapping[str, Value]
+    """Of the game, laid over `environment.parameters`."""
+
+
+class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
@@ -49,6 +60,8 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     `hanabi_full`."""
     parameters: Mapping[str, Value] = Field(default={})
     """Of the game, such as `players: 3`."""
+    curriculum: tuple[Level, ...] = ()
+    """What is played before the game itself, in order; the test split is always the game itself."""
     wording: Wording = "full"
     """`full`: sentences; `short`: one line of few bytes, for tiny models."""
     view: View | None = None
@@ -72,7 +85,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     """Whose seed draws chance: with `task` all episodes of a group are dealt the same cards as long as they go
     the same way."""
     opponents: Mapping[int, Opponent] = Field(default={})
-    """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `mcts`, `cfr`, `nash`."""
+    """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
 
     @property
     def loaded(self) -> Any:
@@ -82,7 +95,9 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     @property
     def conduct(self) -> Rules:
         """How the game is shown and invalid moves are treated."""
-        game = self.loaded
+        return self._conduct(self.loaded)
+
+    def _conduct(self, game: Any) -> Rules:
         span = float(game.max_utility() - game.min_utility())
         forfeit = self.invalid == "forfeit"
         penalty = self.penalty if self.penalty is not None else 0.0 if forfeit else -span
@@ -113,9 +128,12 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
     @property
     def reward_range(self) -> tuple[float, float]:
         """The game's utilities, less the penalty for as many invalid moves as a game can have."""
-        game, rules = self.loaded, self.conduct
-        most = 1 if rules.forfeit else game.max_game_length()
-        return (float(game.min_utility()) + rules.penalty * most, float(game.max_utility()))
+        ranges = []
+        for game in (self.loaded, *(self._level(level) for level in self.curriculum)):
+            rules = self._conduct(game)
+            most = 1 if rules.forfeit else game.max_game_length()
+            ranges.append((float(game.min_utility()) + rules.penalty * most, float(game.max_utility())))
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -125,10 +143,36 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
             "test": f"games of {self.game}, dealt from other seeds",
         }
 
+    def task(self, split: Split, index: int) -> Task:
+        """Return one match of the game itself."""
+        return Task(f"{split}-{index}", "", {"level": len(self.curriculum) + 1} if self.curriculum else {})
+
+    def task_after(self, played: int, index: int) -> Task:
+        """Return one match, of the game that the `curriculum` has reached after so many."""
+        for number, level in enumerate(self.curriculum, start=1):
+            if played < level.tasks:
+                return Task(f"train-{index}", "", {"level": number, "parameters": dict(level.parameters)})
+            played -= level.tasks
+        return self.task("train", index)
+
+    def _level(self, level: Level) -> Any:
+        return load_game(self.game, {**self.parameters, **level.parameters})
+
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for an unknown game, and for agents or opponents that do not fit it."""
+        """Raise ConfigError for an unknown game, and for agents, opponents or a curriculum that do not fit it."""
         game = self.loaded
         players = game.num_players()
+        for number, level in enumerate(self.curriculum):
+            where = f"environment.curriculum.{number}"
+            try:
+                easier = self._level(level)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            if easier.num_players() != players:
+                raise ConfigError(
+                    f"{where} is a game for {easier.num_players()} players, and {self.game} has {players}. Leave `players` out of "
+                    "its parameters."
+                )
         kind = game.get_type()
         if self.view == "information" and not kind.provides_information_state_string:
             raise ConfigError(f"{self.game} has no information states. Set `environment.view: observation`.")
@@ -210,7 +254,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         """Open one match for these agents."""
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
-        game = load_game(self.game, self.parameters, chance)
+        game = load_game(self.game, {**self.parameters, **task.data.get("parameters", {})}, chance)
         count = game.num_players()
         shift = derive_seed("seats", seed) % count if self.rotate else 0
         free = [seat for seat in range(count) if seat + 1 not in self.opponents]
@@ -221,10 +265,11 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Scripted):
         opponents, names = {}, {}
         for given, opponent in self.opponents.items():
             seat = (given - 1 + shift) % count
-            opponents[seat] = opponent.open(self.loaded, derive_seed("opponent", seat, seed))
+            opponents[seat] = opponent.open(game, derive_seed("opponent", seat, seed))
             names[seat] = opponent.name
         players = Players(seats, opponents, names, self.rotate)
-        return GameWorld(game, players, self.conduct, random.Random(chance), seed)
+        level = task.data.get("level")
+        return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a listed move: half the time any, else the one that a hash of the view prefers.
@@ -325,8 +370,18 @@ class Players:
 class GameWorld:
     """One game from its first move to its end."""
 
-    def __init__(self, game: Any, players: Players, rules: Rules, chance: random.Random, seed: int) -> None:
+    def __init__(
+        self,
+        game: Any,
+        players: Players,
+        rules: Rules,
+        chance: random.Random,
+        seed: int,
+        level: int | None = None,
+    ) -> None:
         self._game = game
+        self._tally = tally_of(game)
+        self._level = level
         self.state = game.new_initial_state()
         """OpenSpiel's: everything, hidden things included."""
         self._players = players
@@ -395,6 +450,7 @@ class GameWorld:
     def _move(self, joint: Mapping[int, int]) -> None:
         for seat, action in joint.items():
             self._made.append(f"{seat + 1}: {plain_move(self.state.action_to_string(seat, action))}")
+            self._tally.note(self.state, seat, action)
         if self.state.is_simultaneous_node():
             idle = 0  # what OpenSpiel takes for a player without a choice
             self.state.apply_actions([joint.get(seat, idle) for seat in range(self._game.num_players())])
@@ -451,6 +507,7 @@ class GameWorld:
                 "opponents": {str(seat + 1): name for seat, name in sorted(self._players.names.items())},
                 "invalid": {agent: self._invalid[agent] for agent in self._players.seats},
                 "forfeited": [seat + 1 for seat in sorted(self._forfeited)],
+                **self._measured(returns, together=together),
             },
             truncated=not self._forfeited and not self.state.is_terminal(),
             roles={
@@ -460,6 +517,34 @@ class GameWorld:
             if self._players.drawn
             else {},
         )
+
+    def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
+        """Return what this game measures, each agent's part as the sum or, for shares, the mean of its seats'."""
+        seats = self._players.seats
+        found: dict[str, Json] = {} if self._level is None else {"level": self._level}
+        found["lost_by_form"] = {
+            agent: float(any(seat in self._forfeited for seat in own)) for agent, own in seats.items()
+        }
+        if not together and len(returns) > 1 and (self._forfeited or self.state.is_terminal()):
+            best = max(returns)
+            alone = returns.count(best) == 1
+            found["won"] = {
+                agent: float(alone and any(returns[seat] == best for seat in own))
+                for agent, own in seats.items()
+            }
+            found["draw"] = float(min(returns) == best)
+        game, by_seat = self._tally.found(self.state)
+        found |= game
+        for name, each in by_seat.items():
+            for agent, own in seats.items():
+                known = [each[seat] for seat in own if seat in each]
+                if name in self._tally.shares:
+                    value = sum(known) / len(known) if known else None
+                else:
+                    value = float(sum(known))
+                if value is not None:
+                    found.setdefault(name, {})[agent] = value
+        return found
 
     async def close(self) -> None:
         """Hold nothing."""

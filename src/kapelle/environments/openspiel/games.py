@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from kapelle.environments.openspiel.hanabi import choose
 from kapelle.environments.openspiel.text import match, plain_move
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.settings.base import Settings
@@ -380,6 +381,24 @@ class ScriptedOpponent(_PlaysAll):
         return int(legal[next((place for place in places if place is not None), 0)])
 
 
+class HanabiOpponent(Settings):
+    """Plays Hanabi by simple rules and by what its seat may see: `environments.openspiel.hanabi.choose`."""
+
+    name: Literal["hanabi"] = "hanabi"
+    bold: bool = False
+    """Whether it also plays a card that it was told of and that may fit, while a mistake does not end the game."""
+
+    def check(self, game: Any) -> None:
+        """Raise ConfigError for any other game."""
+        if game.get_type().short_name != "hanabi":
+            raise ConfigError(f"The opponent `hanabi` plays Hanabi alone, and this is {game}. Take `random`.")
+
+    def open(self, game: Any, seed: int) -> Choose:
+        """Return the player of one episode."""
+        draw = random.Random(seed)
+        return lambda state, seat: choose(state, seat, draw, bold=self.bold)
+
+
 class TreeSearchOpponent(Settings):
     """Monte Carlo tree search with random rollouts (UCT); for games in which everything is seen."""
 
@@ -445,7 +464,14 @@ class EquilibriumOpponent(Settings):
         return play_table(equilibrium(str(game), self.tolerance), seed)
 
 
-_Kind = RandomOpponent | ScriptedOpponent | TreeSearchOpponent | RegretOpponent | EquilibriumOpponent
+_Kind = (
+    RandomOpponent
+    | ScriptedOpponent
+    | HanabiOpponent
+    | TreeSearchOpponent
+    | RegretOpponent
+    | EquilibriumOpponent
+)
 Opponent = Annotated[
     _Kind,
     Field(discriminator="name"),

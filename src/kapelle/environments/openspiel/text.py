@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kapelle.environments.base import without_tags
+from kapelle.environments.openspiel.hanabi import read_table
 
 Wording = Literal["full", "short"]
 View = Literal["information", "observation"]
@@ -81,40 +82,8 @@ def _dice_view(raw: str) -> str:
     return f"Your dice: {' '.join(dice)}\nBids so far (count-face): {', '.join(bids) or 'none'}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Hanabi:
-    """What a player sees of a game of Hanabi."""
-
-    lives: str
-    hints: str
-    fireworks: str
-    hands: tuple[tuple[str, ...], ...]
-    """Own hand first, then those of the players after; a card is `face || hinted|possible`."""
-    deck: str
-    discards: str
-
-
-def _hanabi_fields(raw: str) -> _Hanabi:
-    head, _, rest = raw.partition("Hands:\n")
-    body, _, tail = rest.partition("Deck size:")
-    values = dict(line.split(":", 1) for line in head.strip().splitlines())
-    hands = [
-        tuple(line.strip() for line in hand.strip().splitlines() if line.strip())
-        for hand in body.split("-----")
-    ]
-    deck, _, discards = tail.partition("Discards:")
-    return _Hanabi(
-        values["Life tokens"].strip(),
-        values["Info tokens"].strip(),
-        values["Fireworks"].strip(),
-        tuple(tuple(card for card in hand if card != "Cur player") for hand in hands),
-        deck.strip(),
-        discards.strip(),
-    )
-
-
 def _hanabi_view(raw: str) -> str:
-    seen = _hanabi_fields(raw)
+    seen = read_table(raw)
     lines = [
         f"Lives: {seen.lives}, hints: {seen.hints}, cards in the deck: {seen.deck}",
         f"Fireworks: {seen.fireworks}",
@@ -136,7 +105,7 @@ def _card(card: str, *, own: bool) -> str:
 
 
 def _hanabi_short(raw: str) -> str:
-    seen = _hanabi_fields(raw)
+    seen = read_table(raw)
     hands = ";".join(
         ",".join(_card(card, own=k == 0).replace(" (", "=").rstrip(")") for card in hand)
         for k, hand in enumerate(seen.hands)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from kapelle.environments.expression import MAX_CHARACTERS, decimal, parse_expression, work_out
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
+from kapelle.grading.math.calculation import MAX_CHARACTERS, decimal, parse_expression, work_out
 from kapelle.types import Json
 
 _SCHEMA = one_text(

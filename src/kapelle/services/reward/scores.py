@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ContextError
+from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.models.language_model import load_reward_model
 from kapelle.rows import Sample
 from kapelle.runtime.files import folder_content
@@ -37,7 +38,8 @@ class Score:
     """What an answer is worth, or why it cannot be scored."""
 
     value: float | None
-    """In [0, 1]: σ(logit), for a verifier the probability that the answer is right. None for one that is ungraded."""
+    """In [0, 1]: σ(logit), for a verifier the probability that the answer is right, calibrated where its run did. None for one that is
+    ungraded."""
     logit: float | None = None
     """None for one that is ungraded."""
     reason: str = ""
@@ -64,8 +66,9 @@ def score_each(
     answers: Sequence[Answered],
     read: Callable[[Answered], R],
     logits: Callable[[Sequence[R]], Sequence[float]],
+    calibration: Calibration = UNCALIBRATED,
 ) -> list[Score]:
-    """Return the scores of a model that gives a logit for each answer that it can `read`.
+    """Return the scores of a model that gives a logit for each answer that it can `read`; `calibration` makes it a probability.
 
     `read` raises ContextError for an answer that is too long: that one is ungraded, the others are scored.
     """
@@ -79,7 +82,7 @@ def score_each(
     if found:
         for place, logit in zip(found, logits(list(found.values())), strict=True):
             if math.isfinite(logit):
-                scores[place] = Score(0.5 + 0.5 * math.tanh(0.5 * logit), logit)  # σ(logit) without overflow
+                scores[place] = Score(calibration.probability(logit), logit)
             else:
                 scores[place] = ungraded("The model's score is not finite: its weights are broken.")
     return [scores[place] for place in range(len(answers))]
@@ -116,8 +119,13 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
 
 
 def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
-    """Return what scores by a verifier that a train engine holds: the probability that an answer is right."""
+    """Return what scores by a verifier that a train engine holds: the probability that an answer is right.
+
+    `about` has how well it judges (`held_out`), and with that how its scores become probabilities.
+    """
     renderer = engine.renderer(VERIFIER)
+    calibrated = (about.get("held_out") or {}).get("calibrated") or {}
+    calibration = read_calibration(calibrated.get("calibration"))
 
     def read(answered: Answered) -> Sample:
         return conversation_sample(VERIFIER, renderer, answered.messages, answered.text, {})
@@ -125,4 +133,4 @@ def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
     def logits(samples: Sequence[Sample]) -> list[float]:
         return [float(each) for each in engine.score(samples)]
 
-    return Scorer(about, lambda answers: score_each(answers, read, logits))
+    return Scorer(about, lambda answers: score_each(answers, read, logits, calibration))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.environments.expression import (
+from kapelle.grading.math.calculation import (
     Expression,
     Operation,
     Operator,

@@ -1,0 +1,123 @@
+"""Hanabi as a seat sees it: its string taken apart, and a scripted player.
+
+Everything here reads OpenSpiel's observation string of the seat that is to move (1902.00506), so a scripted player knows what any
+other would: never its own cards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card in somebody's hand."""
+
+    face: str
+    """`R1`; `XX` in the own hand."""
+    told: str
+    """What hints have said of it: `X1` its rank, `RX` its colour, `XX` nothing."""
+    colors: str
+    """The colours that it can still have, by what was said."""
+    ranks: str
+    """The ranks likewise."""
+
+    def fits(self, fireworks: Mapping[str, int]) -> bool:
+        """Return whether it fits whatever it is."""
+        return all(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
+
+    def may_fit(self, fireworks: Mapping[str, int]) -> bool:
+        """Return whether it fits if it is one of the cards that it can be."""
+        return any(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
+
+    @property
+    def known(self) -> float:
+        """Share of its two properties that are certain: 0, ½ or 1."""
+        return ((len(self.colors) == 1) + (len(self.ranks) == 1)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a player sees of a game of Hanabi."""
+
+    lives: str
+    hints: str
+    fireworks: str
+    hands: tuple[tuple[str, ...], ...]
+    """Own hand first, then those of the players after; a card is `face || hinted|possible`."""
+    deck: str
+    discards: str
+
+    @property
+    def stacks(self) -> Mapping[str, int]:
+        """Colour → the rank on top of its firework, 0 for none."""
+        return {stack[0]: int(stack[1:]) for stack in self.fireworks.split()}
+
+    def cards(self, player: int) -> list[Card]:
+        """Return the hand of the player who sits so many seats after this one."""
+        return [read_card(written) for written in self.hands[player]]
+
+
+def read_card(written: str) -> Card:
+    """Return a card from how OpenSpiel writes it."""
+    face, _, knowledge = written.partition(" || ")
+    told, _, possible = knowledge.partition("|")
+    letters = "".join(sign for sign in possible if sign.isalpha())
+    return Card(face, told, letters, "".join(sign for sign in possible if sign.isdigit()))
+
+
+def read_table(raw: str) -> Table:
+    """Return what a player sees, from OpenSpiel's observation string."""
+    head, _, rest = raw.partition("Hands:\n")
+    body, _, tail = rest.partition("Deck size:")
+    values = dict(line.split(":", 1) for line in head.strip().splitlines())
+    hands = [
+        tuple(line.strip() for line in hand.strip().splitlines() if line.strip())
+        for hand in body.split("-----")
+    ]
+    deck, _, discards = tail.partition("Discards:")
+    return Table(
+        values["Life tokens"].strip(),
+        values["Info tokens"].strip(),
+        values["Fireworks"].strip(),
+        tuple(tuple(card for card in hand if card != "Cur player") for hand in hands),
+        deck.strip(),
+        discards.strip(),
+    )
+
+
+def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
+    """Return a simple player's move: play what fits, tell of what fits, else discard the oldest card.
+
+    A `bold` one also plays a card that it was told of and that may fit, while a mistake does not end the game. A hint names the
+    rank of the next player's first card that fits and is not known to, or its colour where the rank is known.
+    """
+    moves = {state.action_to_string(seat, action): int(action) for action in state.legal_actions(seat)}
+    table = read_table(state.observation_string(seat))
+    stacks, own = table.stacks, table.cards(0)
+    for place, card in enumerate(own):
+        if card.fits(stacks):
+            return moves[f"(Play {place})"]
+    if bold and int(table.lives) > 1:
+        for place, card in enumerate(own):
+            if card.told != "XX" and card.may_fit(stacks):
+                return moves[f"(Play {place})"]
+    for player in range(1, len(table.hands)):
+        for card in table.cards(player):
+            if stacks[card.face[0]] != int(card.face[1]) - 1 or card.fits(stacks):
+                continue
+            for unknown, hint in (
+                (card.ranks, f"rank {card.face[1]}"),
+                (card.colors, f"color {card.face[0]}"),
+            ):
+                action = moves.get(f"(Reveal player +{player} {hint})")
+                if len(unknown) > 1 and action is not None:
+                    return action
+    if "(Discard 0)" in moves:
+        return moves["(Discard 0)"]
+    return draw.choice(
+        [action for written, action in moves.items() if "Reveal" in written] or [*moves.values()]
+    )

@@ -1,0 +1,145 @@
+"""What games measure beside their results: for each game what its players did, and what they knew when they did it.
+
+`GameWorld` notes every move before it is made, opponents' too, and reports what was counted in `Outcome.info`: a number for the game, a
+mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in evaluations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kapelle.environments.openspiel.hanabi import read_table
+
+Found = tuple[Mapping[str, float], Mapping[str, Mapping[int, float]]]
+"""What is said of the game by name, and of each seat (from 0) by name."""
+
+
+class Tally(Protocol):
+    """Counts in one game."""
+
+    shares: frozenset[str]
+    """Names whose numbers are averaged, not added up, over the seats of one agent."""
+
+    def note(self, state: Any, seat: int, action: int) -> None:
+        """Count a move before it is made."""
+        ...
+
+    def found(self, state: Any) -> Found:
+        """Return what there is to say of the game as it is now."""
+        ...
+
+
+def tally_of(game: Any) -> Tally:
+    """Return what counts in a game."""
+    match game.get_type().short_name:
+        case "hanabi":
+            return HanabiTally()
+        case "kuhn_poker" | "leduc_poker":
+            return PokerTally()
+        case _:
+            return MoveTally()
+
+
+class MoveTally:
+    """Counts nothing but moves: what can be said of every game."""
+
+    shares: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._moves = 0
+
+    def note(self, state: Any, seat: int, action: int) -> None:
+        """See `Tally`."""
+        self._moves += 1
+
+    def found(self, state: Any) -> Found:
+        """Return how many moves were made, opponents' among them."""
+        return {"made": float(self._moves)}, {}
+
+
+class PokerTally:
+    """Kuhn and Leduc poker: the pot, what each player put in, and how often it raised and gave up."""
+
+    shares: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._moves = 0
+        self._bets: dict[int, float] = {}
+        self._raised: Counter[int] = Counter()
+        self._folded: Counter[int] = Counter()
+
+    def note(self, state: Any, seat: int, action: int) -> None:
+        """See `Tally`."""
+        self._moves += 1
+        bets = self._antes(state)
+        highest = max(bets.values())
+        match state.action_to_string(seat, action), bets[seat] < highest:
+            case "Raise", _:
+                first = "[Round 1]" in state.information_state_string(seat)
+                self._raised[seat] += 1
+                bets[seat] = highest + (2.0 if first else 4.0)  # OpenSpiel's raises of the two rounds
+            case "Bet", False:
+                self._raised[seat] += 1
+                bets[seat] += 1.0
+            case ("Call", _) | ("Bet", True):
+                bets[seat] = highest
+            case ("Fold", _) | ("Pass", True):
+                self._folded[seat] += 1
+
+    def found(self, state: Any) -> Found:
+        """Return the pot and the players' parts of it, in chips."""
+        bets = self._antes(state)
+        game = {"made": float(self._moves), "pot": sum(bets.values())}
+        return game, {"bet": bets, "raised": self._raised, "folded": self._folded}
+
+    def _antes(self, state: Any) -> dict[int, float]:
+        self._bets = self._bets or dict.fromkeys(range(state.num_players()), 1.0)
+        return self._bets
+
+
+class HanabiTally:
+    """Hanabi: the stacks, lives and hints left, and what each player did by what it knew."""
+
+    shares = frozenset({"knowledge"})
+
+    def __init__(self) -> None:
+        self._did: dict[str, Counter[int]] = {
+            name: Counter() for name in ("played", "fitted", "misplayed", "known", "discarded", "hinted")
+        }
+        self._knowledge: dict[int, list[float]] = {}
+
+    def note(self, state: Any, seat: int, action: int) -> None:
+        """See `Tally`."""
+        written = state.action_to_string(seat, action).strip("()").split()
+        table = read_table(state.observation_string(seat))
+        own = table.cards(0)
+        self._knowledge.setdefault(seat, []).append(
+            sum(card.known for card in own) / len(own) if own else 0.0
+        )
+        if written[0] == "Play":
+            place = int(written[1])
+            # The state itself knows the card: it stands in what the next player sees.
+            count = len(table.hands)
+            others = read_table(state.observation_string((seat + 1) % count))
+            face = others.cards(count - 1)[place].face
+            fits = table.stacks[face[0]] == int(face[1]) - 1
+            self._did["played"][seat] += 1
+            self._did["fitted" if fits else "misplayed"][seat] += 1
+            self._did["known"][seat] += own[place].fits(table.stacks)
+        else:
+            self._did["discarded" if written[0] == "Discard" else "hinted"][seat] += 1
+
+    def found(self, state: Any) -> Found:
+        """See `Tally`."""
+        table = read_table(state.observation_string(0))
+        game = {
+            "score": float(sum(table.stacks.values())),
+            "lives": float(table.lives),
+            "hints_left": float(table.hints),
+            "deck": float(table.deck),
+        }
+        seats: dict[str, Mapping[int, float]] = {name: did for name, did in self._did.items()}  # noqa: C416
+        seats["knowledge"] = {seat: sum(each) / len(each) for seat, each in self._knowledge.items()}
+        return game, seats
