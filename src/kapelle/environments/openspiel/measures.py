@@ -16,7 +16,7 @@ Found = tuple[Mapping[str, float], Mapping[str, Mapping[int, float]]]
 """What is said of the game by name, and of each seat (from 0) by name."""
 
 
-class Tally(Protocol):
+class GameTally(Protocol):
     """Counts in one game."""
 
     shares: frozenset[str]
@@ -31,7 +31,7 @@ class Tally(Protocol):
         ...
 
 
-def tally_of(game: Any) -> Tally:
+def tally_of(game: Any) -> GameTally:
     """Return what counts in a game."""
     match game.get_type().short_name:
         case "hanabi":
@@ -51,7 +51,7 @@ class MoveTally:
         self._moves = 0
 
     def note(self, state: Any, seat: int, action: int) -> None:
-        """See `Tally`."""
+        """See `GameTally`."""
         self._moves += 1
 
     def found(self, state: Any) -> Found:
@@ -71,7 +71,7 @@ class PokerTally:
         self._folded: Counter[int] = Counter()
 
     def note(self, state: Any, seat: int, action: int) -> None:
-        """See `Tally`."""
+        """See `GameTally`."""
         self._moves += 1
         bets = self._antes(state)
         highest = max(bets.values())
@@ -111,7 +111,7 @@ class HanabiTally:
         self._knowledge: dict[int, list[float]] = {}
 
     def note(self, state: Any, seat: int, action: int) -> None:
-        """See `Tally`."""
+        """See `GameTally`."""
         written = state.action_to_string(seat, action).strip("()").split()
         table = read_table(state.observation_string(seat))
         own = table.cards(0)
@@ -132,7 +132,7 @@ class HanabiTally:
             self._did["discarded" if written[0] == "Discard" else "hinted"][seat] += 1
 
     def found(self, state: Any) -> Found:
-        """See `Tally`."""
+        """See `GameTally`."""
         table = read_table(state.observation_string(0))
         game = {
             "score": float(sum(table.stacks.values())),
