@@ -166,6 +166,9 @@ class TestProcess:
             def completion(self, text: str) -> tuple[int, ...]:
                 return (*(hash(text[k : k + 2]) for k in range(0, len(text), 2)), -1)
 
+            def decode(self, ids: Sequence[int]) -> str:
+                raise AssertionError("nothing is read back")
+
         # `1+1=2=2` is 1+ 1= 2= 2 and the end: the sides end after 3, 5 and 7 characters, in the tokens 2, 3 and 4.
         sample = answer_sample(VERIFIER, Pairs(), "1+1", "1+1=2=2", {}, [3, 5, 7])
         assert sample.targets == (3 + 2, 3 + 3, 3 + 4, 3 + 5)
