@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
@@ -34,6 +34,11 @@ class Seat(Protocol):
         """The agent that sits here."""
         ...
 
+    @property
+    def renderer(self) -> object:
+        """How its conversation becomes tokens in its next turn; of a model that is here, it is one of `TokenizesChats`."""
+        ...
+
     async def say(self, *messages: Message | str, fresh: bool = False) -> Turn:
         """Add messages to the agent's conversation, let it speak, record and return the turn.
 
@@ -41,6 +46,35 @@ class Seat(Protocol):
         agent sampled before; with `fresh` it starts anew with the agent's system message.
         """
         ...
+
+
+@runtime_checkable
+class TokenizesChats(Protocol):
+    """A renderer that hands out the tokeniser of its model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokeniser, in the form of transformers."""
+        ...
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        ...
+
+    def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the ids of a finished conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Message):
+    """The last message of a new conversation that a workflow has put into the model's tokens itself.
+
+    The agent reads `ids` in place of what its chat template would make of the messages, unless it has a system message.
+    """
+
+    ids: tuple[int, ...] = ()
+    """The whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)

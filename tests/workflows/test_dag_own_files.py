@@ -394,8 +394,17 @@ async def test_without_the_file_what_is_built_in_does_the_same(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "post", "says"),
     [
-        (("tokenize=True", "tokenize=False"), {}, "gives ids here; leave `tokenize=True`"),
-        (("tokenizer.decode(prompt_id)", "tokenizer.eos_token"), {}, "has no attribute 'eos_token'"),
+        (
+            ("tokenize=True", "tokenize=False"),
+            {},
+            "`pre_process` of .* returned str, not a list of token ids",
+        ),
+        (("tokenizer.decode(prompt_id)", "tokenizer.eos_tokn"), {}, "has no attribute '?eos_tokn"),
+        (
+            ("return tokenizer.apply", "return [len(tokenizer)] + tokenizer.apply"),
+            {},
+            "returned the id 262; the tokenizer has 262",
+        ),
         (("prompt=tokenizer", "promt=tokenizer"), {}, "KeyError: 'prompt'"),
         (("", ""), {"post_chat_template": None}, "takes a text and was given NoneType"),
         (

@@ -224,6 +224,59 @@ def test_use_all_traj_says_whether_earlier_turns_are_trained_on(tmp_path: Path) 
         assert all(episode.error is None for episode in episodes)
 
 
+OWN = """
+from json import dumps
+from pathlib import Path
+
+LOG = Path(__file__).with_suffix(".jsonl")
+
+
+def note(**what):
+    with LOG.open("a") as file:
+        file.write(dumps(what) + "\\n")
+
+
+def pre_process(tokenizer, prompt_id, obs, **kwargs):
+    ids = [tokenizer.eos_token_id] + tokenizer.encode("asked: ") + prompt_id
+    note(kind="pre", given=prompt_id, made=ids)
+    return ids
+
+
+def post_process(tokenizer, prompt_id, response_id, **kwargs):
+    note(kind="post", given=prompt_id, response=response_id)
+    return prompt_id + tokenizer.encode(" => ") + response_id
+"""
+"""Functions that write tokens of the model themselves, with no chat template around them."""
+
+
+def test_process_functions_get_and_write_the_models_own_token_ids(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    file = siirl(cycle=None, shared=0)
+    for node in file["nodes"][:2]:
+        node["agent_options"] |= {"process_path": "own.py"}
+    settings = three_turns(tmp_path, "noise.py:Noise", file)
+    trained = settings.training.model_copy(update={"tasks_per_step": 1})
+    with Trainer(settings.model_copy(update={"training": trained})) as trainer:
+        tokenizer = trainer.models["base"].tokenizer
+        (tmp_path / "own.jsonl").unlink()  # what the trial before noted
+        [step] = trainer.steps(1)
+        assert step.metrics["parity/max"] < 1e-4
+    turns = [turn for episode in step.groups[0].episodes for turn in episode.turns]
+    noted = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    written = {tuple(each["made"]) for each in noted if each["kind"] == "pre"}
+    assert {turn.prompt_ids for turn in turns} == written, (
+        "the model reads the ids as they are, without a template"
+    )
+    assert all(
+        ids[0] == tokenizer.eos_token_id and ids[1:8] == tuple(tokenizer.encode("asked: ")) for ids in written
+    )
+    end = tokenizer.eos_token_id
+    sampled = {tuple(each["response"]) for each in noted if each["kind"] == "post"}
+    assert sampled == {tuple(k for k in turn.completion_ids if k != end) for turn in turns}
+    question = tokenizer.encode(step.groups[0].task.question)
+    assert question in [each["given"] for each in noted], "the prompt comes as ids, too"
+
+
 async def test_what_a_turn_is_paid_is_discounted_over_the_turns_after_it(tmp_path: Path) -> None:
     paid = NOISE.replace("(paid % 5) / 12, paid % 7 == 0", "0.2, 'end' in actions[-1]")
     settings = three_turns(tmp_path, "noise.py:Noise")

@@ -111,6 +111,11 @@ class ChatRenderer:
         limits, name = self._form.limits, self._tokenizer.name_or_path
         return (f"The chat template of '{name}' {'; it '.join(limits)}.",) if limits else ()
 
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The tokeniser, for those who read and write tokens themselves."""
+        return self._tokenizer
+
     def same_tokens(self, other: ChatRenderer) -> bool:
         """Return whether both give the same tokens the same ids."""
         own, others = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()

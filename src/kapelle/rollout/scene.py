@@ -29,7 +29,7 @@ from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
 from kapelle.types import Episode, FinishReason, Message, Payment, Sampling, Task, Turn
-from kapelle.workflow import Continued
+from kapelle.workflow import Continued, Written
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -109,6 +109,12 @@ class LiveSeat:
         self.ended: dict[int, list[Message]] = {}
         """Index of a turn → the conversation that ended with it, where turns may follow earlier ones than the last."""
 
+    @property
+    def renderer(self) -> Renderer:
+        """How its conversation becomes tokens in its next turn."""
+        play = self._scene.play
+        return play.engine.renderer(play.team.policy(self.agent.name, self._turn_count).name)
+
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
         return (await self._scene.together({self.agent.name: heard}, fresh))[self.agent.name]
@@ -130,9 +136,13 @@ class LiveSeat:
         policy = play.team.policy(self.agent.name, self._turn_count)
         renderer = play.engine.renderer(policy.name)
         if self.last is None or fresh:
+            last = messages[-1] if messages else None
+            if isinstance(last, Written):
+                messages[-1] = Message(last.role, last.content, last.speaker)
             messages = [*self._opening, *messages]
             self.messages = list(messages)
-            prompt = renderer.start(messages)
+            written = isinstance(last, Written) and not self._opening
+            prompt = last.ids if written and isinstance(last, Written) else renderer.start(messages)
         else:
             self.messages.extend(messages)
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)

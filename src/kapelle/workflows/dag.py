@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +24,15 @@ from kapelle.runtime.plugins import load_file
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Json, Message
-from kapelle.workflow import Drawable, Scene, ScoresRounds, append_texts, need_answers
+from kapelle.workflow import (
+    Drawable,
+    Scene,
+    ScoresRounds,
+    TokenizesChats,
+    Written,
+    append_texts,
+    need_answers,
+)
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
 
 # -------- Functions of the user's own before and after a node speaks: `pre_process` and `post_process` of a Python file
@@ -33,44 +42,72 @@ from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, merma
 #     def pre_process(prompt: str, **kwargs) -> str         # what the node was handed → what it reads, or messages
 #     def post_process(prompt: str, response: str, **kwargs) -> str   # → what it hands on
 #
-# siiRL's, whose first parameter is called `tokenizer`, take and return token ids; they are given a tokeniser
-# of characters, so that the same file runs here and there and models may have any tokeniser:
+# siiRL's, whose first parameter is called `tokenizer`, get the tokeniser of the node's model, and take and return its token ids:
 #
 #     def pre_process(tokenizer, prompt_id, obs, **kwargs) -> list[int]
 #     def post_process(tokenizer, prompt_id, response_id, **kwargs) -> list[int]
 #
-# A `pre_process` of either form that has a parameter `obs` is given what the world has answered to the agent, as a
-# text, and None before the first answer. The messages of `tokenizer.apply_chat_template` are what the node reads; the
-# model's own chat template is put around them later. The file is the user's own code: it runs in this process, in no
-# sandbox, and is tried once with made-up texts before a model loads.
+# The ids that `pre_process` returns are what the model reads, and `response_id` is what it sampled, without the token that ended
+# the turn. An agent with words of its own (`system`, or a node's `prompt`), or without a model here (an endpoint), reads the same as
+# text: the messages of `tokenizer.apply_chat_template`, or one message of what was written.
+#
+# A `pre_process` of either form that has a parameter `obs` is given what the world has answered to the agent, as a text, and None
+# before the first answer. The file is the user's own code: it runs in this process, in no sandbox, and is tried once with made-up
+# texts, and siiRL's form with a tokeniser of bytes, before a model loads.
 
-_ROLE, _CONTENT, _END = 0x110000, 0x110001, 0x110002
-"""Ids beside those of all characters: no text can forge a message."""
 
+class NodeTokens:
+    """The tokeniser that siiRL's functions get: that of transformers, whose conversations are rendered as everywhere else."""
 
-class Characters:
-    """A tokeniser whose ids are the code points of a text."""
+    def __init__(self, renderer: TokenizesChats) -> None:
+        """Hand out the tokeniser of a renderer."""
+        self._renderer = renderer
+        self.written: dict[tuple[int, ...], list[Message]] = {}
+        """Ids → the messages that `apply_chat_template` made them of."""
 
-    def encode(self, text: str, **_: object) -> list[int]:
-        """Return the code points. TypeError for what is no text, as of a template that was not given."""
+    def encode(self, text: str, **how: Any) -> list[int]:
+        """Return a text's ids. TypeError for what is no text, as of a template that was not given."""
         if not isinstance(text, str):
             raise TypeError(f"tokenizer.encode takes a text and was given {type(text).__name__}")
-        return [ord(character) for character in text]
-
-    def decode(self, ids: Sequence[int], **_: object) -> str:
-        """Return the text; what marks messages is no part of it."""
-        return "".join(chr(one) for one in ids if one < _ROLE)
+        return list(self._renderer.tokenizer(text, **how)["input_ids"])
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, str]], tokenize: bool = True, **_: object
-    ) -> list[int]:
-        """Return ids that stand for messages; the model's own template is put around them when it reads them."""
-        if not tokenize:
-            raise TypeError("tokenizer.apply_chat_template gives ids here; leave `tokenize=True`")
-        ids: list[int] = []
-        for message in conversation:
-            ids += [_ROLE, *self.encode(message["role"]), _CONTENT, *self.encode(message["content"]), _END]
-        return ids
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **how: Any,
+    ) -> Any:
+        """Return a conversation as ids, or with `tokenize=False` as text."""
+        if not tokenize or how.keys() - {"add_special_tokens"}:
+            return self._renderer.tokenizer.apply_chat_template(
+                list(conversation), tokenize=tokenize, add_generation_prompt=add_generation_prompt, **how
+            )
+        messages = [Message(str(each["role"]), str(each["content"])) for each in conversation]
+        ids = (self._renderer.start if add_generation_prompt else self._renderer.whole)(messages)
+        self.written[ids] = messages
+        return list(ids)
+
+    def __call__(self, *texts: Any, **how: Any) -> Any:
+        """Return what the tokeniser of transformers returns."""
+        return self._renderer.tokenizer(*texts, **how)
+
+    def __len__(self) -> int:
+        """Return the number of its tokens."""
+        return len(self._renderer.tokenizer.get_vocab())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other part of the tokeniser of transformers, such as `decode` and `eos_token`."""
+        return getattr(self._renderer.tokenizer, name)
+
+
+@lru_cache(maxsize=1)
+def byte_renderer() -> TokenizesChats:
+    """Return how conversations become bytes: what a file is tried with, and what agents without a model here are written in."""
+    from kapelle.models.embedded import build_tokenizer
+    from kapelle.models.renderer import ChatRenderer
+
+    return ChatRenderer(build_tokenizer(sys.maxsize), sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +118,49 @@ class Processing:
     pre: Callable[..., object] | None
     post: Callable[..., object] | None
 
-    def before(self, prompt: str, observation: str | None, kwargs: Mapping[str, Json]) -> list[Message]:
-        """Return what the node reads; `observation` is what the world has answered, None before it has."""
+    def before(
+        self,
+        prompt: str,
+        observation: str | None,
+        kwargs: Mapping[str, Json],
+        renderer: TokenizesChats | None = None,
+    ) -> tuple[list[Message], tuple[int, ...] | None]:
+        """Return what the node reads, and as which ids of the model that `renderer` is of, where the function has written them.
+
+        `observation` is what the world has answered, None before it has.
+        """
         if self.pre is None:
-            return [Message("user", prompt)]
+            return [Message("user", prompt)], None
         observed = {"obs": observation} if "obs" in inspect.signature(self.pre).parameters else {}
         if not _takes_ids(self.pre):
             made = self.pre(prompt, **observed, **kwargs)
             if isinstance(made, list) and made and all(isinstance(one, Mapping) for one in made):
-                return [Message(str(one["role"]), str(one["content"])) for one in made]
-            return [Message("user", self._text(made, "pre_process"))]
-        ids = Characters()
-        made = self.pre(ids, ids.encode(prompt), **observed, **kwargs)
-        rest = self._ids(made, "pre_process")
-        if not any(one >= _ROLE for one in rest):
-            return [Message("user", ids.decode(rest))]
-        messages: list[Message] = []
-        while rest:
-            if rest[0] != _ROLE or _END not in rest:
-                raise EpisodeError(
-                    f"`pre_process` of {self.path} writes text around the messages of `apply_chat_template`. Write it "
-                    "into a message."
-                )
-            middle, end = rest.index(_CONTENT), rest.index(_END)
-            messages.append(Message(ids.decode(rest[1:middle]), ids.decode(rest[middle + 1 : end])))
-            rest = rest[end + 1 :]
-        return messages
+                return [Message(str(one["role"]), str(one["content"])) for one in made], None
+            return [Message("user", self._text(made, "pre_process"))], None
+        tokens = NodeTokens(renderer or byte_renderer())
+        made = self.pre(tokens, tokens.encode(prompt, add_special_tokens=False), **observed, **kwargs)
+        ids = self._ids(made, "pre_process", len(tokens))
+        messages = tokens.written.get(ids) or [Message("user", str(tokens.decode(list(ids))))]
+        return messages, None if renderer is None else ids
 
-    def after(self, prompt: str, response: str, kwargs: Mapping[str, Json]) -> str:
-        """Return what the node hands on; there must be a `post_process`."""
+    def after(
+        self,
+        prompt: str,
+        response: str,
+        kwargs: Mapping[str, Json],
+        renderer: TokenizesChats | None = None,
+        sampled: Sequence[int] = (),
+    ) -> str:
+        """Return what the node hands on; there must be a `post_process`. `sampled` are the ids of the response in the model's tokens."""
         assert self.post is not None
         if not _takes_ids(self.post):
             return self._text(self.post(prompt, response, **kwargs), "post_process")
-        ids = Characters()
-        made = self.post(ids, ids.encode(prompt), ids.encode(response), **kwargs)
-        return ids.decode(self._ids(made, "post_process"))
+        tokens = NodeTokens(renderer or byte_renderer())
+        own = list(sampled) if renderer is not None else tokens.encode(response, add_special_tokens=False)
+        if own and tokens.decode(own) != response and tokens.decode(own[:-1]) == response:
+            own = own[:-1]  # the token that ended the turn
+        made = self.post(tokens, tokens.encode(prompt, add_special_tokens=False), own, **kwargs)
+        return str(tokens.decode(list(self._ids(made, "post_process", len(tokens)))))
 
     def try_out(self, node: str, pre_kwargs: Mapping[str, Json], post_kwargs: Mapping[str, Json]) -> None:
         """Call both functions with made-up texts, before and after a first turn; ConfigError where one fails."""
@@ -131,8 +176,7 @@ class Processing:
             except Exception as error:
                 raise ConfigError(
                     f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
-                    f"{reason(error).rstrip('.')}. Fix the function or the keywords; its tokenizer is one of "
-                    "characters, with `encode`, `decode` and `apply_chat_template`."
+                    f"{reason(error).rstrip('.')}. Fix the function or the keywords; it was tried with a tokenizer of bytes."
                 ) from error
 
     def _text(self, made: object, function: str) -> str:
@@ -140,10 +184,17 @@ class Processing:
             raise EpisodeError(f"`{function}` of {self.path} returned {type(made).__name__}, not a text.")
         return made
 
-    def _ids(self, made: object, function: str) -> list[int]:
-        if not isinstance(made, list) or not all(isinstance(one, int) for one in made):
-            raise EpisodeError(f"`{function}` of {self.path} returned {type(made).__name__}, not token ids.")
-        return made
+    def _ids(self, made: object, function: str, known: int) -> tuple[int, ...]:
+        if not isinstance(made, list | tuple) or not made or not all(isinstance(one, int) for one in made):
+            raise EpisodeError(
+                f"`{function}` of {self.path} returned {type(made).__name__}, not a list of token ids."
+            )
+        wrong = next((one for one in made if not 0 <= one < known), None)
+        if wrong is not None:
+            raise EpisodeError(
+                f"`{function}` of {self.path} returned the id {wrong}; the tokenizer has {known} tokens."
+            )
+        return tuple(made)
 
 
 def _takes_ids(function: Callable[..., object]) -> bool:
@@ -335,6 +386,9 @@ class Dag(Settings, Drawable, ScoresRounds):
                     who: self._prompt(scene, nodes[k], who, given[k], said, before is not None)
                     for k, who in batch
                 }
+                readers = {
+                    who: _tokenizing(scene, who) for _, who in batch
+                }  # before they speak: weights may differ by turn
                 turns = await scene.together(words, fresh=True)
                 for k, who in batch:
                     if self.score_rounds:
@@ -342,7 +396,13 @@ class Dag(Settings, Drawable, ScoresRounds):
                     said[k] = turns[who].text
                     handed[k] = append_texts(given[k], {k: said[k]})
                     if (processing := _processing(nodes[k])) is not None and processing.post is not None:
-                        handed[k] = processing.after(given[k], said[k], nodes[k].post_process_kwargs)
+                        handed[k] = processing.after(
+                            given[k],
+                            said[k],
+                            nodes[k].post_process_kwargs,
+                            readers[who],
+                            turns[who].completion_ids,
+                        )
         return said, handed
 
     def _handed_to(
@@ -378,7 +438,11 @@ class Dag(Settings, Drawable, ScoresRounds):
                 self.whole_texts and shown is not None and not again
             ):  # what the class showed before anybody spoke
                 answered = shown.removeprefix(scene.task.question).lstrip("\n") or None
-            messages = processing.before(given, answered, node.pre_process_kwargs)
+            reader = _tokenizing(scene, agent)
+            messages, ids = processing.before(given, answered, node.pre_process_kwargs, reader)
+            if ids is not None and node.prompt == "${prompt}" and not scene[agent].agent.system:
+                last = messages[-1]
+                return [*messages[:-1], Written(last.role, last.content, ids=ids)]
         values = {"prompt": messages[-1].content, "question": question}
         values |= {f"{k}.output": text for k, text in said.items()}
         text = _FIELD.sub(lambda match: values[match[1]], node.prompt)
@@ -391,6 +455,11 @@ class Dag(Settings, Drawable, ScoresRounds):
         self._check_nodes()
         labels = {node.id: f"{node.id}: {self._speaker(node, names)}" for node in self.nodes}
         return mermaid(self.graph, labels, self.answering)
+
+
+def _tokenizing(scene: Scene, agent: str) -> TokenizesChats | None:
+    renderer = scene[agent].renderer
+    return renderer if isinstance(renderer, TokenizesChats) else None
 
 
 def _processing(node: Node) -> Processing | None:
