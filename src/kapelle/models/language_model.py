@@ -25,7 +25,7 @@ from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.lora_bank import LoraBank, Route
-from kapelle.models.paths import check_loaded, check_model_path, loading, local_only
+from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer, context_of
 from kapelle.settings.schema import ModelConfig
 
@@ -275,6 +275,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         kernels = config.kernels == "auto"
         return LanguageModel(tiny, own, config.dtype, "embedded", kernels=kernels).to(config.device)
     check_model_path(config.path)
+    config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -25,7 +25,7 @@ from kapelle.models.adapters import (
     shapes_of,
 )
 from kapelle.models.embedded import settings_of
-from kapelle.models.paths import check_model_path, loading, local_only
+from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
@@ -105,6 +105,7 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    path = located(path)
     with torch.device("meta"), loading(path, "read"):
         made = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
         return outline_of(AutoModelForCausalLM.from_config(made, trust_remote_code=False))
@@ -125,7 +126,7 @@ def read_outlines(
 
 def read_settings(path: str) -> Mapping[str, Any]:
     """Return the content of a model's `config.json`, empty where `path` is no folder; ModelError if it cannot be read."""
-    file = Path(path).expanduser() / "config.json"
+    file = Path(located(path)).expanduser() / "config.json"
     if not file.is_file():
         return {}
     with loading(path, "read"):

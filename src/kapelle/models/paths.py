@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.checksums import verify_folder
-from kapelle.runtime.hub import hub_fault
+from kapelle.runtime.hub import (
+    MODELSCOPE,
+    fetch_modelscope,
+    hub_fault,
+    modelscope_cache,
+    modelscope_fault,
+    modelscope_folder,
+)
 from kapelle.runtime.machine import refusal
 
 CONFIG = "config.json"
@@ -58,6 +66,49 @@ def _more(keys: Collection[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
+def located(path: str, *, weights: bool = False) -> str:
+    """Return the folder of a model that ModelScope has (`modelscope:OWNER/NAME`), and any other path as it is.
+
+    What was not downloaded is fetched: settings and tokeniser, or with `weights` all of it. Raises ModelError where that fails.
+    """
+    if not path.startswith(MODELSCOPE):
+        return path
+    name = path.removeprefix(MODELSCOPE)
+    folder = modelscope_folder(name)
+    if folder is not None and (not weights or _has_weights(folder)):
+        return str(folder)
+    _check_modelscope(path)
+    try:
+        return str(fetch_modelscope(name, weights=weights))
+    except Exception as error:
+        # The boundary to a third-party client.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(
+            f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
+            f"(`modelscope download --model {name} --local_dir FOLDER`), copy the folder here and name it in place of '{path}'."
+        ) from error
+
+
+def _has_weights(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with loading(str(folder), "read"):
+            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        return all((folder / shard).is_file() for shard in shards)
+    return any(folder.glob("*.safetensors"))
+
+
+def _check_modelscope(path: str) -> None:
+    """Raise ModelError for a model that is neither in ModelScope's cache nor can be fetched."""
+    name = path.removeprefix(MODELSCOPE)
+    fault = modelscope_fault(name)
+    if fault is not None:
+        raise ModelError(
+            f"Model '{path}' was not downloaded to {modelscope_cache()} (MODELSCOPE_CACHE), and {fault}. Or fetch it elsewhere "
+            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
+        )
+
+
 def local_only(path: str, file: str = CONFIG) -> bool:
     """Return whether `from_pretrained` is to read a model without the hub, which does not answer.
 
@@ -75,6 +126,10 @@ def local_only(path: str, file: str = CONFIG) -> bool:
 
     if isinstance(try_to_load_from_cache(path, file), str):
         return True
+    if modelscope_folder(path) is not None:
+        raise ModelError(
+            f"Model '{path}' is no folder here, and {fault}. ModelScope's package has downloaded it: write `{MODELSCOPE}{path}`."
+        )
     raise ModelError(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
         f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder here and name it in place of '{path}'."
@@ -85,6 +140,13 @@ def check_model_path(path: str) -> None:
     """Raise ModelError, without loading any weights, if a path can be no model: neither a sound folder nor a name of the hub."""
     folder = Path(path)
     if path == "embedded":
+        return
+    if path.startswith(MODELSCOPE):
+        known = modelscope_folder(path.removeprefix(MODELSCOPE))
+        if known is None:
+            _check_modelscope(path)
+        elif _has_weights(known):
+            check_model_path(str(known))
         return
     if not folder.exists():
         check_hub_name(path)
@@ -122,7 +184,7 @@ def check_hub_name(path: str) -> None:
             owner_and_name = "/".join(on_the_hub.split("/")[:2])
             raise ModelError(f"'{path}' is an address. Name the model alone: `{owner_and_name}`.")
         raise ModelError(
-            f"'{path}' cannot be fetched: models come from folders and from the Hugging Face hub. Fetch it with a client of "
+            f"'{path}' cannot be fetched: models come from folders, the Hugging Face hub and ModelScope. Fetch it with a client of "
             f"{scheme}:// and name the folder."
         )
     run, at, _ = path.rpartition("@")

@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kapelle.errors import ContextError, KapelleError, ModelError
-from kapelle.models.paths import check_model_path, loading, local_only
+from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
+from kapelle.runtime.hub import MODELSCOPE
 from kapelle.runtime.machine import refusal
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Json, Message, conversation
@@ -619,6 +620,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
         return ChatRenderer(light_tokenizer(), config.embedded.context)
     check_model_path(path)
+    path = located(path)
     local = local_only(path)
     from transformers import AutoConfig, AutoTokenizer
 
@@ -631,6 +633,9 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return `load_renderer`'s, without torch where a folder's files allow that; its tokens are counted, not learned from."""
+    if path.startswith(MODELSCOPE):
+        check_model_path(path)
+        path = located(path)
     folder = Path(path).expanduser()
     if path != "embedded" and (folder / "tokenizer.json").is_file():
         check_model_path(path)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
-from kapelle.models.paths import check_loaded, loading, local_only
+from kapelle.models.paths import check_loaded, loading, local_only, located
+from kapelle.runtime.hub import MODELSCOPE, modelscope_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -148,6 +149,9 @@ def folder_of(path: str) -> Path | None:
     """Return the folder that holds the weights of a model; None for the embedded one and one that was not downloaded."""
     if path == "embedded":
         return None
+    if path.startswith(MODELSCOPE):
+        known = modelscope_folder(path.removeprefix(MODELSCOPE))
+        return known if known is not None and any(known.glob("*.safetensors")) else None
     if Path(path).expanduser().is_dir():
         return Path(path).expanduser()
     from huggingface_hub import try_to_load_from_cache
@@ -189,6 +193,7 @@ def check_files(path: str, outline: Outline) -> bool:
         return False
     from transformers import AutoModelForCausalLM
 
+    path = located(path)
     with loading(path):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -212,6 +217,7 @@ def check_architecture(path: str) -> bool:
     from kapelle.models.embedded import build_tokenizer
     from kapelle.models.language_model import CHECKED, LanguageModel
 
+    path = located(path)
     with loading(path, "read"):
         local = local_only(path)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)

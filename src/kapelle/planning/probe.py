@@ -122,8 +122,9 @@ def _model(prepared: PreparedRun, base: str, depth: int) -> LanguageModel:
     else:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from kapelle.models.paths import local_only
+        from kapelle.models.paths import local_only, located
 
+        path = located(path)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
         config.num_hidden_layers = depth
         if getattr(config, "layer_types", None):

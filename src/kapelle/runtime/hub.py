@@ -1,6 +1,6 @@
-"""Whether the Hugging Face hub has a file, found out in a few seconds.
+"""Whether the Hugging Face hub has a file, found out in a few seconds; and where ModelScope's packages keep a model.
 
-Where a network is down, the hub's own client asks five times for each file, which adds up to minutes, also for files that
+Where a network is down, the Hugging Face client asks five times for each file, which adds up to minutes, also for files that
 were downloaded before.
 """
 
@@ -10,6 +10,8 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from kapelle.errors import ConfigError, EngineError, EpisodeError
@@ -105,3 +107,52 @@ def offline_hub() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+# -------- ModelScope: models that its package has downloaded, or downloads now
+
+MODELSCOPE = "modelscope:"
+"""Prefix of a model's name on ModelScope: `modelscope:Qwen/Qwen2.5-0.5B-Instruct`."""
+SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Files that say what a model is and how it reads text; its weights are in others."""
+
+
+def modelscope_cache() -> Path:
+    """Return the folder in which ModelScope's package keeps what it downloads: MODELSCOPE_CACHE, or its default."""
+    return Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
+
+
+def modelscope_folder(name: str) -> Path | None:
+    """Return where a model was downloaded to by any version of ModelScope's package; None where it was not.
+
+    Since 1.38 that is a folder for each revision, before one in which a dot of the name is written as three underscores.
+    """
+    owner, _, own = name.partition("/")
+    cache, safe = modelscope_cache(), own.replace(".", "___")
+    snapshots = cache / "models" / f"{owner}--{own}" / "snapshots"
+    revisions = sorted(each for each in snapshots.iterdir()) if snapshots.is_dir() else []
+    usual = [snapshots / "master", snapshots / "main"]
+    before = [
+        cache / part / owner / each for part in ("models", "hub/models", "", "hub") for each in (safe, own)
+    ]
+    # A revision of another name counts only where it is the one there is.
+    for folder in (*usual, *(revisions if len(revisions) == 1 else ()), *before):
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def modelscope_fault(name: str) -> str | None:
+    """Return why a model that was not downloaded cannot be had from ModelScope here, as a sentence; None where it can be tried."""
+    if find_spec("modelscope") is None:
+        return "the package that fetches it is not installed: pip install 'kapelle[modelscope]'"
+    if name.count("/") != 1 or not all(name.split("/")):
+        return "its names are OWNER/NAME"
+    return None
+
+
+def fetch_modelscope(name: str, *, weights: bool) -> Path:
+    """Download a model, or without `weights` its settings and tokeniser; return its folder. Raises what the package raises."""
+    from modelscope import snapshot_download
+
+    return Path(snapshot_download(name, **({} if weights else {"allow_patterns": list(SETTINGS)})))

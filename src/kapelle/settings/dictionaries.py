@@ -119,7 +119,7 @@ class ModelDict(TypedDict, total=False):
     """The team's base model."""
 
     path: str
-    """`embedded` (made here), a local folder, or a name on the Hugging Face hub."""
+    """`embedded` (made here), a local folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     embedded: EmbeddedConfig | EmbeddedDict
     dtype: DType
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
@@ -148,7 +148,7 @@ class OwnModelDict(TypedDict, total=False):
     """A model of the agent's own: trained in full, by adapter, or not at all."""
 
     model: str
-    """A folder, or a name on the Hugging Face hub."""
+    """A folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     train: Literal["full", "lora", "none"]
     """All its weights, an adapter on it, or nothing."""
     dtype: DType | None

@@ -147,7 +147,7 @@ class ModelConfig(Settings):
     """The team's base model."""
 
     path: str = "embedded"
-    """`embedded` (made here), a local folder, or a name on the Hugging Face hub."""
+    """`embedded` (made here), a local folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
@@ -181,7 +181,7 @@ class OwnModel(Settings):
     """A model of the agent's own: trained in full, by adapter, or not at all."""
 
     model: str
-    """A folder, or a name on the Hugging Face hub."""
+    """A folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     train: Literal["full", "lora", "none"] = "full"
     """All its weights, an adapter on it, or nothing."""
     dtype: DType | None = None
