@@ -130,16 +130,14 @@ def modelscope_folder(name: str) -> Path | None:
     owner, _, own = name.partition("/")
     cache, safe = modelscope_cache(), own.replace(".", "___")
     snapshots = cache / "models" / f"{owner}--{own}" / "snapshots"
-    revisions = sorted(each for each in snapshots.iterdir()) if snapshots.is_dir() else []
+    revisions = list(snapshots.iterdir()) if snapshots.is_dir() else []
     usual = [snapshots / "master", snapshots / "main"]
     before = [
         cache / part / owner / each for part in ("models", "hub/models", "", "hub") for each in (safe, own)
     ]
     # A revision of another name counts only where it is the one there is.
-    for folder in (*usual, *(revisions if len(revisions) == 1 else ()), *before):
-        if (folder / "config.json").is_file():
-            return folder
-    return None
+    candidates = (*usual, *(revisions if len(revisions) == 1 else ()), *before)
+    return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 
 def modelscope_fault(name: str) -> str | None:
