@@ -8,7 +8,8 @@
     ├── RunDirectoryError             a run directory that is in use, foreign or cannot be written
     ├── CheckpointError               a checkpoint that is missing or damaged
     ├── EngineError                   a rollout or train engine that could not do its work
-    │   └── ParityError               trainer and sampler disagree: the wrong weights acted
+    │   ├── ParityError               trainer and sampler disagree: the wrong weights acted
+    │   └── PeerFailed                another process of the run has failed, and says why
     ├── NumericsError                 a loss, gradient, reward or log-prob that is not finite
     ├── EpisodeError                  a fault inside one episode; recorded as data, never a crash
     ├── SandboxError                  a sandbox that this machine cannot provide; nothing ran
@@ -59,6 +60,10 @@ class EngineError(KapelleError):
 
 class ParityError(EngineError):
     """Trainer and sampler log-probs disagree: the sampler used other weights than the ones being trained."""
+
+
+class PeerFailed(EngineError):
+    """Another process that plays the same step has failed; the run ends with that one's error."""
 
 
 class AlgorithmError(KapelleError):

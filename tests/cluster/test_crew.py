@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,74 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     assert made.started == 4
     assert same_bits(disturbed[0], undisturbed[0])
     assert disturbed[1] == undisturbed[1]
+
+
+@pytest.mark.slow
+def test_workers_that_join_and_leave_change_nothing(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster(3)
+    all_there = learned()
+    asked: list[int] = []
+
+    def dies(number: int, method: str) -> bool:  # actor 1 leaves when it is asked to play again
+        asked.extend([number] if method == "play" else [])
+        return number == 1 and method == "play" and asked.count(1) == 2
+
+    def first(calls: list[Any], _: float) -> Any:  # actor 1 joins after three shares, the others never
+        return next((c for c in calls if c.number == 0 or (c.number == 1 and len(asked) >= 3)), None)
+
+    made = cluster(3, dies)
+    fixed, *others = placed(3).bundles.rollout
+    bundles = Bundles((fixed, *(RolloutPlace(None) for _ in others)))
+    monkeypatch.setenv(*next(iter(replace(placed(3), bundles=bundles).variable().items())))
+    monkeypatch.setattr(ray_workers, "first_answered", first)
+    disturbed = learned()
+    assert set(asked) == {0, 1}
+    assert asked.count(1) == 2
+    assert made.started == 4, "another one is waited for in the place of the one that left"
+    assert "a worker has joined; of 3 there are 2" in caplog.text
+    assert "a worker that had joined has left (it was killed); others play its groups" in caplog.text
+    assert same_bits(disturbed[0], all_there[0])
+    assert disturbed[1] == all_there[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0.0, 0.5])
+def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], left: float) -> None:
+    ends = []
+    for overlap in (False, True):
+        made = cluster(1)
+        training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": left}
+        with Trainer(**{**SETTINGS, "training": {**training, "overlap": overlap}}) as trainer:
+            rows = [dict(step.metrics) for step in trainer.steps(3)]
+            weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+        assert made.started == 1, "no sampling process beside the workers"
+        ends.append((weights, [{k: v for k, v in row.items() if "time/" not in k} for row in rows]))
+    assert same_bits(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+def test_what_was_played_ahead_of_a_step_that_is_undone_is_given_up(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster(1)
+    training = {"steps": 3, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
+    with Trainer(**{**SETTINGS, "training": training}) as trainer:
+        steps = trainer.steps()
+        next(steps)
+
+        def stop() -> None:
+            raise StopRequested
+
+        with monkeypatch.context() as stopping:
+            stopping.setattr(ray_workers, "stop_if_asked", stop)
+            with pytest.raises(StopRequested):
+                next(steps)
+        assert made.ended == [0]
+        assert trainer.done == 1
+        assert next(trainer.steps()).number == 2
+        assert made.started == 2
 
 
 def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cluster]) -> None:

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace, lay_out, placement_here
+import pytest
+from tests.support.tiny import sections
+
+from kapelle.cluster.placement import (
+    Bundles,
+    RayPlacement,
+    RolloutPlace,
+    check_workers,
+    lay_out,
+    placement_here,
+)
+from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig
+from kapelle.setup.recipe import resolve
+
+LEFT: dict[str, object] = {"max_staleness": 1, "partial_rollouts": 0.5}
 
 
 def test_workers_are_dealt_in_turn_each_with_its_worlds() -> None:
@@ -23,6 +37,47 @@ def test_ranks_that_play_have_the_worlds() -> None:
     held, places = lay_out(RayConfig(rollout_workers=0), ranks=2, worlds=2)
     assert places == [Bundles(worlds=(2, 3)), Bundles(worlds=(4, 5))]
     assert len(held) == 6
+
+
+def test_workers_that_may_join_have_no_bundle() -> None:
+    config = RayConfig(rollout_workers=3, least_rollout_workers=2)
+    held, places = lay_out(config, ranks=2, worlds=1)
+    assert places == [
+        Bundles((RolloutPlace(2, (3,)), RolloutPlace(None, (None,)))),
+        Bundles((RolloutPlace(4, (5,)),)),
+    ]
+    assert len(held) == 6
+    placed = RayPlacement("here", "of this run", "kapelle-1", places[0])
+    assert placement_here(placed.variable()) == placed
+
+
+@pytest.mark.parametrize(
+    ("ray", "training", "ranks", "reason"),
+    [
+        ({"rollout_workers": 2, "least_rollout_workers": 3}, {}, 1, r"Set the first one to 2 or less"),
+        (
+            {"rollout_workers": 3, "least_rollout_workers": 1},
+            {},
+            2,
+            r"each of 2 processes.*Set it to 2 or more",
+        ),
+        ({"rollout_workers": 3, "least_rollout_workers": 1}, LEFT, 1, r"some of 3 may not be there"),
+        (
+            {"rollout_workers": 1},
+            LEFT,
+            2,
+            r"1 of them cannot play for 2 processes. Set `ray.rollout_workers` to 2",
+        ),
+    ],
+)
+def test_workers_that_cannot_serve_are_refused(
+    ray: dict[str, object], training: dict[str, object], ranks: int, reason: str
+) -> None:
+    config = resolve(sections(ray=ray, training={"steps": 1, "tasks_per_step": 4, **training}))
+    with pytest.raises(ConfigError, match=reason):
+        check_workers(config, ranks)
+    ahead = {"steps": 1, "tasks_per_step": 4, **LEFT, "overlap": True}
+    check_workers(resolve(sections(ray={"rollout_workers": 2}, training=ahead)), 2)
 
 
 def test_a_rank_is_told_by_a_variable() -> None:

@@ -14,8 +14,8 @@ Dies = Callable[[int, str], bool]
 class Said:
     """A question to a fake actor, answered at once."""
 
-    def __init__(self, given: Callable[[], Any]) -> None:
-        self.given = given
+    def __init__(self, number: int, given: Callable[[], Any]) -> None:
+        self.number, self.given = number, given
 
     def answer(self) -> Any:
         return self.given()
@@ -33,14 +33,14 @@ class Fake:
         self.cluster.asked.append((self.number, method))
         if self.dead:
             self.cluster.on_end(self.made)
-            return Said(self._lost)
+            return Said(self.number, self._lost)
         try:
             answer = getattr(self.made, method)(*given)
         except Exception:
             if not self._is_dead():  # another thread may have let it die meanwhile
                 raise
-            return Said(self._lost)
-        return Said(lambda: answer)
+            return Said(self.number, self._lost)
+        return Said(self.number, lambda: answer)
 
     def _is_dead(self) -> bool:
         return self.dead
@@ -72,6 +72,9 @@ class Cluster:
         return Fake(self.started - 1, kind, self)
 
     def store(self, data: bytes) -> bytes:
+        return data
+
+    def fetch(self, data: bytes) -> bytes:
         return data
 
     def leave(self) -> None:

@@ -50,11 +50,18 @@ def test_settings_and_versions_are_those_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"overlap": True}, {"partial_rollouts": 0.5}])
-def test_what_needs_a_single_process(setting: dict[str, object]) -> None:
+def test_steps_that_run_ahead_or_are_left_need_no_single_process(setting: dict[str, object]) -> None:
     training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 1, **setting}
     config = resolve(sections(training=training))
-    with pytest.raises(ConfigError, match=f"`training.{next(iter(setting))}"):
-        check_same_run(Second(), config, prepare(config).team, {})
+    team = prepare(config).team
+    check_same_run(Second(), config, team, {})
+    with pytest.raises(ConfigError, match=r"`training\.max_staleness` is 2 there and 1 on rank 0"):
+        check_same_run(
+            Second(**{"`training.max_staleness`": 1}),
+            resolve(sections(training={**training, "max_staleness": 2})),
+            team,
+            {},
+        )
 
 
 @pytest.mark.parametrize(

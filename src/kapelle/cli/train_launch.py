@@ -317,8 +317,8 @@ def launch_ray(arguments: argparse.Namespace) -> int:
         configs = [read_source(arguments.words, arguments.run_dir, **how).config]
     else:
         configs = [config for _, config in staged.checked()]
-    for config in configs:
-        check_workers(config)
-        prepare(config)
     processes, worlds = arguments.processes or 1, configs[0].episode.environment_workers
+    for config in configs:
+        check_workers(config, processes)
+        prepare(config)
     return launch(configs[0].ray, processes, worlds, [*words_of(arguments), "--no-rich"])

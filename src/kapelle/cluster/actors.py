@@ -204,12 +204,17 @@ class ActorConnection:
             "`--processes`) or less for each (`ray.trainer.cpus`, `ray.rollout.cpus`, …), or wait longer (`ray.timeout`)."
         )
 
-    def actor(self, kind: type, bundle: int, resources: Resources, calls: int = 1) -> Actor:
-        """Start an actor of a class where a bundle was placed; it answers `calls` at a time, one alone in order."""
+    def actor(self, kind: type, bundle: int | None, resources: Resources, calls: int = 1) -> Actor:
+        """Start an actor of a class where a bundle was placed; it answers `calls` at a time, one alone in order.
+
+        Without a bundle it starts when and where the cluster has room outside the run's placement group.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        strategy: Any = "DEFAULT"
+        if bundle is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         made: Any = ray.remote(kind).options(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
@@ -224,6 +229,13 @@ class ActorConnection:
         import ray
 
         return ray.put(data)
+
+    def fetch(self, stored: object) -> bytes:
+        """Return the bytes that `store` was given."""
+        import ray
+
+        reference: Any = stored
+        return bytes(ray.get(reference))
 
     def leave(self) -> None:
         """End all actors of this process, and the cluster if it is its own."""

@@ -19,9 +19,10 @@ VARIABLE = "KAPELLE_RAY"
 class RolloutPlace:
     """Where one rollout worker is placed."""
 
-    bundle: int
-    worlds: tuple[int, ...] = ()
-    """Bundles of its environment workers."""
+    bundle: int | None
+    """None for a worker that joins when the cluster has room."""
+    worlds: tuple[int | None, ...] = ()
+    """Bundles of its environment workers; None as for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Bundles:
 
     rollout: tuple[RolloutPlace, ...] = ()
     """Those of the rollout workers that play for this rank."""
-    worlds: tuple[int, ...] = ()
+    worlds: tuple[int | None, ...] = ()
     """Those of the environment workers of a rank that plays itself."""
 
 
@@ -60,27 +61,46 @@ def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | No
     return RayPlacement(said["address"], said["namespace"], said["group"], bundles)
 
 
-def check_workers(config: RunConfig) -> None:
-    """Raise ConfigError for settings that need rollouts in the trainer's own process."""
-    if not config.ray.rollout_workers:
-        return
-    for key, asked in (
-        ("training.overlap", config.training.overlap),
-        ("training.partial_rollouts", config.training.partial_rollouts),
-        ("environment.name: external", isinstance(config.environment, External)),
-    ):
-        if asked:
+def check_workers(config: RunConfig, ranks: int) -> None:
+    """Raise ConfigError for settings that so many ranks and their rollout workers cannot serve."""
+    workers, least = config.ray.rollout_workers, config.ray.least_rollout_workers
+    if least is not None:
+        if least > workers:
             raise ConfigError(
-                f"`{key}` needs the trainer's own process to play, but `ray.rollout_workers` is {config.ray.rollout_workers}. Leave "
-                "it out, or set `ray.rollout_workers: 0`."
+                f"`ray.least_rollout_workers` is {least}, but `ray.rollout_workers`, the most that there may be, is {workers}. Set "
+                f"the first one to {workers} or less, or leave it out."
             )
+        if least < ranks:
+            raise ConfigError(
+                f"`ray.least_rollout_workers` is {least}, but each of {ranks} processes needs a worker of its own that is always "
+                f"there. Set it to {ranks} or more."
+            )
+        if least < workers and config.training.partial_rollouts:
+            raise ConfigError(
+                "`training.partial_rollouts` lets all rollout workers agree on the end of a step, but with "
+                f"`ray.least_rollout_workers: {least}` some of {workers} may not be there. Leave one of the two out."
+            )
+    if not workers:
+        return
+    if workers < ranks and config.training.partial_rollouts:
+        raise ConfigError(
+            f"`training.partial_rollouts` lets all rollout workers agree on the end of a step, but {workers} of them cannot play for "
+            f"{ranks} processes. Set `ray.rollout_workers` to {ranks} or more, or to 0."
+        )
+    if isinstance(config.environment, External):
+        raise ConfigError(
+            f"`environment.name: external` needs the trainer's own process to play, but `ray.rollout_workers` is {workers}. Leave "
+            "it out, or set `ray.rollout_workers: 0`."
+        )
 
 
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
     """Return the resources of each bundle, and the bundles of each rank; rank k itself is placed on bundle k.
 
-    `worlds` is the number of environment workers of each process that plays. Rollout workers are dealt to the ranks in turn.
+    `worlds` is the number of environment workers of each process that plays. Rollout workers are dealt to the ranks in turn. Those
+    beyond `least_rollout_workers` have no bundle.
     """
+    least = config.rollout_workers if config.least_rollout_workers is None else config.least_rollout_workers
     held = [config.trainer] * ranks
     found: list[Bundles] = []
 
@@ -91,8 +111,13 @@ def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources]
     for rank in range(ranks):
         own = range(rank, config.rollout_workers, ranks)
         if own:
-            players = [(more(config.rollout, 1)[0], more(config.environment, worlds)) for _ in own]
-            found.append(Bundles(tuple(RolloutPlace(*each) for each in players)))
+            players = [
+                RolloutPlace(more(config.rollout, 1)[0], more(config.environment, worlds))
+                if number < least
+                else RolloutPlace(None, (None,) * worlds)
+                for number in own
+            ]
+            found.append(Bundles(tuple(players)))
         else:
             found.append(Bundles(worlds=more(config.environment, worlds)))
     return held, found

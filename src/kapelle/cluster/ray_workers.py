@@ -7,23 +7,32 @@ So a worker that dies is started again, gets the current weights and replays its
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, first_answered
+from kapelle.cluster.actors import (
+    Actor,
+    ActorCall,
+    ActorConnection,
+    ActorLost,
+    first_answered,
+    own_address,
+)
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
 from kapelle.metrics.timeline import Timeline
-from kapelle.rollout.play import Play, PlaysGroups, rollout
+from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
+from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
 from kapelle.rollout.replica import TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
@@ -33,6 +42,8 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
+from kapelle.runtime.ranks import Meeting
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.settings.schema import Resources
 from kapelle.types import Group, Sampling, Task
@@ -67,12 +78,16 @@ class _RayWorker:
     """Policy → number of the weights that it was sent."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Share:
     """Groups that a worker plays."""
 
-    worker: _RayWorker
-    own: Sequence[int]
+    place: int
+    """The place of the worker that plays it, unless another one has to."""
+    question: Mapping[str, Any]
+    worker: _RayWorker | None = None
+    actor: Actor | None = None
+    """The worker's actor that was asked."""
     asked: ActorCall | None = None
     answer: list[bytes] | None = None
 
@@ -136,6 +151,14 @@ class RayWorkers(PlaysGroups):
         self._weights: dict[str, tuple[int, object]] = {}
         """Policy → number, from 1, and what is stored of its weights."""
         self._deaths = 0
+        self._under_way: list[_Share] = []
+        """Shares that were asked for and not waited for yet."""
+        self._plays = 0
+        """Steps whose groups may be left that were asked for."""
+        self._players: StoreMeeting | None = None
+        """Where the workers of all ranks agree on the end of a step, as seen by this process."""
+        self._store: Any = None
+        """What keeps that where there is one rank."""
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
@@ -166,6 +189,13 @@ class RayWorkers(PlaysGroups):
         stored = self._connection.store(packed({"policy": policy, "version": version}, tensors))
         self._weights[policy] = (number, stored)
 
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Any]]:
+        """See `PlaysGroups`: a copy from the cluster's store."""
+        return {
+            name: unpacked(self._connection.fetch(stored))[1] for name, (_, stored) in self._weights.items()
+        }
+
     def release_caches(self) -> None:
         """Do nothing: workers release theirs after every question."""
 
@@ -176,12 +206,12 @@ class RayWorkers(PlaysGroups):
                 worker.actor.end()
                 worker.actor = None
 
-    def play_groups(
+    def ask_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
-    ) -> list[Group]:
+    ) -> Callable[[], list[Group]]:
         """Let the workers play; see `rollout.play.PlaysGroups`.
 
-        Raises what a worker raised, StopRequested, and EngineError where workers die again and again.
+        Who waits gets what a worker raised, StopRequested, and EngineError where workers die again and again.
         """
         sampling = play.sampling
         question = {
@@ -193,46 +223,162 @@ class RayWorkers(PlaysGroups):
             "sampling": None if sampling is None else {name: asdict(each) for name, each in sampling.items()},
         }
         count = len(self._workers)
-        shares = [_Share(worker, own[k::count]) for k, worker in enumerate(self._workers) if own[k::count]]
-        play.timeline.enter("generate")
-        try:
-            self._gather(shares, question)
-        except BaseException:
-            # What the others still play is wanted by no one: end them.
-            for share in shares:
-                if share.answer is None and share.worker.actor is not None:
-                    share.worker.actor.end()
-                    share.worker.actor = share.worker.beginning = None
-            raise
-        finally:
-            play.timeline.leave()
-        found: dict[int, Group] = {}
-        for share in shares:
-            assert share.answer is not None
-            drawn, *rows = share.answer
-            if share is shares[0]:
-                restore_random(random_from_lists(json.loads(drawn)["random"]))
-            found |= zip(share.own, load_groups(map(json.loads, rows)), strict=True)
-        return [found[place] for place in own]
+        shares = [_Share(k, {**question, "own": list(own[k::count])}) for k in range(count) if own[k::count]]
+        answers = self._asked(play, shares)
 
-    def _gather(self, shares: Sequence[_Share], question: Mapping[str, Any]) -> None:
-        """Ask every share until it is answered, each once; where its worker has died, another one is asked."""
+        def wait() -> list[Group]:
+            found: dict[int, Group] = {}
+            for share, (drawn, *rows) in zip(shares, answers(), strict=True):
+                if share is shares[0]:
+                    restore_random(random_from_lists(json.loads(drawn)["random"]))
+                found |= zip(share.question["own"], load_groups(map(json.loads, rows)), strict=True)
+            return [found[place] for place in own]
+
+        return wait
+
+    def ask_partial(
+        self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    ) -> Callable[[], Mapping[int, PartialGroup]]:
+        """Let the workers play on; see `rollout.play.PlaysGroups`. The workers of all ranks agree when the step ends."""
+        # Workers were dealt to the ranks in turn: this is the place of the k-th of this rank among all.
+        count = self._config.ray.rollout_workers
+        seats = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
+        self._plays += 1
+        form = None
+        if count > 1:
+            if self._players is None:
+                where = meeting.form
+                if where is None:
+                    self._store, where = own_store(own_address())
+                prefix = f"{where['prefix']}/workers"
+                self._players = meeting_from({**where, "prefix": prefix, "rank": seats[0], "size": count})
+            self._players.begin(self._plays)
+            form = self._players.form
+        question = {
+            "random": random_as_lists(capture_random()),
+            "tasks": [],
+            "play": self._plays,
+            "enough": asdict(enough),
+        }
+        shares = [
+            _Share(
+                k,
+                {
+                    **question,
+                    "meeting": None if form is None else {**form, "rank": seat},
+                    "left": dump_partial(pool[seat::count]),
+                },
+            )
+            for k, seat in enumerate(seats)
+        ]
+        answers = self._asked(play, shares)
+
+        def wait() -> Mapping[int, PartialGroup]:
+            found: dict[int, PartialGroup] = {}
+            for seat, (drawn, *rows) in zip(seats, answers(), strict=True):
+                if seat == seats[0]:
+                    restore_random(random_from_lists(json.loads(drawn)["random"]))
+                own = load_partial(b"\n".join(rows).decode())
+                found |= zip(range(seat, len(pool), count), own, strict=True)
+            return found
+
+        return wait
+
+    def _asked(self, play: Play, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
+        """Ask the workers, and return what waits for their answers."""
+        self._under_way += shares
+        self._ask(shares)
+
+        def wait() -> list[list[bytes]]:
+            play.timeline.enter("generate")
+            try:
+                self._gather(shares)
+            except BaseException as error:
+                if self._players is not None:
+                    self._players.fail(error)
+                self.abandon()
+                raise
+            finally:
+                play.timeline.leave()
+            self._under_way = [share for share in self._under_way if share not in shares]
+            return [share.answer for share in shares if share.answer is not None]
+
+        return wait
+
+    def abandon(self) -> None:
+        """End the workers that still play what was asked for: nobody wants it any more."""
+        for share in self._under_way:
+            worker = share.worker
+            if share.answer is None and worker is not None and worker.actor is not None:
+                worker.actor.end()
+                worker.actor = worker.beginning = None
+        self._under_way = []
+
+    def _ask(self, shares: Sequence[_Share]) -> None:
+        """Ask every share that nobody has been asked for; where its worker has died, another one is asked."""
+        for share in shares:
+            if share.asked is not None or share.answer is not None:
+                continue
+            worker = share.worker = self._player_of(share.place)
+            share.actor = worker.actor
+            assert worker.actor is not None
+            new = {name: held for name, held in self._weights.items() if worker.has.get(name) != held[0]}
+            text = json.dumps(encode(share.question, "tasks")).encode()
+            share.asked = worker.actor.ask("play", text, *(stored for _, stored in new.values()))
+            worker.has |= {name: number for name, (number, _) in new.items()}
+
+    def _player_of(self, place: int) -> _RayWorker:
+        """Return the worker that plays the share of a place: its own, or where that may not have joined yet, one that is there.
+
+        Shares stay the same, whoever is there, and with them the batches and the last bits of what they sample.
+        """
+        for worker in self._workers:
+            if worker.actor is None:
+                self._start(worker)
+        there = [
+            worker for worker in self._workers if worker.place.bundle is not None or self._joined(worker)
+        ]
+        own = self._workers[place]
+        return own if own in there else there[place % len(there)]
+
+    def _joined(self, worker: _RayWorker) -> bool:
+        """Return whether a worker that may come at any time has come, and loaded its models."""
+        if worker.beginning is not None and first_answered([worker.beginning], 0.0) is not None:
+            try:
+                self._check_bases(worker)
+                self._say("a worker has joined")
+            except ActorLost as lost:  # wait for another one
+                self._say(f"a worker has left before it had played ({lost})")
+                self._start(worker)
+        return worker.beginning is None
+
+    def _say(self, what: str) -> None:
+        there = sum(worker.actor is not None and worker.beginning is None for worker in self._workers)
+        logging.getLogger(__name__).warning(
+            "kapelle: Rollout workers: %s; of %d there are %d.", what, len(self._workers), there
+        )
+
+    def _check_bases(self, worker: _RayWorker) -> None:
+        """Raise ConfigError if a worker has read other models than the trainer."""
+        if worker.beginning is None:
+            return
+        for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
+            if found != self._hashes[base]:
+                raise ConfigError(
+                    f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
+                    f"({self._hashes[base]}). Put the same files under this path on all machines."
+                )
+        worker.beginning = worker.up = None
+
+    def _gather(self, shares: Sequence[_Share]) -> None:
+        """Wait until every share is answered, asking again where a worker has died."""
         while waiting := [share for share in shares if share.answer is None]:
-            for share in waiting:
-                worker = share.worker
-                if share.asked is not None:
-                    continue
-                if worker.actor is None:
-                    self._start(worker)
-                assert worker.actor is not None
-                new = {name: held for name, held in self._weights.items() if worker.has.get(name) != held[0]}
-                text = json.dumps(encode({**question, "own": list(share.own)}, "tasks")).encode()
-                share.asked = worker.actor.ask("play", text, *(stored for _, stored in new.values()))
-                worker.has |= {name: number for name, (number, _) in new.items()}
+            self._ask(waiting)
             stop_if_asked()
-            for worker in (share.worker for share in waiting if share.worker.up is not None):
+            for worker in [share.worker for share in waiting]:
                 # An actor that the cluster finds no room for never answers: its machine may be gone.
-                assert worker.up is not None
+                if worker is None or worker.up is None:
+                    continue
                 if first_answered([worker.up], 0.0) is not None:
                     worker.up = None
                 elif time.monotonic() - worker.begun > self._config.ray.timeout:
@@ -245,21 +391,19 @@ class RayWorkers(PlaysGroups):
                 if first is None or share.asked is not first:
                     continue
                 worker = share.worker
+                assert worker is not None, "it was asked"
                 try:
-                    if worker.beginning is not None:
-                        for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
-                            if found != self._hashes[base]:
-                                raise ConfigError(
-                                    f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
-                                    f"({self._hashes[base]}). Put the same files under this path on all machines."
-                                )
-                        worker.beginning = None
+                    self._check_bases(worker)
                     share.answer = _read(first)
                     self._deaths = 0
                 except ActorLost as lost:
                     share.asked = None
+                    if worker.actor is not share.actor:  # lost with another share that it had
+                        continue
                     worker.actor = worker.beginning = None
                     self._deaths += 1
+                    if worker.place.bundle is None:
+                        self._say(f"a worker that had joined has left ({lost}); others play its groups")
                     if self._deaths >= DEATHS:
                         raise EngineError(
                             f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. "
@@ -291,6 +435,7 @@ class RayPlayer:
 
     def __init__(self) -> None:
         self._team: TeamReplica | None = None
+        self._meeting: Meeting | None = None
 
     def here(self) -> None:
         """Answer, which shows that the actor runs."""
@@ -326,7 +471,31 @@ class RayPlayer:
             plain, tensors = unpacked(data)
             team.play.engine.load(plain["policy"], tensors, plain["version"])
         restore_random(random_from_lists(said["random"]))
-        sampling = said["sampling"]
+        played = self._play_on(said) if "left" in said else self._play_whole(said)
+        drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
+        team.play.engine.release_caches()  # what is kept would depend on what was played before, and a new worker has nothing
+        return drawn + b"\n" + played
+
+    def _play_on(self, said: Mapping[str, Any]) -> bytes:
+        """Play groups until, with those of all workers, enough are done; return them as JSON lines."""
+        assert self._team is not None, "a player begins first"
+        if self._meeting is None:
+            self._meeting = Meeting() if said["meeting"] is None else meeting_from(said["meeting"])
+        meeting = self._meeting
+        meeting.begin(said["play"])
+        play, enough = replace(self._team.play, timeline=Timeline()), EndOfStep(**said["enough"])
+        groups = load_partial(said["left"])
+        try:
+            played = run_async(lambda: play_groups(play, groups, enough, meeting))
+        except Exception as error:
+            meeting.fail(error)
+            raise
+        return dump_partial(played).encode()
+
+    def _play_whole(self, said: Mapping[str, Any]) -> bytes:
+        """Play all episodes of groups and return them as JSON lines."""
+        assert self._team is not None, "a player begins first"
+        team, sampling = self._team, said["sampling"]
         play = replace(
             team.play,
             timeline=Timeline(),
@@ -337,9 +506,7 @@ class RayPlayer:
         )
         tasks = [Task(**task) for task in said["tasks"]]
         groups = run_async(lambda: rollout(play, tasks, said["samples"], said["seed"], own=said["own"]))
-        drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
-        play.engine.release_caches()  # what is kept would depend on what was played before, and a new worker has nothing
-        return drawn + b"\n" + dump_groups(0, groups)
+        return dump_groups(0, groups)
 
 
 def _answered(work: Any, *given: Any) -> bytes:

@@ -79,7 +79,7 @@ class HeldByActor(Holder):
     def __init__(
         self,
         connection: ActorConnection,
-        bundles: Sequence[int],
+        bundles: Sequence[int | None],
         resources: Resources,
         folder: str,
         place: int,

@@ -56,6 +56,20 @@ class PartialGroup:
         return Group(self.task, tuple(each for each in self.episodes if isinstance(each, Episode)))
 
 
+@dataclass(frozen=True, slots=True)
+class EndOfStep:
+    """When a step may leave the groups that are not done yet."""
+
+    must: tuple[int, ...]
+    """Places of the groups that are waited for: they would grow too old."""
+    most: int
+    """Most groups that may be left."""
+
+    def __call__(self, done: Sequence[bool]) -> bool:
+        """Return whether the step may end with these groups done."""
+        return all(done[place] for place in self.must) and sum(done) >= len(done) - self.most
+
+
 def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
     """Return a turn with further completion tokens, sampled by these weights."""
     if turn.completion_ids and not ids:

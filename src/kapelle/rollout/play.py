@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from kapelle.algorithm import Tree
 from kapelle.engines.rollout.protocol import Completion, Interruptible, Request, RolloutEngine
+from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
     Environment,
     Holding,
@@ -31,7 +32,7 @@ from kapelle.rollout import bounded_worlds
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.branching import Record
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
-from kapelle.rollout.partial import PartialEpisode, PartialGroup, as_recorded
+from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -46,7 +47,7 @@ from kapelle.runtime.randomness import (
     random_from_lists,
     restore_random,
 )
-from kapelle.runtime.ranks import ALONE, Ranks
+from kapelle.runtime.ranks import ALONE, Meeting, Peers, Ranks
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
@@ -361,11 +362,17 @@ def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[P
     ]
 
 
-async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough) -> list[PartialGroup]:
+async def play_groups(
+    play: Play, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
+) -> list[PartialGroup]:
     """Play groups on until enough of them are done, and return all of them as they are then, in order.
 
     The engine that samples for the team is `Interruptible`.
+
+    At a `meeting` of several processes, groups are dealt to them in turn, `groups` are those of this one, and `enough` is asked
+    of all. They meet whenever rows have sampled `PAUSE` tokens more, so that the end depends on tokens alone.
     """
+    alone = meeting is None or meeting.size == 1
     known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
     left = {place: each for place, each in known.items() if not isinstance(each, Episode)}
     places = list(left)
@@ -387,18 +394,46 @@ async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough
         episode = await play_further(play, seat.task, left[place], seat.sample, on_scene)
         scenes.pop(place, None)
         known[place] = episode
-        if enough([group.done for group in as_they_are()]):
+        if alone and enough([group.done for group in as_they_are()]):
             stop.set()
         return episode
+
+    failed: list[BaseException] = []
+
+    def agreed() -> bool:
+        """Tell the others which groups are done, and return whether all of them end; they do where one fails."""
+        assert meeting is not None, "one process asks nobody"
+        try:
+            shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
+        except BaseException as error:  # noqa: BLE001 - raised below, where no episode can take it for its own
+            failed.append(error)
+            return True
+        done = [False] * sum(map(len, shares))
+        for rank, share in enumerate(shares):
+            done[rank :: meeting.size] = map(bool, share)
+        return enough(done)
+
+    async def at_pause() -> bool:
+        if agreed():
+            stop.set()
+        return stop.is_set()
 
     seats = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
     playing = asyncio.create_task(play_seats(play, seats, one, followed=True))
     stopping = asyncio.create_task(stop.wait())
     tasks += [playing, stopping]
+    assert isinstance(play.engine, Interruptible), "checked before the run starts"
     try:
+        if not alone:
+            play.engine.pause_every(PAUSE, at_pause)
         await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # Who has nothing left to play meets the others until all end.
+        while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
+            if agreed():
+                stop.set()
+        if failed:
+            raise failed[0]
         if not playing.done():
-            assert isinstance(play.engine, Interruptible), "checked before the run starts"
             broken = await play.engine.interrupt()
             for place, scene in scenes.items():
                 if (now := scene.left(broken)) is not None:
@@ -407,6 +442,8 @@ async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough
         if playing.done():
             known |= zip(places, playing.result(), strict=True)  # those that were given up, too
     finally:  # worlds of episodes that still run are closed, within their deadlines
+        if not alone:
+            play.engine.pause_every(0, None)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=play.patience.environment)
@@ -419,26 +456,46 @@ async def play_groups(play: Play, groups: Sequence[PartialGroup], enough: Enough
 
 
 class PlaysGroups:
-    """A rollout engine that plays whole groups in other processes, instead of answering requests."""
+    """A rollout engine that plays whole groups in other processes, instead of answering requests.
 
-    def play_groups(
+    Its methods ask for groups and return what waits for them, which leaves the global random generators as if they had been
+    played here.
+    """
+
+    def ask_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
-    ) -> list[Group]:
-        """Play `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each.
+    ) -> Callable[[], list[Group]]:
+        """Ask for `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each."""
+        raise NotImplementedError
 
-        The global random generators are left as playing them here would leave them.
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tensors that it plays with, by policy and name: those of the last `load`."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Give up whatever was asked for and not waited for."""
+        raise NotImplementedError
+
+    def ask_partial(
+        self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    ) -> Callable[[], Mapping[int, PartialGroup]]:
+        """Ask for this rank's share of the groups that a step plays on until enough of them are done, by place in `pool`.
+
+        `meeting` is that of the ranks.
         """
         raise NotImplementedError
 
 
-def _played_here(
+def ask_groups(
     play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
-) -> list[Group]:
+) -> Callable[[], list[Group]]:
+    """Let rollout workers begin with the tasks at the places `own`, and return what waits for them; without workers, what plays them."""
     if not own:
-        return []
+        return list
     if isinstance(play.engine, PlaysGroups):
-        return play.engine.play_groups(play, tasks, samples, seed, own)
-    return run_async(lambda: rollout(play, tasks, samples, seed, own=own))
+        return play.engine.ask_groups(play, tasks, samples, seed, own)
+    return lambda: run_async(lambda: rollout(play, tasks, samples, seed, own=own))
 
 
 def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
@@ -448,12 +505,12 @@ def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -
     """
     ranks = play.ranks
     if ranks.size == 1:
-        return _played_here(play, tasks, samples, seed, range(len(tasks)))
+        return ask_groups(play, tasks, samples, seed, range(len(tasks)))()
     dealt = [range(rank, len(tasks), ranks.size) for rank in range(ranks.size)]
 
     def share() -> bytes:
         own = dealt[ranks.rank]
-        groups = _played_here(play, tasks, samples, seed, own)
+        groups = ask_groups(play, tasks, samples, seed, own)()
         drawn = {} if ranks.rank else random_as_lists(capture_random())
         return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
 

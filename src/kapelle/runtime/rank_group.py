@@ -32,16 +32,17 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import (  # type: ignore[attr-defined]  # no stub names the stores
     DistNetworkError,
+    DistStoreError,
     PrefixStore,
     TCPStore,
 )
 
-from kapelle.errors import ConfigError, EngineError
+from kapelle.errors import ConfigError, EngineError, PeerFailed
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.foreign_code import received_error, sent_error
-from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
+from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by, stop_if_asked
 from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
-from kapelle.runtime.ranks import ALONE, LaunchedRank, Peers, Ranks, launched_rank
+from kapelle.runtime.ranks import ALONE, LaunchedRank, Meeting, Peers, Ranks, launched_rank
 
 # -------- Heartbeat and store barrier, over the store
 
@@ -292,6 +293,107 @@ class StoreBarrier(Peers):
         return [share for _, _, share in every]
 
 
+LOOK = 0.2
+"""Seconds between two checks whether another one has failed, or this process should stop, while one waits at a meeting."""
+
+
+class StoreMeeting(Meeting):
+    """A meeting over the store. What is said stands there until the next play, so that a process that is started again finds it.
+
+    The first one collects what all say, so that each sends and receives two messages, however many there are.
+    """
+
+    def __init__(self, store: Any, form: Mapping[str, Any]) -> None:
+        """Take a connection to the store that is used for nothing else; `form` has `rank` and `size`, see `meeting_from`."""
+        self.rank, self.size = form["rank"], form["size"]
+        self._store, self._form = store, form
+        self._play, self._met = 0, 0
+
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """See `Meeting`."""
+        return self._form
+
+    def begin(self, number: int | None = None) -> int:
+        """See `Meeting`; forgets what this one said in the play before, which all have left."""
+        with suppress(RuntimeError):
+            for place in range(self._met):
+                for said in (self.rank, *(["all"] if self.rank == 0 else [])):
+                    self._store.delete_key(f"{self._play}/{place}/{said}")
+        self._play, self._met = self._play + 1 if number is None else number, 0
+        return self._play
+
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        """Do this one's share and return all shares; raises PeerFailed, StopRequested, and EngineError without the store."""
+        own = work()
+        key, self._met = f"{self._play}/{self._met}", self._met + 1
+        try:
+            self._store.set(f"{key}/{self.rank}", own)
+            if self.rank == 0:
+                every = [self._wait(f"{key}/{rank}") for rank in range(self.size)]
+                sizes = json.dumps([len(each) for each in every]).encode()
+                self._store.set(f"{key}/all", sizes + b"\n" + b"".join(every))
+            told, _, rest = self._wait(f"{key}/all").partition(b"\n")
+        except RuntimeError as error:
+            if isinstance(error, EngineError):
+                raise
+            raise EngineError(
+                f"The processes that play lost one another at '{at}': {_first_line(error)}. Resume the run."
+            ) from error
+        found, start = [], 0
+        for size in json.loads(told):
+            found.append(rest[start : start + size])
+            start += size
+        return found
+
+    def _wait(self, key: str) -> bytes:
+        while True:
+            try:
+                self._store.wait([key], timedelta(seconds=LOOK))
+                return bytes(self._store.get(key))
+            except DistStoreError:  # not yet
+                stop_if_asked()
+                if self._store.check([f"{self._play}/failed"]):
+                    said = json.loads(self._store.get(f"{self._play}/failed"))
+                    raise PeerFailed(
+                        f"Rank {said['rank']} failed while it played: {said['message']}"
+                    ) from None
+
+    def fail(self, error: BaseException) -> None:
+        """See `Meeting`; of all failures the first is kept."""
+        said = json.dumps({"rank": self.rank, "message": str(error)})
+        with suppress(RuntimeError):
+            self._store.compare_set(f"{self._play}/failed", "", said)
+
+
+def meeting_from(form: Mapping[str, Any]) -> StoreMeeting:
+    """Return a place at a meeting for a process that another one has given its `Meeting.form`.
+
+    `address` and `port` are the store's, `prefix` sets the meeting apart from others there, `rank` is one of `size`.
+    """
+    try:
+        store = TCPStore(
+            form["address"],
+            form["port"],
+            None,
+            is_master=False,
+            timeout=timedelta(seconds=CONNECTING),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"A process that plays did not reach rank 0 at {form['address']}:{form['port']}: {_first_line(error)}. Look whether "
+            "a firewall is between the machines."
+        ) from error
+    return StoreMeeting(PrefixStore(form["prefix"], store), form)
+
+
+def own_store(host: str) -> tuple[Any, dict[str, Any]]:
+    """Start a store in this process, and return it with where others reach it, for `meeting_from`; it ends with this process."""
+    store = TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
+    return store, {"address": host, "port": store.port, "prefix": PREFIX}
+
+
 def _raised_in_every_rank(rank: int, said: Mapping[str, Any], own: BaseException | None) -> BaseException:
     """Return a rank's error as every rank raises it; `own` is the error itself, in the rank that caught it."""
     same = received_error(said, f"Rank {rank}", named=True)
@@ -353,6 +455,8 @@ class RankGroup(Ranks):
             ) from error
         self._store = store
         self._store_barrier: StoreBarrier | None = None
+        self._meeting: StoreMeeting | None = None
+        self._seat = seat
         self._waits: dict[str, float] = {}
         """Seconds, by the name of an exchange."""
         self._agreement = Agreement()
@@ -384,12 +488,15 @@ class RankGroup(Ranks):
         self._note_wait(at, begun)
         self._agreement.meet(next((each["asked"] for each in heard if each["asked"]), 0))
         stop = StopRequested.__name__
-        for rank, each in enumerate(heard):
-            if each.get("kind", stop) != stop:
+        # Who failed only because another did is heard after that one.
+        told = sorted(enumerate(heard), key=lambda each: each[1].get("kind") == PeerFailed.__name__)
+        stopped = any(each.get("kind") == stop for each in heard)
+        for rank, each in told:
+            if each.get("kind", stop) != stop and not (stopped and each["kind"] == PeerFailed.__name__):
                 self.heard = rank != self.rank
                 raise _raised_in_every_rank(rank, each, failure if rank == self.rank else None)
-        if any("kind" in each for each in heard):
-            raise failure or StopRequested
+        if stopped:
+            raise failure if isinstance(failure, StopRequested) else StopRequested
         places = [each["at"] for each in heard]
         if len(set(places)) > 1:
             raise EngineError(
@@ -405,6 +512,19 @@ class RankGroup(Ranks):
                 PrefixStore("barrier", self._store.clone()), self.heartbeat, self._seconds
             )
         return self._store_barrier
+
+    def meeting(self) -> StoreMeeting:
+        """Return where those that play for the ranks agree; see `ranks.Ranks`."""
+        if self._meeting is None:
+            form = {
+                "address": self._seat.address,
+                "port": self._seat.port,
+                "prefix": f"{PREFIX}/{restarts()}/meeting",
+                "rank": self.rank,
+                "size": self.size,
+            }
+            self._meeting = StoreMeeting(PrefixStore("meeting", self._store.clone()), form)
+        return self._meeting
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place."""
@@ -560,8 +680,16 @@ def _store(seat: LaunchedRank, seconds: float) -> Any:
             f"Rank {seat.rank} did not reach rank 0 at {seat.address}:{seat.port} within {seconds:g} s: {_first_line(error)}. "
             "Look whether it has started, and name its machine in MASTER_ADDR."
         ) from error
-    # torchrun restarts a job with the same store.
-    return PrefixStore(f"kapelle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"{PREFIX}/{restarts()}", store)
+
+
+PREFIX = "kapelle"
+"""Begins our keys in the store."""
+
+
+def restarts() -> str:
+    """Return how often torchrun has restarted this job, which it does with the same store."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _finish(work: Any) -> None:

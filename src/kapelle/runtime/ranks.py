@@ -41,12 +41,35 @@ class Peers:
         return [work()]
 
 
+class Meeting(Peers):
+    """Where processes that each play a part of one step agree in the middle of it; that of a single process.
+
+    It is apart from the exchanges of the ranks, so that the ranks can learn meanwhile.
+    """
+
+    def begin(self, number: int | None = None) -> int:
+        """Begin with a part, of the play of this number, by default the one after the last; return the number."""
+        return 0
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others why this one does not come: each that waits raises PeerFailed. Called where it was caught."""
+
+    @property
+    def form(self) -> Mapping[str, Any] | None:
+        """Plain values by which another process takes this place (`rank_group.meeting_from`); None for one alone."""
+        return None
+
+
 class Ranks(Peers):
     """This process among the ranks, as seen by its main thread."""
 
     def store_barrier(self) -> Peers:
         """Return the exchange for another thread of each rank, one at a time, while the main threads do other work."""
         return self
+
+    def meeting(self) -> Meeting:
+        """Return where the ranks, or processes that play for them, agree while they play a step."""
+        return Meeting()
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""

@@ -106,6 +106,9 @@ class RayConfig(Settings):
     """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
     rollout_workers: int = Field(default=1, ge=0)
     """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
+    least_rollout_workers: int | None = Field(default=None, ge=1)
+    """Rollout workers that the run waits for; the others join whenever the cluster has room for them, and may leave. null waits
+    for all. The run is the same, to the bit, whichever are there."""
     trainer: Resources = Resources()
     """What each rank of the trainer takes."""
     rollout: Resources = Resources()

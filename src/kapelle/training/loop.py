@@ -320,6 +320,7 @@ class Loop:
             # Where steps are played ahead, the update comes too late to compare trainer and sampler.
             if config.training.max_staleness:
                 parity = self._compare(step, versions, parity)
+                play.engine.release_caches()  # as a sampling process does: what is kept would be read by the next play
             return step
 
         groups = self._queue.take(number, versions, played, None if sampler is None else sampler.begin)

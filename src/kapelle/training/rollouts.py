@@ -13,12 +13,19 @@ from kapelle.algorithm import Algorithm
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError, ParityError
 from kapelle.metrics.definitions import is_dead, own_returns
-from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
-from kapelle.rollout.play import Enough, Play, begun, play_groups, shared_rollout
+from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
+from kapelle.rollout.play import Play, PlaysGroups, ask_groups, begun, play_groups
 from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.randomness import derive_seed
+from kapelle.runtime.randomness import (
+    capture_random,
+    derive_seed,
+    random_as_lists,
+    random_from_lists,
+    restore_random,
+)
+from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.schema import RunConfig, TrainingConfig
 from kapelle.setup.preparation import short_enough
 from kapelle.types import Group, Task
@@ -105,6 +112,15 @@ class PlayedStep:
     """Those that the next step continues (`training.partial_rollouts`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """What one process has played of a step, by place among its groups."""
+
+    groups: Mapping[int, Group]
+    """Those that are done."""
+    left: Mapping[int, PartialGroup]
+
+
 def play_step(
     play: Play,
     config: RunConfig,
@@ -113,32 +129,145 @@ def play_step(
     number: int,
     left: Sequence[PartialGroup] = (),
 ) -> PlayedStep:
-    """Play the `source`'s tasks of step `number` (from 1); with `redraw`, replace groups without variance by further tasks.
+    """Play the `source`'s tasks of step `number` (from 1), each rank its share.
+
+    With `redraw`, groups without variance are replaced by further tasks.
 
     `left` is what the step before has left. The result depends only on that, the settings, the number and the weights, so
     that the episodes are the same in whichever process it runs.
     """
-    data = algorithm.data
+    meeting = play.ranks.meeting()
+    meeting.begin()
+    return together(play.ranks, meeting, begin_share(play, config, algorithm, source, number, left, meeting))
+
+
+def begin_share(
+    play: Play,
+    config: RunConfig,
+    algorithm: Algorithm,
+    source: TrainingTasks,
+    number: int,
+    left: Sequence[PartialGroup],
+    meeting: Meeting,
+) -> Callable[[], StepShare]:
+    """Begin with this process's share of a step, and return what plays the rest of it.
+
+    Groups are dealt in turn to all that are at the `meeting`. Where rollout workers play, they begin now; an engine of this
+    process plays when the rest is called.
+    """
+    data, engine = algorithm.data, play.engine
     seed = derive_seed(config.seed, "rollout", number)
     tasks = source.of(number)
+
+    def own(groups: int) -> range:
+        return range(meeting.rank, groups, meeting.size)
+
     if config.training.partial_rollouts:
         pool = [*left, *begun(tasks, data.group_size, seed, number)]
-        # Play groups until the rest of them may be left.
-        played = run_async(lambda: play_groups(play, pool, enough_for(config.training, number, pool)))
-        done = [each.group for each in played if each.done]
-        return PlayedStep(done, tuple(each for each in played if not each.done))
-    groups = shared_rollout(play, tasks, data.group_size, seed)
+        enough = enough_for(config.training, number, pool)
+        mine = own(len(pool))
+
+        def play_own() -> Mapping[int, PartialGroup]:
+            # Play groups until the rest of them may be left.
+            groups = [pool[place] for place in mine]
+            return dict(zip(mine, run_async(lambda: play_groups(play, groups, enough, meeting)), strict=True))
+
+        asked = (
+            engine.ask_partial(play, pool, enough, meeting) if isinstance(engine, PlaysGroups) else play_own
+        )
+
+        def continued() -> StepShare:
+            played = asked()
+            done = {place: each.group for place, each in played.items() if each.done}
+            return StepShare(done, {place: each for place, each in played.items() if not each.done})
+
+        return continued
+
+    first = ask_groups(play, tasks, data.group_size, seed, own(len(tasks)))
     returns = algorithm.returns or own_returns
-    for attempt in range(1, data.redraw + 1):
-        dead = [k for k, group in enumerate(groups) if is_dead(group, returns)]
-        if not dead:
-            break
-        others = source.of(number, attempt)
-        again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
-        fresh = shared_rollout(play, again, data.group_size, other_seed)
-        for k, group in zip(dead, fresh, strict=True):
-            groups[k] = group
-    return PlayedStep(groups)
+
+    def redrawn() -> StepShare:
+        groups = dict(zip(own(len(tasks)), first(), strict=True))
+        for attempt in range(1, data.redraw + 1):
+            dead = agreed(meeting, [k for k, group in groups.items() if is_dead(group, returns)])
+            if not dead:
+                break
+            others = source.of(number, attempt)
+            again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
+            mine = own(len(dead))
+            fresh = ask_groups(play, again, data.group_size, other_seed, mine)()
+            groups = {k: group for k, group in groups.items() if k not in dead}
+            for place, group in zip(mine, fresh, strict=True):
+                groups[dead[place]] = group
+        return StepShare(groups, {})
+
+    return redrawn
+
+
+def agreed(meeting: Meeting, dead: Sequence[int]) -> list[int]:
+    """Return the places of the groups without variance of all that are at the meeting; random generators continue as the first one's."""
+
+    def told() -> bytes:
+        return json.dumps(
+            {"dead": dead, "random": None if meeting.rank else random_as_lists(capture_random())}
+        ).encode()
+
+    if meeting.size == 1:
+        return list(dead)
+    every = [json.loads(each) for each in meeting.all_gather("groups without variance", told)]
+    restore_random(random_from_lists(every[0]["random"]))
+    return sorted(place for each in every for place in each["dead"])
+
+
+def together(ranks: Ranks, meeting: Meeting, play: Callable[[], StepShare | bytes]) -> PlayedStep:
+    """Let each rank play its share and return the whole step in every rank, its groups in order.
+
+    `play` returns the share, or the bytes of it (`dump_share`). The global random generators are left as rank 0 leaves them. An
+    error is raised in every rank; what is at the `meeting` hears of it, so that nobody waits there.
+    """
+
+    def share() -> bytes:
+        try:
+            played = play()
+            return played if isinstance(played, bytes) else dump_share(played)
+        except BaseException as error:
+            meeting.fail(error)
+            raise
+
+    if ranks.size == 1:
+        played = play()
+        parts = [played if isinstance(played, StepShare) else load_share(played)]
+    else:
+        parts = [
+            load_share(each, draws=rank == 0) for rank, each in enumerate(ranks.all_gather("rollout", share))
+        ]
+    groups = {place: group for part in parts for place, group in part.groups.items()}
+    left = {place: group for part in parts for place, group in part.left.items()}
+    return PlayedStep(
+        [groups[place] for place in sorted(groups)], tuple(left[place] for place in sorted(left))
+    )
+
+
+def dump_share(share: StepShare) -> bytes:
+    """Return a share, and the states of the global random generators after it, as lines."""
+    groups, left = dump_groups(0, share.groups.values()), dump_partial(share.left.values()).encode()
+    head = {"random": random_as_lists(capture_random()), "rows": groups.count(b"\n")}
+    head |= {"groups": list(share.groups), "left": list(share.left)}
+    return json.dumps(head).encode() + b"\n" + groups + left
+
+
+def load_share(text: bytes, *, draws: bool = True) -> StepShare:
+    """Return what `dump_share` has written; with `draws` the global random generators continue from its states."""
+    first, *lines = text.splitlines()
+    head = json.loads(first)
+    if draws:
+        restore_random(random_from_lists(head["random"]))
+    rows = head["rows"]
+    groups = load_groups(map(json.loads, lines[:rows]))
+    left = load_partial(b"\n".join(lines[rows:]).decode())
+    return StepShare(
+        dict(zip(head["groups"], groups, strict=True)), dict(zip(head["left"], left, strict=True))
+    )
 
 
 def steps_ahead(training: TrainingConfig) -> int:
@@ -149,19 +278,15 @@ def steps_ahead(training: TrainingConfig) -> int:
     return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
 
 
-def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> Enough:
-    """Return a function that decides whether step `number` may leave the groups that are not done yet.
+def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> EndOfStep:
+    """Return when step `number` may leave the groups that are not done yet.
 
     It may once at most `partial_rollouts` of them are left, all young enough for the next step (`max_staleness`).
     """
     most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
     oldest = number - (training.max_staleness - steps_ahead(training))
-    must = [place for place, group in enumerate(groups) if group.number <= oldest]
-
-    def enough(done: Sequence[bool]) -> bool:
-        return all(done[place] for place in must) and sum(done) >= len(groups) - most
-
-    return enough
+    must = tuple(place for place, group in enumerate(groups) if group.number <= oldest)
+    return EndOfStep(must, most)
 
 
 # -------- Rollouts that run ahead of the update: a bounded queue of steps that are played and not yet learned from

@@ -18,31 +18,30 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import Tensor, get_num_threads
 
+from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
+from kapelle.metrics.timeline import Timeline
 from kapelle.models.weights import copy_weights
-from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
+from kapelle.rollout.partial import PartialGroup, dump_partial
+from kapelle.rollout.play import Play, PlaysGroups
 from kapelle.rollout.replica import moves
-from kapelle.runs.episode_json import load_groups
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended
-from kapelle.runtime.randomness import (
-    capture_random,
-    random_as_lists,
-    random_from_lists,
-    restore_random,
-)
+from kapelle.runtime.randomness import capture_random, random_as_lists
+from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import Pending, PlayedStep
+from kapelle.training.rollouts import Pending, PlayedStep, begin_share, tasks_of, together
 
 SERVE = (
     "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "
@@ -67,11 +66,14 @@ class SamplingProcess:
         bases: Mapping[str, str],
         hashes: Mapping[str, str],
         engine: TrainEngine,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Start the process, which loads its models meanwhile.
 
-        `bases` are the paths of the team's bases, by name, `hashes` their weights', `engine` holds all policies.
+        `bases` are the paths of the team's bases, by name, `hashes` their weights', `engine` holds all policies. Each of `ranks`
+        has a process that plays its share.
         """
+        self._ranks, self._meeting = ranks, ranks.meeting()
         own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
         layout = layout_of(own)
         self._shared = SharedTensors(layout)
@@ -85,6 +87,7 @@ class SamplingProcess:
             "layout": layout,
             "descriptor": self._shared.descriptor,
             "threads": get_num_threads(),
+            "meeting": self._meeting.form,
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -114,11 +117,13 @@ class SamplingProcess:
         """
         if self._busy:  # the step that it plays was interrupted: its episodes are not wanted any more
             self._end()
-        question = (number, dict(self._versions), random_as_lists(capture_random()), dump_partial(left))
+        place = self._meeting.begin()
+        random = random_as_lists(capture_random())
+        question = (number, dict(self._versions), random, dump_partial(left), place)
         self.ask(question)
-        return partial(self._episodes, question)
+        return partial(together, self._ranks, self._meeting, partial(self._share, question))
 
-    def _episodes(self, question: tuple[object, ...]) -> PlayedStep:
+    def _share(self, question: tuple[object, ...]) -> bytes:
         answer = self._answer()
         if answer is None:
             how = self._died()
@@ -142,9 +147,7 @@ class SamplingProcess:
                     f"({self._hashes[base]}): the folder has changed since. Resume the run, or set `training.overlap: false`."
                 )
         self.seconds = answer["seconds"]
-        restore_random(random_from_lists(answer["random"]))
-        groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
-        return PlayedStep(groups, tuple(load_partial(answer["left"])))
+        return bytes(answer["share"], "ascii")
 
     def ask(self, question: tuple[object, ...]) -> None:
         """Send a question. If the process has died meanwhile, `_answer` notices it."""
@@ -230,3 +233,39 @@ class SamplingProcess:
         """End the process, whatever it does."""
         self._end()
         self._shared.close()
+
+
+class SamplingWorkers:
+    """Lets the rollout workers of a cluster play steps while this process learns."""
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm, play: Play, engine: PlaysGroups) -> None:
+        """Take how the team plays, with these workers as its engine."""
+        self._config, self._algorithm, self._engine = config, algorithm, engine
+        self._play = replace(play, tree=algorithm.data.tree)
+        self._tasks = tasks_of(play, config)
+        self._busy = False
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights that they play with, by policy and name."""
+        return self._engine.weights
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Do nothing: the workers are the run's rollout engine, which has taken them."""
+
+    def begin(self, number: int, left: Sequence[PartialGroup] = ()) -> Pending:
+        """Let the workers begin with step `number`, and with what the step before it has left; see `SamplingProcess.begin`."""
+        ranks, play = self._play.ranks, replace(self._play, timeline=Timeline())
+        meeting = ranks.meeting()
+        meeting.begin()
+        if self._busy:  # the step that they play was interrupted
+            self._engine.abandon()
+        rest = begin_share(play, self._config, self._algorithm, self._tasks, number, left, meeting)
+        self._busy = True
+
+        def wait() -> PlayedStep:
+            played = together(ranks, meeting, rest)
+            self._busy = False
+            return played
+
+        return wait

@@ -65,30 +65,31 @@ class _Player:
         """Build the team and its engine from settings; see `SamplingProcess`."""
         from kapelle.rollout.replica import TeamReplica
         from kapelle.runtime import interrupts
+        from kapelle.runtime.ranks import Meeting
         from kapelle.runtime.tensors import SharedTensors
 
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
         self._team = TeamReplica(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
         self._tasks: TrainingTasks | None = None
+        self._meeting = Meeting()
+        if start_with["meeting"] is not None:
+            from kapelle.runtime.rank_group import meeting_from
+
+            self._meeting = meeting_from(start_with["meeting"])
 
     def play(
-        self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str
+        self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str, place: int
     ) -> dict[str, Any]:
-        """Play a step and what the one before it has left (JSON lines).
+        """Play this rank's share of a step and of what the one before it has left (JSON lines).
 
-        Returns its episodes, what it has left, the generators' states after it, and the seconds that it took.
+        `place` is the number of the play among those that the meeting has seen. Returns the share (`dump_share`) and the seconds
+        that it took.
         """
         from kapelle.metrics.timeline import Timeline
-        from kapelle.rollout.partial import dump_partial, load_partial
-        from kapelle.runs.episode_json import dump_groups
-        from kapelle.runtime.randomness import (
-            capture_random,
-            random_as_lists,
-            random_from_lists,
-            restore_random,
-        )
-        from kapelle.training.rollouts import play_step, tasks_of
+        from kapelle.rollout.partial import load_partial
+        from kapelle.runtime.randomness import random_from_lists, restore_random
+        from kapelle.training.rollouts import begin_share, dump_share, tasks_of
 
         started = time.perf_counter()
         team = self._team
@@ -97,12 +98,17 @@ class _Player:
         restore_random(random_from_lists(random))
         play = replace(team.play, timeline=Timeline(), tree=team.algorithm.data.tree)
         self._tasks = self._tasks or tasks_of(play, team.config)
-        played = play_step(play, team.config, team.algorithm, self._tasks, number, load_partial(left))
+        self._meeting.begin(place)
+        try:
+            share = begin_share(
+                play, team.config, team.algorithm, self._tasks, number, load_partial(left), self._meeting
+            )()
+        except Exception as error:
+            self._meeting.fail(error)
+            raise
         answer = {
             "hashes": team.hashes,
-            "groups": dump_groups(number, played.groups).decode("ascii"),
-            "left": dump_partial(played.left),
-            "random": random_as_lists(capture_random()),
+            "share": dump_share(share).decode("ascii"),
             "seconds": time.perf_counter() - started,
         }
         team.play.engine.release_caches()

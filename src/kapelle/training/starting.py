@@ -20,7 +20,7 @@ from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
-from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.play import Play, PlaysGroups, make_play
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.plugins import find_object
@@ -32,9 +32,9 @@ from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
-from kapelle.training.loop import Loop
+from kapelle.training.loop import Loop, Sampler
 from kapelle.training.provenance import provenance_of
-from kapelle.training.sampling_process import SamplingProcess
+from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
 from kapelle.training.warmup import ReportStep, origin_notes, warmed_bases
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
@@ -123,7 +123,7 @@ def load_pieces(
         check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
-        if config.training.partial_rollouts and not isinstance(player, Interruptible):
+        if config.training.partial_rollouts and not isinstance(player, Interruptible | PlaysGroups):
             raise ConfigError(
                 f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot hand out "
                 "what it has sampled so far. Let it inherit from `Interruptible`, or set it to 0."
@@ -138,8 +138,10 @@ def load_pieces(
         if offers(config.environment, PlayedFromOutside):
             failing.enter_context(config.environment.serve(play, say))
 
-        sampler = None
-        if config.training.overlap and algorithm.plays:
+        sampler: Sampler | None = None
+        if config.training.overlap and algorithm.plays and isinstance(player, PlaysGroups):
+            sampler = SamplingWorkers(config, algorithm, play, player)
+        elif config.training.overlap and algorithm.plays:
             # The other process builds everything for itself, from the disk.
             in_memory = [path for path in warmed.team.bases.values() if path in warmed.given]
             if in_memory:
@@ -153,8 +155,8 @@ def load_pieces(
                     "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
                     "recipe (`engine`), or set `training.overlap: false`."
                 )
-            sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)
-            failing.callback(sampler.close)
+            sampler = process = SamplingProcess(config, team, warmed.team.bases, hashes, engine, ranks)
+            failing.callback(process.close)
         loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
         loop.publish()
         closing = failing.pop_all()
@@ -183,16 +185,6 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
     """
     if ranks.size == 1:
         return
-    if config.training.overlap:
-        raise ConfigError(
-            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
-            "`training.overlap: false`."
-        )
-    if config.training.partial_rollouts:
-        raise ConfigError(
-            f"`training.partial_rollouts` leaves groups to the next step when enough others are done, but each of {ranks.size} "
-            "processes would end the step at another moment. Set `training.partial_rollouts: 0`, or train in one process."
-        )
     if offers(config.environment, PlayedFromOutside):
         config.environment.check_server(ranks.size)
     own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}

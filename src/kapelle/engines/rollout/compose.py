@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import (
     Completion,
@@ -62,6 +62,12 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
             if isinstance(engine, Interruptible)
             for broken in await engine.interrupt()
         ]
+
+    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
+        """Let the engine that can break off requests pause; a team has one."""
+        for engine in self._engines:
+            if isinstance(engine, Interruptible):
+                engine.pause_every(tokens, pause)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Hand new weights to the engine that holds the policy."""

@@ -11,11 +11,11 @@ attribute that happens to be called `notes` means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
 
@@ -142,6 +142,18 @@ class Interruptible:
         reads prompt and ids again: its log-probs are those of the weights that the engine holds then.
         """
         raise NotImplementedError
+
+    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
+        """Await `pause` from now on after about so many tokens of each row, once every coroutine waits for an answer.
+
+        Where it returns True nothing more is sampled until `interrupt`; None ends the pauses. When they come may depend on the
+        requests alone, never on time. Runs of several processes need it. Raises EngineError in an engine that has none.
+        """
+        if pause is not None:
+            raise EngineError(
+                f"The engine {type(self).__name__} does not pause, by which several processes agree on the end of a step. Write "
+                "its `pause_every`, train in one process, or set `training.partial_rollouts: 0`."
+            )
 
 
 class EngineSettings(Protocol):

@@ -176,6 +176,11 @@ class Decoder:
             self._logits_RV = self._logits_RV[self._go_on_with(by_adapter)]
         self._sampling = self._settings()
 
+    @property
+    def steps(self) -> int:
+        """Tokens that a row would have sampled if it had been in flight all the time."""
+        return self._steps
+
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
         """Sample `steps` tokens of each row; stop early when rows leave."""

@@ -9,7 +9,7 @@ continue, so that the next turns of their agents join too. The engine waits for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -121,6 +121,10 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         self._pump: asyncio.Task[None] | None = None
         self._interrupting: asyncio.Future[list[Interrupted]] | None = None
         """Gets the requests that `interrupt` breaks off; None while it is not called."""
+        self._pause: Callable[[], Awaitable[bool]] | None = None
+        self._pause_tokens, self._paused_at = 0, 0
+        self._to_interrupt = asyncio.Event()
+        """Set once `interrupt` is called, since the last `pause_every`."""
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
 
@@ -176,11 +180,21 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
         interrupted: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
         self._interrupting = interrupted
+        self._to_interrupt.set()
         try:
             await self._start_pump()
             return interrupted.result()
         finally:
             self._interrupting = None
+
+    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
+        """Await `pause` after about so many tokens of each row; see `Interruptible`."""
+        self._pause, self._pause_tokens, self._paused_at = pause, tokens, self._tokens_a_row()
+        self._to_interrupt = asyncio.Event()
+
+    def _tokens_a_row(self) -> int:
+        """Return the steps of all base models, which sample in turn."""
+        return sum(queue.decoder.steps for queue in self._queues)
 
     def serve(self) -> None:
         """Answer each request as soon as its row is finished, and wait for no episodes, from now on.
@@ -248,6 +262,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
                         pending.fail(error)
             for queue in self._queues:
                 queue.enqueue_arrived()
+            if (
+                self._pause is not None
+                and self._interrupting is None
+                and self._tokens_a_row() - self._paused_at >= self._pause_tokens
+            ):
+                self._paused_at = self._tokens_a_row()
+                if await self._pause():
+                    await self._to_interrupt.wait()
             if self._interrupting is not None:
                 # First what is finished; its answers may lead to further requests, which are then waited for.
                 before = sum(len(queue.in_flight) for queue in self._queues)

@@ -1,0 +1,79 @@
+"""Those that play one step together agree over a store, whoever is started again, and hear of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kapelle.errors import EngineError, PeerFailed
+from kapelle.runtime import rank_group
+from kapelle.runtime.interrupts import StopRequested
+from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
+from kapelle.runtime.ranks import ALONE, Meeting
+
+
+@pytest.fixture
+def form() -> Iterator[dict[str, Any]]:
+    """Where three meet; the store lasts as long as the test."""
+    store, where = own_store("127.0.0.1")
+    yield {**where, "size": 3}
+    del store
+
+
+def at(form: dict[str, Any], rank: int) -> StoreMeeting:
+    return meeting_from({**form, "rank": rank})
+
+
+def met(meetings: list[StoreMeeting], number: int, places: int) -> list[list[list[bytes]]]:
+    """Let all meet in turn; return what each heard."""
+
+    def one(meeting: StoreMeeting) -> list[list[bytes]]:
+        meeting.begin(number)
+        return [
+            meeting.all_gather("here", f"{number}.{place} of {meeting.rank}".encode)
+            for place in range(places)
+        ]
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(one, meetings))
+
+
+def said(number: int, places: int) -> list[list[bytes]]:
+    return [[f"{number}.{place} of {rank}".encode() for rank in range(3)] for place in range(places)]
+
+
+def test_all_hear_all_in_order_and_one_that_begins_again_hears_it_again(form: dict[str, Any]) -> None:
+    meetings = [at(form, rank) for rank in range(3)]
+    assert met(meetings, 1, 3) == [said(1, 3)] * 3
+    for rank in range(3):  # alone: what the others said still stands there
+        assert met([at(form, rank)], 1, 3) == [said(1, 3)]
+    assert met(meetings, 2, 2) == [said(2, 2)] * 3
+    assert met(meetings, 3, 1) == [said(3, 1)] * 3
+
+
+def test_those_that_wait_hear_of_one_that_fails(form: dict[str, Any]) -> None:
+    first, second, third = (at(form, rank) for rank in range(3))
+    for each in (first, second, third):
+        each.begin(7)
+    try:
+        raise EngineError("no memory for the KV cache")
+    except EngineError as error:
+        third.fail(error)
+    second.fail(StopRequested())  # the first failure is kept
+    for each in (first, second):
+        with pytest.raises(PeerFailed, match="Rank 2 failed while it played: no memory for the KV cache"):
+            each.all_gather("groups", bytes)
+    meetings = [first, second, third]
+    assert met(meetings, 8, 1) == [said(8, 1)] * 3
+
+
+def test_one_process_meets_nobody(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = ALONE.meeting()
+    assert (type(meeting), meeting.size, meeting.form) == (Meeting, 1, None)
+    assert meeting.all_gather("here", lambda: b"x") == [b"x"]
+    monkeypatch.setattr(rank_group, "CONNECTING", 0.1)
+    with pytest.raises(EngineError, match=r"did not reach rank 0 at 127\.0\.0\.1:1:"):
+        meeting_from({**form, "rank": 0, "port": 1})
