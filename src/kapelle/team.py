@@ -205,11 +205,18 @@ class Team:
         """All policies by name, those beside the team too."""
         return {**self.policies, **self.beside}
 
-    def with_beside(self, policy: Policy, path: str) -> Team:
-        """Return the team with a frozen policy beside it, whose base is loaded from `path`."""
+    def with_beside(self, policy: Policy, path: str, device: str | None = None) -> Team:
+        """Return the team with a frozen policy beside it, whose base is loaded from `path`, on a device of its own if one is named."""
         assert not policy.trained, "a policy that acts for no agent is not trained"
+        places = dict(self.places)
+        if device is not None:
+            usual = places.get(next(iter(self.bases)), Place())
+            places[policy.base] = replace(usual, device=device)
         return replace(
-            self, bases={**self.bases, policy.base: path}, beside={**self.beside, policy.name: policy}
+            self,
+            bases={**self.bases, policy.base: path},
+            beside={**self.beside, policy.name: policy},
+            places=places,
         )
 
     def policy(self, agent: str, turn: int = 0) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -134,6 +135,24 @@ class TestAModelOfOnesOwn:
             assert torch.isfinite(seen.observation_D).all()
             assert torch.isfinite(seen.action_D).all()
 
+    def test_it_has_a_device_of_its_own(self) -> None:
+        with run("vdn") as trainer:
+            usual = trainer.team.places["base"]
+            places = Embeddings("reader", "meta").beside(trainer.team).places
+        assert places == {"base": usual, EMBEDDER: replace(usual, device="meta")}
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"embedder_device": "cpu"}, "name that base's path as `embedder`, or set `model.device`"),
+            ({"embedder": "reader", "embedder_device": "cuda:7"}, "algorithm.embedder_device"),
+            ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm.embedder_device"),
+        ],
+    )
+    def test_a_device_that_it_cannot_have_is_refused(self, given: dict[str, str], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            run("vdn", models={"reader": wide()}, **given)
+
     def test_a_folder_that_is_not_there_is_refused_before_anything_loads(self) -> None:
         with pytest.raises(ModelError, match=r"\./nowhere"):
             run("vdn", embedder="./nowhere")
@@ -142,8 +161,12 @@ class TestAModelOfOnesOwn:
 class Letters:
     """A stand-in for the library's model: how often each of three letters occurs."""
 
-    def __init__(self, name: str, *, local_files_only: bool) -> None:
+    device: str | None = None
+    """What the last one was told."""
+
+    def __init__(self, name: str, *, device: str | None, local_files_only: bool) -> None:
         assert not local_files_only, "the hub answers"
+        Letters.device = device
         if name != "letters":
             raise OSError(f"{name} is no known model")
 
@@ -172,6 +195,12 @@ class TestSentenceTransformers:
         with run("qmix", TWO_MODELS, {"wide": wide()}, embedder="sentence-transformers:letters") as trainer:
             assert moved(trainer) == {"a": True, "b": True}
             assert width(trainer) == 3
+
+    @pytest.mark.usefixtures("library")
+    def test_it_is_told_its_device(self) -> None:
+        reader = {"embedder": "sentence-transformers:letters", "embedder_device": "cpu"}
+        with run("vdn", **reader):
+            assert Letters.device == "cpu"
 
     @pytest.mark.usefixtures("library")
     def test_a_name_that_it_does_not_know(self) -> None:

@@ -38,29 +38,32 @@ class Embeddings(Beside, Loads):
 
     reader: str = "base"
     """`base`, a model's path, or `sentence-transformers:NAME`."""
+    device: str | None = None
+    """Where a model other than `base` is held; None leaves it to `model.device`, or to that library."""
 
     def load(self) -> None:
         """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
         if self.reader.startswith(SENTENCES):
-            load_sentences(self.reader.removeprefix(SENTENCES))
+            load_sentences(self.reader.removeprefix(SENTENCES), self.device)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
         """Return every trained turn as vectors; ModelError if the model cannot be loaded."""
+        if self.reader.startswith(SENTENCES):
+            encode = load_sentences(self.reader.removeprefix(SENTENCES), self.device)
+            return {"embedding": by_sentences(step.groups, encode)}
         return {"embedding": embedded_turns(self.reader, step.groups, step.team, engine)}
 
     def beside(self, team: Team) -> Team:
         """Return the team with the model that reads turns, if that is a separate one."""
         if self.reader == "base" or self.reader.startswith(SENTENCES):
             return team
-        return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader)
+        return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader, self.device)
 
 
 def embedded_turns(
     embedder: str, groups: Sequence[Group], team: Team, engine: Learners
 ) -> dict[TurnKey, Embedding]:
-    """Return every trained turn of a step as `Embeddings.reader` reads it; ModelError if that cannot be loaded."""
-    if embedder.startswith(SENTENCES):
-        return by_sentences(groups, load_sentences(embedder.removeprefix(SENTENCES)))
+    """Return every trained turn of a step as a model of the engine reads it."""
     if embedder != "base":
         return _by_model(groups, engine, EMBEDDER)
     if len({team.policies[name].base for name in team.trained}) > 1:
@@ -97,8 +100,11 @@ def by_sentences(
 
 
 @lru_cache(maxsize=1)
-def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
-    """Return an encoder of texts by a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
+def load_sentences(name: str, device: str | None = None) -> Callable[[Sequence[str]], Tensor]:
+    """Return an encoder of texts by a model of sentence-transformers; ModelError names the reason if it cannot be loaded.
+
+    Without a `device` the library chooses.
+    """
     library: Any = import_module("sentence_transformers")
     # The library knows its own models without their owner, and asks a silent hub for minutes.
     local = Path(name).is_dir()
@@ -106,7 +112,7 @@ def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
         check_hub_name(name)
         local = local_only(name if "/" in name else f"sentence-transformers/{name}", "modules.json")
     try:
-        model = library.SentenceTransformer(name, local_files_only=local)
+        model = library.SentenceTransformer(name, device=device, local_files_only=local)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The sentence-transformers model '{name}' cannot be loaded: {reason}") from error

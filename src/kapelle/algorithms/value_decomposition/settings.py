@@ -93,6 +93,8 @@ class CreditMixer(MonteCarlo):
     embedder: str = "base"
     """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,
     or `sentence-transformers:NAME`."""
+    embedder_device: Annotated[str | None, FROM_HERE_ON] = None
+    """Device of an embedder that is a model of its own; null is that of `model.device`."""
     utility: UtilityConfig = UtilityConfig()
     fit: FitConfig = FitConfig()
 
@@ -101,6 +103,11 @@ class CreditMixer(MonteCarlo):
         need_team_return(self.team_reward)
         if self.fit.min_fill > self.fit.capacity:
             raise ValueError("`fit.min_fill` is more than `fit.capacity` can hold; raise the capacity")
+        if self.embedder_device is not None and self.embedder == "base":
+            raise ValueError(
+                "`embedder_device` moves a model of its own, and `embedder: base` is the team's base, which stays where it is; "
+                "name that base's path as `embedder`, or set `model.device`"
+            )
         return self
 
 
@@ -113,7 +120,8 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
         return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
 
     check = partial(check_libraries, settings=settings)
-    return settings.row(name, None, (check,), memory=memory, needs=(Embeddings(settings.embedder),))
+    reader = Embeddings(settings.embedder, settings.embedder_device)
+    return settings.row(name, None, (check,), memory=memory, needs=(reader,))
 
 
 def check_libraries(team: Team, settings: CreditMixer) -> None:
@@ -124,3 +132,5 @@ def check_libraries(team: Team, settings: CreditMixer) -> None:
             "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
         )
     devices.check_device(settings.fit.device, "algorithm.fit.device")
+    if settings.embedder_device is not None:
+        devices.check_device(settings.embedder_device, "algorithm.embedder_device")
