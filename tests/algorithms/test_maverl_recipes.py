@@ -11,7 +11,9 @@ from kapelle.runs import checkpoint
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 
-RECIPES = pytest.mark.parametrize("recipe", ["maverl_debate_qmix", "maverl_debate_ippo"])
+LEARNERS = ("ippo", "vdn", "qmix", "magrpo", "mappo", "happo")
+"""MAVERL's learners with a file each; CORY, the seventh, plays by a workflow of its own (`cory_gsm8k`)."""
+RECIPES = pytest.mark.parametrize("recipe", [f"maverl_debate_{name}" for name in LEARNERS])
 SMALL = (
     *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
     "team.lora.rank=2",
@@ -22,16 +24,14 @@ SMALL = (
     "evaluation.before_and_after=false",
     "evaluation.every=0",
 )
-OWN = {
-    "maverl_debate_qmix": ("algorithm.credit_warmup_steps=0", "algorithm.fit.min_fill=1"),
-    "maverl_debate_ippo": (),
-}
+MIXED = ("algorithm.credit_warmup_steps=0", "algorithm.fit.min_fill=1")
+OWN = {"maverl_debate_qmix": MIXED, "maverl_debate_vdn": MIXED}
 
 
 @pytest.mark.slow
 @RECIPES
 def test_two_steps_and_one_then_the_other_end_at_the_same_bits(recipe: str, tmp_path: Path) -> None:
-    settings = (*SMALL, *OWN[recipe])
+    settings = (*SMALL, *OWN.get(recipe, ()))
     with Trainer.from_recipe(recipe, *settings, run_dir=tmp_path / "whole") as whole:
         steps = list(whole.steps())
         expected = checkpoint.load(whole.save())
@@ -62,6 +62,15 @@ def test_the_comments_settings_for_a_real_model_are_valid(recipe: str) -> None:
         ),
     )
     assert run.config.environment.model_dump()["test"] == "test"
+
+
+@RECIPES
+def test_each_is_the_same_debate_but_for_its_learner(recipe: str) -> None:
+    own, first = (load_recipe(name, (), ()).config.model_dump() for name in (recipe, "maverl_debate_qmix"))
+    assert own["algorithm"]["name"] == recipe.rpartition("_")[2]
+    assert own["algorithm"]["umad"] == first["algorithm"]["umad"]
+    differing = {key for key in own if own[key] != first[key]}
+    assert differing <= {"name", "description", "algorithm"}
 
 
 def test_the_comment_s_form_of_maverl_s_credit_is_valid() -> None:
