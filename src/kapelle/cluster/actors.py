@@ -5,10 +5,13 @@ Arguments and answers of actors are bytes, text and numbers.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -242,6 +245,47 @@ class ActorConnection:
         import ray
 
         ray.shutdown()
+
+
+# -------- `breakpoint()`: Ray gives its own workers a hook to its debugger; these are processes that such a worker starts
+
+ADDRESS = "KAPELLE_RAY_ADDRESS"
+"""Environment variable by which they find the cluster."""
+
+
+def debuggable(environ: MutableMapping[str, str]) -> None:
+    """Have `breakpoint()` reach Ray's debugger in a process that an actor starts with these variables; keeps a hook of the user's."""
+    import ray
+
+    if environ.get("PYTHONBREAKPOINT", "").partition(".")[0] in ("", "ray"):
+        environ["PYTHONBREAKPOINT"] = f"{__name__}.{set_trace.__name__}"
+    environ[ADDRESS] = str(ray.get_runtime_context().gcs_address)
+
+
+def set_trace() -> None:
+    """Wait for Ray's debugger where `breakpoint()` was called: by debugpy or, with RAY_DEBUG=legacy, for `ray debug`.
+
+    Raises ConfigError where debugpy is missing: Ray itself would go on as if there were no breakpoint.
+    """
+    import ray
+    from ray.util import rpdb
+
+    legacy = os.environ.get("RAY_DEBUG") == "legacy"
+    if not legacy and importlib.util.find_spec("debugpy") is None:
+        raise ConfigError(
+            "`breakpoint()` waits for Ray's debugger, which needs debugpy. Install it on every machine (pip install debugpy), or set "
+            "RAY_DEBUG=legacy there and use `ray debug`."
+        )
+    if not ray.is_initialized():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        ray.init(address=os.environ[ADDRESS], **QUIET)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray has set its own
+                signal.signal(number, handler)
+    if legacy:  # Ray's own function of this name would stop here, and not where the user wrote `breakpoint()`
+        rpdb._connect_ray_pdb().set_trace(sys._getframe().f_back)  # noqa: SLF001
+    else:
+        rpdb.set_trace()
 
 
 def own_address() -> str:

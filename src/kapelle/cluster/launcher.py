@@ -35,6 +35,7 @@ from kapelle.cluster.actors import (
     ActorCall,
     ActorConnection,
     ActorLost,
+    debuggable,
     first_answered,
     own_address,
 )
@@ -302,12 +303,14 @@ class RankHost:
     ) -> None:
         """Start `kapelle` with these words, in a folder, and with these entries added to the import path."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
+        given = {**os.environ, **environ}
+        debuggable(given)
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-c", TRAIN.format(path=known), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environ},
+            env=given,
             cwd=folder,
         )
         for name, stream in (("out", self._process.stdout), ("err", self._process.stderr)):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kapelle.cluster.actors import Actor, ActorConnection, ActorLost
+from kapelle.cluster.actors import Actor, ActorConnection, ActorLost, debuggable
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.pool import LOOK, HeldHere, Holder
 from kapelle.settings.schema import Resources
@@ -39,6 +39,7 @@ class WorldHost:
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
+        debuggable(os.environ)
         self._held = HeldHere()
 
     def send(self, data: bytes) -> None:
