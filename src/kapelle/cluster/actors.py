@@ -268,8 +268,9 @@ def set_trace() -> None:
     Raises ConfigError where debugpy is missing: Ray itself would go on as if there were no breakpoint.
     """
     import ray
-    from ray.util import rpdb
+    from ray.util import rpdb as untyped
 
+    rpdb: Any = untyped
     legacy = os.environ.get("RAY_DEBUG") == "legacy"
     if not legacy and importlib.util.find_spec("debugpy") is None:
         raise ConfigError(
