@@ -22,6 +22,7 @@ from kapelle.environment import (
     Mixed,
     Opposed,
     Outcome,
+    Progressive,
     Resets,
     Retriable,
     Scorable,
@@ -57,7 +58,9 @@ def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
     return parts
 
 
-class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, Holding, Scripted):
+class Mixture(
+    Settings, Answerable, Mixed, Alive, Opposed, Progressive, Skipping, Doubting, Holding, Scripted
+):
     """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
 
     Training draws a part for every index and then a task of it; a test split of parts that all end holds
@@ -153,6 +156,13 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index: a part by weight and one of its tasks, or the test tasks in a row."""
+        return self._task(split, index, None)
+
+    def task_after(self, played: int, index: int) -> Task:
+        """Return the same train task, as its part has it after the share of the `played` tasks that its weight gives it."""
+        return self._task("train", index, played)
+
+    def _task(self, split: Split, index: int, played: int | None) -> Task:
         if self.size(split) is None:
             draw = random.Random(f"mixture/{self.seed}/{split}/{index}")
             [name] = draw.choices(list(self.parts), [part.weight for part in self.parts.values()])
@@ -168,7 +178,12 @@ class Mixture(Settings, Answerable, Mixed, Alive, Opposed, Skipping, Doubting, H
                 place -= size
             else:
                 raise IndexError(index)
-        task = self.members[name].task(split, place)
+        chosen = self.members[name]
+        if played is not None and offers(chosen, Progressive):
+            share = self.parts[name].weight / sum(part.weight for part in self.parts.values())
+            task = chosen.task_after(int(played * share), place)
+        else:
+            task = chosen.task(split, place)
         data = {"part": name, "id": task.id, "data": task.data}
         part_of = f"{name}/{task.part}" if task.part else name
         return Task(f"{name}/{task.id}", task.question, data, part_of)

@@ -49,6 +49,8 @@ class Evaluation:
     """`seen` and `not seen` → its rate, for every boolean that the environment reports in `info`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each number that the environment reports in `Outcome.info`, `name/agent` for each agent's of a mapping."""
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
     fewer: str = ""
@@ -99,6 +101,8 @@ class Evaluation:
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
             **({} if self.judged is None else {"judged": dict(self.judged)}),
         }
+        if self.info:
+            row["info"] = dict(self.info)
         if self.games:
             row["games"] = True
         if self.fewer:
@@ -120,6 +124,7 @@ class Evaluation:
         found |= {
             f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
         }
+        found |= {f"info/{name}": value for name, value in self.info.items()}
         for name, part in self.parts.items():
             found |= {f"scored/{name}": float(part.scored)}
             if part.value is not None:
@@ -251,6 +256,9 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         part_reward={
             part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
             for part in by_part([episode for episode in episodes if episode.error is None])
+        },
+        info={
+            name.removeprefix("info/"): value for name, value in metrics.items() if name.startswith("info/")
         },
         games=bool(episodes) and not any(episode.task.question for episode in episodes),
         groups=tuple(groups),

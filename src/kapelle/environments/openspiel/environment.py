@@ -129,7 +129,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
     def reward_range(self) -> tuple[float, float]:
         """The game's utilities, less the penalty for as many invalid moves as a game can have."""
         ranges = []
-        for game in (self.loaded, *(self._level(level) for level in self.curriculum)):
+        for game in (self.loaded, *self._levels()):
             rules = self._conduct(game)
             most = 1 if rules.forfeit else game.max_game_length()
             ranges.append((float(game.min_utility()) + rules.penalty * most, float(game.max_utility())))
@@ -155,23 +155,25 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
             played -= level.tasks
         return self.task("train", index)
 
-    def _level(self, level: Level) -> Any:
-        return load_game(self.game, {**self.parameters, **level.parameters})
+    def _levels(self) -> list[Any]:
+        """Return the games of the curriculum; ConfigError names the level that is none."""
+        games = []
+        for number, level in enumerate(self.curriculum):
+            try:
+                games.append(load_game(self.game, {**self.parameters, **level.parameters}))
+            except ConfigError as error:
+                raise ConfigError(f"environment.curriculum.{number}: {error}") from error
+        return games
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for an unknown game, and for agents, opponents or a curriculum that do not fit it."""
         game = self.loaded
         players = game.num_players()
-        for number, level in enumerate(self.curriculum):
-            where = f"environment.curriculum.{number}"
-            try:
-                easier = self._level(level)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from error
+        for number, easier in enumerate(self._levels()):
             if easier.num_players() != players:
                 raise ConfigError(
-                    f"{where} is a game for {easier.num_players()} players, and {self.game} has {players}. Leave `players` out of "
-                    "its parameters."
+                    f"environment.curriculum.{number} is a game for {easier.num_players()} players, and {self.game} has {players}. "
+                    "Leave `players` out of its parameters."
                 )
         kind = game.get_type()
         if self.view == "information" and not kind.provides_information_state_string:
