@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ from kapelle.environments.openspiel.hanabi import choose, read_card, read_table
 from kapelle.metrics.definitions import rollout_metrics
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 
+ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {
     "players": 2,
     "colors": 2,
@@ -257,6 +259,41 @@ def test_in_a_mixture_a_part_goes_on_by_its_share_of_the_tasks() -> None:
         for played in (0, 39, 40, 400)
     }
     assert levels == {0: {1}, 39: {1}, 40: {2}, 400: {2}}
+
+
+def test_a_run_has_every_metric_that_the_page_for_users_of_mars_names(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "coming_from" / "mars.md").read_text("utf-8").split("## Metrics")[1]
+    named = {
+        name
+        for line in page.splitlines()
+        if line.startswith("| ")
+        for name in re.findall(r"`([^`]+)`", line.split("|")[2])
+    }
+    assert len(named) > 30
+    found: set[str] = set()
+    penalty = "algorithm.loss.kl_coefficient=0.1"
+    for recipe, *more in (
+        ("mars_hanabi_curriculum",),
+        ("kuhn", "environment.game=leduc_poker", "model.embedded.context=256"),
+    ):
+        run = tmp_path / recipe
+        said = call(
+            "train",
+            recipe,
+            *QUICK,
+            penalty,
+            "training.steps=1",
+            "algorithm.group_size=2",
+            *more,
+            "--run-dir",
+            str(run),
+        )
+        assert said.code == 0, said.err
+        found |= read_metrics(run)[0].keys()
+    patterns = {name: re.sub(r"<\w+>", r"[\\w@]+", name) for name in named}
+    assert [
+        name for name, pattern in patterns.items() if not any(re.fullmatch(pattern, each) for each in found)
+    ] == []
 
 
 def test_measures_of_agents_become_metrics_of_agents() -> None:
