@@ -74,6 +74,8 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "teacher of no hub's name": (nothing, ("demo", "warmup=null", "algorithm.name=distill", "algorithm.teacher=runs/none@2"), "Model folder 'runs/none@2' does not exist, and the hub"),
     "past of no run": (nothing, ("demo", "warmup=null", "team.agents.1.weights={past: runs/none@2}"), "Name a run (RUN, RUN@best, RUN@STEP), or a folder"),
     "processes as a setting": (nothing, ("demo", "distributed.strategy=ddp"), "Unknown key 'distributed' (set on the command line). `--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`."),
+    "weights gathered in another type": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.param_dtype=bfloat16"), "`train_engine.param_dtype: bfloat16` is not the type in which 'base' computes (float32). Set `model.dtype: bfloat16`, or leave `param_dtype` out."),
+    "a type of no gradient": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.reduce_dtype=int8"), "'train_engine.reduce_dtype' cannot be 'int8' (set on the command line)"),
     "an option as a setting": (nothing, ("demo", "run_dir=runs/x"), "Unknown key 'run_dir' (set on the command line). `--run-dir DIR` says where."),
     "a key like no other": (nothing, ("demo", "zzz=1"), "Unknown key 'zzz' (set on the command line). `kapelle train RECIPE --dry-run` prints all settings."),
     "model without weights": (model_without_weights, ("demo", "model.path=./model"), "Model folder './model' has no weights (*.safetensors)."),

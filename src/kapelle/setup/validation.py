@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself
+from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
     Environment,
@@ -36,6 +37,7 @@ from kapelle.models.paths import check_model_path
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
+from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.team import Team
@@ -185,6 +187,16 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         raise ConfigError(
             f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains "
             f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo or marft."
+        )
+    if isinstance(config.train_engine, Fsdp):
+        places = {base: team.places.get(base, config.model) for base in team.bases}
+        whole = [policy.name for policy in team.policies.values() if policy.trained and policy.lora is None]
+        whole += [critic.name for critic in team.critics.values() if critic.trained and critic.whole]
+        config.train_engine.check(
+            {base: place.dtype for base, place in places.items()},
+            whole,
+            # A process alone shares nothing out.
+            config.optimizer.name if launched_rank() is not None else "adamw",
         )
     _check_worlds(config, algorithm, team)
     environment = config.environment

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
+    MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -37,9 +38,9 @@ from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Publ
 from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ModelError
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
-from kapelle.models.language_model import LanguageModel, blocks_of, whole_pass
+from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, whole_pass
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
 from kapelle.team import reference_name
@@ -51,13 +52,6 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
     def __init__(self, setup: TrainSetup, settings: Fsdp | None = None) -> None:
         """Share the bases out, and frozen copies of them; then add adapters and heads, which every rank holds whole."""
         settings = settings or Fsdp()
-        full = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
-        full += [critic.name for critic in setup.critics if critic.whole]
-        if full and setup.optimizer.name != "adamw":
-            raise ConfigError(
-                f"'{full[0]}' trains all weights of its model, and `optimizer.name: {setup.optimizer.name}` takes no weights that "
-                "processes have shared out. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
-            )
         models = {id(model): model for model in setup.models.values()}
         kind = next(iter(models.values())).device.type
         mesh = init_device_mesh(kind, (setup.ranks.size,))
@@ -240,7 +234,14 @@ class ShardedBase:
         offload: OffloadPolicy = OffloadPolicy()
         if settings.cpu_offload:
             offload = CPUOffloadPolicy(pin_memory=model.device.type != "cpu")
-        shard = partial(fully_shard, mesh=mesh, offload_policy=offload)
+        param, reduce = DTYPES[settings.param_dtype], DTYPES[settings.reduce_dtype]
+        # Inputs stay as they are: the residual stream is float32, and autocast rounds what a product reads.
+        precision = MixedPrecisionPolicy(
+            param_dtype=None if param == torch.float32 else param,
+            reduce_dtype=None if reduce == param else reduce,
+            cast_forward_inputs=False,
+        )
+        shard = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload)
         blocks: list[Any] = []
         if model.flat is not None:
             blocks = list(model.flat.layers)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from kapelle.engines.train.protocol import TrainEngine, TrainSetup
+from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -44,10 +46,33 @@ class Fsdp(Settings):
     reshard_after_forward: bool = True
     """Whether a block's gathered weights are given back after its forward pass, and gathered once more for the backward pass."""
 
+    param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The type in which weights are gathered, computed with and exported; parts, moments and checkpoints stay in float32."""
+    reduce_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The type in which gradients of shared-out weights are summed over the processes."""
+
+    def check(self, dtypes: Mapping[str, str], whole: Sequence[str], optimizer: str) -> None:
+        """Raise ConfigError for what cannot be shared out; `dtypes` by base, `whole` are learners that train all weights of a model."""
+        for base, dtype in dtypes.items():
+            if self.param_dtype not in ("float32", dtype):
+                raise ConfigError(
+                    f"`train_engine.param_dtype: {self.param_dtype}` is not the type in which '{base}' computes ({dtype}). Set "
+                    f"`model.dtype: {self.param_dtype}`, or leave `param_dtype` out."
+                )
+        if whole and optimizer != "adamw":
+            raise ConfigError(
+                f"'{whole[0]}' trains all weights of its model, and `optimizer.name: {optimizer}` takes no weights that processes "
+                "have shared out. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
+            )
+
     def build(self, setup: TrainSetup) -> TrainEngine:
-        """Return the engine, for a process alone `torch`; ConfigError for models that cannot be sharded."""
+        """Return the engine, for a process alone `torch`; ConfigError for what cannot be shared out."""
         if setup.ranks.size == 1:
             return Torch().build(setup)
         from kapelle.engines.train.fsdp import FsdpTrainEngine
 
+        dtypes = {name: str(model.dtype).removeprefix("torch.") for name, model in setup.models.items()}
+        whole = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
+        whole += [critic.name for critic in setup.critics if critic.whole]
+        self.check(dtypes, whole, setup.optimizer.name)
         return FsdpTrainEngine(setup, self)

@@ -28,6 +28,7 @@ from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import distributed_like, gathered
 from kapelle.errors import ConfigError
+from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
 from kapelle.runtime.ranks import LaunchedRank
@@ -164,6 +165,56 @@ def test_float16_is_scaled_and_a_scale_that_is_too_large_is_left(group: RankGrou
     again.load_state(sharded.parts())
     resumed: Any = again.state()
     assert resumed["learners"]["a"]["scaler"] == scaler
+
+
+def test_weights_are_gathered_in_the_type_that_is_set_and_kept_in_float32(group: RankGroup) -> None:
+    policy = Policy("a")
+    with pytest.raises(
+        ConfigError, match=r"`train_engine.param_dtype: bfloat16` is not the type in which 'base'"
+    ):
+        Fsdp(param_dtype="bfloat16").build(setup(policy, ranks=Two()))
+    half = {"base": tiny_model(dtype="bfloat16")}
+    sharded = FsdpTrainEngine(setup(policy, ranks=group, models=half), Fsdp(param_dtype="bfloat16"))
+    begun = sharded.score(related_samples(["a"]))
+    learned(sharded, policy)
+    assert {tensor.dtype for tensor in sharded.weights("a").values()} == {torch.bfloat16}
+    state: Any = sharded.state()
+    for name, tensor in state["learners"]["a"]["weights"].items():
+        assert tensor.dtype == state["learners"]["a"]["optimizer"][name]["exp_avg"].dtype == torch.float32
+        assert same_bits(tensor.to(torch.bfloat16), frozen_copy(sharded.weights("a"))[name])
+    plain = TorchTrainEngine(setup(policy, models={"base": tiny_model(dtype="bfloat16")}))
+    for here, there in zip(begun, plain.score(related_samples(["a"])), strict=True):
+        assert float((here - there).abs().max()) < 0.2  # embeddings and norms are rounded too
+    plain.load_state(state)
+    assert same_bits(plain.state(), state)
+
+
+def test_what_is_kept_while_nobody_computes(group: RankGroup) -> None:
+    policy = Policy("a")
+    whole = {"base": tiny_model()}
+    kept = FsdpTrainEngine(
+        setup(policy, ranks=group, models=whole), Fsdp(reshard_after_forward=False, cpu_offload=True)
+    )
+    one, other = learned(kept, policy), learned(TorchTrainEngine(setup(policy)), policy)
+    for name, tensor in one["weights"].items():
+        assert float((tensor - other["weights"][name]).abs().max()) < ROUNDING
+    for parameter in kept.learners["a"].parameters.values():
+        assert isinstance(parameter, DTensor)
+        assert parameter.to_local().device.type == "cpu"
+
+
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_a_block_gives_its_weights_back_after_its_forward_pass_where_it_should(
+    group: RankGroup, gives_back: bool
+) -> None:
+    model, tokens_N = tiny_model(), torch.arange(3)
+    engine = FsdpTrainEngine(
+        setup(Policy("a"), ranks=group, models={"base": model}), Fsdp(reshard_after_forward=gives_back)
+    )
+    with engine._sharded(), torch.no_grad(), model.computing([(None, 0, 3)]):
+        model.hidden(tokens_N, tokens_N, plan_sequences([3]))
+        assert isinstance(model.model.model.layers[0].mlp.up_proj.weight, DTensor) is gives_back
+        assert not isinstance(model.head.weight_VD, DTensor)
 
 
 class Two:

@@ -102,13 +102,20 @@ class Learner:
             group["lr"] = rate
         pushed = [p for p in self.parameters.values() if p.grad is not None]
         # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
-        gradients = [local_part(p.grad) for p in pushed if p.grad is not None]
-        if self._scale is not None:
-            torch._foreach_mul_(gradients, 1.0 / self._scale.scale)
-        torch._foreach_div_(gradients, weight)
-        norm = _norm([p.grad for p in pushed if p.grad is not None])
+        gradients = [p.grad for p in pushed if p.grad is not None]
+        kinds = [
+            [local_part(g) for g in gradients if isinstance(g, DTensor) is parts] for parts in (True, False)
+        ]
+        kinds = [kind for kind in kinds if kind]
+        for kind in kinds:
+            if self._scale is not None:
+                torch._foreach_mul_(kind, 1.0 / self._scale.scale)
+            torch._foreach_div_(kind, weight)
+        norm = _norm(gradients)
         if self._settings.max_grad_norm is not None:
-            torch._foreach_mul_(gradients, (self._settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            shrunk = (self._settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            for kind in kinds:  # parts may lie in the machine's memory, and a head on the device
+                torch._foreach_mul_(kind, shrunk.to(kind[0].device))
         # Parts count together: whether the step is taken is the same in all processes.
         finite = torch.isfinite(norm)
         unmoved = [p for p in pushed if p not in self._optimizer.state]
@@ -270,7 +277,8 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     parts = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
     norms = [gathered(nn.utils.get_total_norm(kind)) for kind in (parts, whole) if kind or not gradients]
-    both: Tensor = torch.linalg.vector_norm(torch.stack(norms)) if parts and whole else norms[0]
+    here = [norm.to(norms[0].device) for norm in norms]
+    both: Tensor = torch.linalg.vector_norm(torch.stack(here)) if parts and whole else norms[0]
     return both
 
 
@@ -374,4 +382,7 @@ def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
-    return distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    laid_out = distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    return laid_out.to(
+        pattern.device
+    )  # parts may lie in the machine's memory, though the mesh is one of devices
