@@ -58,13 +58,15 @@ class Plain(ast.NodeTransformer):
         if name == "tuple":
             parts = {ast.unparse(self._seen(each)) for each in inner}
             return ast.Subscript(ast.Name("Sequence"), ast.Name(" | ".join(sorted(parts))))
+        if name == "dict":
+            return ast.Subscript(node.value, ast.Tuple([self._seen(each) for each in inner]))
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Take a dictionary where settings are taken; the types of one module stand under their own names."""
         if node.id in self._known:
             return ast.parse(f"{node.id} | {dictionary(node.id)}", mode="eval").body
-        names = {"Address": "str", "Weights": "Weights"}
+        names = {"Address": "str", "Weights": "Weights", "TestSet": "object"}
         return ast.Name(names.get(node.id, node.id))
 
     def _seen(self, node: ast.expr) -> ast.expr:

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +89,8 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     from kapelle.evaluation.evaluate import (
         choose_tasks,
         compute_matched,
-        evaluate_tasks,
+        evaluate_held_out,
         greedy_play,
-        why_fewer,
     )
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.preparation import short_enough
@@ -102,8 +100,7 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     fits = short_enough(player.config, play.team, play.engine.renderer)
     tasks = choose_tasks(play.environment, "test", settings.problems, fits=fits)
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
-    result = run_async(lambda: evaluate_tasks(play, tasks, player.config.seed, player.returns))
-    result = replace(result, fewer=why_fewer(play.environment, "test", settings.problems, len(tasks)))
+    result = evaluate_held_out(play, settings, settings.problems, player.config.seed, player.returns, fits)
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
@@ -174,6 +171,8 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
 def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
     how = "greedy decoding" if player.config.evaluation.greedy else "sampled as in training"
+    if player.config.evaluation.samples > 1:
+        how += f", {player.config.evaluation.samples} answers each"
     play = player.play
     lines = [
         f"{player.name}{trained}: {result.problems} unseen problems of {play.environment.name}, {how}, 95 % intervals",

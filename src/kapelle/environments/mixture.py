@@ -33,9 +33,8 @@ from kapelle.environment import (
     offers,
     reset_world,
 )
-from kapelle.environments.questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
+from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings
 from kapelle.types import Json, Message, Split, Task
 
 

@@ -32,7 +32,6 @@ from kapelle.environment import (
     Retriable,
     Scorable,
     Scripted,
-    environment_class,
     offers,
 )
 from kapelle.environments.base import BaseWorld
@@ -42,7 +41,7 @@ from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, r
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.runtime.deadlines import call, patience_here, within
 from kapelle.runtime.foreign_code import Unfit
-from kapelle.settings.base import EnvironmentSettings, Plugged, Settings
+from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings
 from kapelle.types import Json, Message, Split, Task
 
 # -------- The world of one question with one answer: every agent reads it, and those that answer are graded
@@ -403,24 +402,6 @@ def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
 
 
 # -------- Environments that hand on the questions of another one, whose settings stand inside theirs
-
-
-def named_settings(value: object, missing: str) -> object:
-    """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
-
-    An unknown name is a ValueError, and so is none, with the text `missing`.
-    """
-    if not isinstance(value, Mapping):
-        return value
-    if "name" not in value:
-        raise ValueError(missing)
-    try:
-        found = environment_class(str(value["name"]))
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    if not issubclass(found, Settings):
-        raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Settings.")  # noqa: TRY004 (pydantic explains a ValueError)
-    return found.model_validate(dict(value))
 
 
 _UNNAMED = "`questions` names no environment. Write `questions: {name: math}`, for example."

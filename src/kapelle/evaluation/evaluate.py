@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import comb
 from typing import Any
 
 from kapelle.environment import Answerable, Environment, asks_questions, offers, task_of
@@ -30,7 +31,7 @@ class Evaluation:
     """Results on problems that nothing was trained on; `print` shows the rate with what it is the mean of."""
 
     problems: int
-    """Episodes played, one for each problem."""
+    """Problems played: one episode for each, or `samples`."""
     success: float | None
     """Mean team score over the `scored` problems; the share of solved ones where a problem is solved or not (pass@1)."""
     interval: tuple[float, float] | None
@@ -46,7 +47,8 @@ class Evaluation:
     reason: str = ""
     """Why episodes failed or were not scored, the most frequent reason."""
     parts: Mapping[str, MeanScore] = field(default_factory=dict)
-    """`seen` and `not seen` → its rate, for every boolean that the environment reports in `info`."""
+    """Further rates by name: `seen` and `not seen` for every boolean that the environment reports in `info`; `pass@4` where a
+    problem has several answers (`at_k`); `aime` and `aime pass@4` for a set of `evaluation.sets`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     info: Mapping[str, float] = field(default_factory=dict)
@@ -95,7 +97,12 @@ class Evaluation:
             "failed": self.failed,
             "reason": self.reason,
             "parts": {
-                name: {"success": part.value, "scored": part.scored, "problems": part.played}
+                name: {
+                    "success": part.value,
+                    "interval": None if part.interval is None else list(part.interval),
+                    "scored": part.scored,
+                    "problems": part.played,
+                }
                 for name, part in self.parts.items()
             },
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
@@ -204,16 +211,71 @@ async def evaluate_tasks(
 
 
 def evaluate_shared(
-    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
+    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Do the same from synchronous code, each of the play's ranks its share."""
-    groups = shared_rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
+    """Do the same from synchronous code, each of the play's ranks its share, with several `samples` of each task."""
+    seed = derive_seed(seed, "evaluation")
+    groups = shared_rollout(play, tasks, samples, seed)
     play.engine.release_caches()
-    return summarise(groups, returns)
+    found = summarise(groups, returns)
+    if samples == 1:
+        return found
+    return replace(found, parts={**found.parts, **at_k(groups, samples, play.environment, seed)})
+
+
+def evaluate_held_out(
+    play: Play,
+    settings: EvaluationConfig,
+    problems: int,
+    seed: int,
+    returns: Returns = own_returns,
+    fits: Callable[[Task], bool] | None = None,
+) -> Evaluation:
+    """Play `problems` of the environment's test split and of each further set (`evaluation.sets`), and summarise.
+
+    Rates of a set are parts of the result under its name; its episodes' tasks have the name as their part. Tasks that `fits` is
+    false for are left out.
+    """
+    tasks = choose_tasks(play.environment, "test", problems, fits=fits)
+    result = evaluate_shared(play, tasks, seed, returns, settings.samples)
+    parts, groups = dict(result.parts), list(result.groups)
+    for name, environment in settings.sets.items():
+        own = replace(play, environment=environment, workers=None)
+        chosen = choose_tasks(environment, "test", problems, fits=fits)
+        chosen = [replace(task, part=task.part or name) for task in chosen]
+        found = evaluate_shared(own, chosen, derive_seed(seed, "set", name), returns, settings.samples)
+        parts |= {name: found.rate, **{f"{name} {part}": rate for part, rate in found.parts.items()}}
+        groups += found.groups
+    fewer = why_fewer(play.environment, "test", problems, len(tasks))
+    return replace(result, fewer=fewer, parts=parts, groups=tuple(groups))
+
+
+def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
+    """Return avg@k, pass@j for powers of two up to k and for k, and maj@k of groups of k = `samples` answers.
+
+    pass@j is the chance that one of j answers solves the problem, estimated without bias from the c solved of n answers that were
+    scored: 1 − C(n − c, j) / C(n, j) (2107.03374 §2.1). A problem with fewer than j of them has none. Intervals are over problems:
+    answers to one problem are not independent.
+    """
+    scores = [[e.success for e in group.valid if e.success is not None] for group in groups]
+    failed = sum(not group.valid for group in groups)
+    means = [sum(own) / len(own) for own in scores if own]
+    found = {f"avg@{samples}": rate_of(means, len(groups), failed)}
+    for j in sorted({*(2**power for power in range(samples.bit_length())), samples}):
+        solved = [(len(own), sum(score >= 1.0 for score in own)) for own in scores if len(own) >= j]
+        chances = [1.0 - comb(n - c, j) / comb(n, j) for n, c in solved]
+        found[f"pass@{j}"] = rate_of(chances, len(groups), failed)
+    if offers(environment, Answerable) and asks_questions(environment):
+        chosen = [Group(group.task, (chosen_by_majority(environment, group, seed),)) for group in groups]
+        found[f"maj@{samples}"] = summarise(chosen).rate
+    return found
 
 
 def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
-    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean."""
+    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean.
+
+    Of several episodes per task the success is a mean over tasks, each of them the mean of its episodes.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     scores = [
         episode.success for episode in episodes if episode.error is None and episode.success is not None
@@ -224,7 +286,12 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
     reasons = errors or Counter(
         str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
     )
-    rate = rate_of(scores, len(episodes), failed, (reasons.most_common(1)[0][0] if reasons else ""))
+    reason = reasons.most_common(1)[0][0] if reasons else ""
+    rate = rate_of(scores, len(episodes), failed, reason)
+    if len(groups) < len(episodes):
+        by_task = [[e.success for e in group.valid if e.success is not None] for group in groups]
+        means = [sum(own) / len(own) for own in by_task if own]
+        rate = rate_of(means, len(groups), sum(not group.valid for group in groups), reason)
     # An episode that neither paid nor scored anything leaves its return unknown, unless the environment pays by the turn.
     by_turn = any(turn.reward for group in groups for e in group.valid for turn in e.turns)
     paid = [
@@ -241,12 +308,12 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
     agents = episodes[0].agents if episodes else ()
     earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
     return Evaluation(
-        problems=len(episodes),
+        problems=len(groups),
         success=rate.value,
         interval=rate.interval,
         reward={agent: value for agent, value in earned.items() if value is not None},
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
-        failed=failed,
+        failed=rate.failed,
         scored=rate.scored,
         reason=rate.reason,
         parts={

@@ -7,9 +7,10 @@ token per byte, so any text can be read, and one token for each role, so convers
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from kapelle.models.renderer import LightTokenizer
+from kapelle.models.renderer import ChatRenderer, LightTokenizer
 from kapelle.settings.schema import EmbeddedConfig
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def byte_renderer() -> ChatRenderer:
+    """Return how conversations of any length become bytes, by this tokeniser in the form of transformers."""
+    return ChatRenderer(build_tokenizer(sys.maxsize), sys.maxsize)
 
 
 def _byte_tokenizer() -> Tokenizer:

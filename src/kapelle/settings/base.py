@@ -17,8 +17,8 @@ from pydantic import AfterValidator, GetCoreSchemaHandler, SerializeAsAny
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Environment
-from kapelle.errors import did_you_mean
+from kapelle.environment import Environment, environment_class
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.credentials import is_secret
 from kapelle.workflow import Workflow
 
@@ -159,3 +159,21 @@ class Plugged:
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic validates and writes the field."""
         return handler.generate_schema(SerializeAsAny[Settings])
+
+
+def named_settings(value: object, missing: str) -> object:
+    """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
+
+    An unknown name is a ValueError, and so is none, with the text `missing`.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if "name" not in value:
+        raise ValueError(missing)
+    try:
+        found = environment_class(str(value["name"]))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    if not issubclass(found, Settings):
+        raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Settings.")  # noqa: TRY004 (pydantic explains a ValueError)
+    return found.model_validate(dict(value))

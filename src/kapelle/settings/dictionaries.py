@@ -374,6 +374,12 @@ class EvaluationDict(TypedDict, total=False):
     """Problems of an evaluation in between."""
     greedy: bool
     """False samples as in training."""
+    samples: int
+    """Answers to each problem, sampled as in training where there are several. The success is then the mean over problems (avg@k);
+    pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
+    sets: dict[str, object]
+    """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
+    Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
     before_and_after: bool
     """Whether `problems` are played before the first and after the last step."""
 

@@ -7,11 +7,12 @@ settings of the class that their `name` finds. Reading files and overlays live i
 
 from __future__ import annotations
 
+import re
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, create_model, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.base import (
@@ -24,6 +25,7 @@ from kapelle.settings.base import (
     Section,
     Settings,
     WorkflowSettings,
+    named_settings,
 )
 from kapelle.team import ALL_LINEAR
 
@@ -408,6 +410,13 @@ class TasksConfig(Settings):
     out, and refuses a run whose first tasks do not fit the model."""
 
 
+TestSet = Annotated[
+    EnvironmentSettings,
+    Plugged(),
+    BeforeValidator(partial(named_settings, missing="it names no environment: write `{name: math, …}`")),
+]
+
+
 class EvaluationConfig(Settings):
     """How the team is evaluated on held-out problems, always of the `test` split."""
 
@@ -419,8 +428,30 @@ class EvaluationConfig(Settings):
     """Problems of an evaluation in between."""
     greedy: bool = True
     """False samples as in training."""
+    samples: int = Field(default=1, ge=1)
+    """Answers to each problem, sampled as in training where there are several. The success is then the mean over problems (avg@k);
+    pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
+    sets: dict[str, TestSet] = Field(default={})
+    """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
+    Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
     before_and_after: bool = True
     """Whether `problems` are played before the first and after the last step."""
+
+    @field_validator("sets")
+    @classmethod
+    def _named(cls, value: dict[str, object]) -> dict[str, object]:
+        for name in value:
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"the name '{name}' does not fit: letters, digits and _ make one")
+        return value
+
+    @model_validator(mode="after")
+    def _several_differ(self) -> EvaluationConfig:
+        if self.samples > 1 and self.greedy:
+            raise ValueError(
+                f"`samples: {self.samples}` answers to a problem would all be the same; set `evaluation.greedy: false` too"
+            )
+        return self
 
 
 class Timed(Settings):

@@ -301,6 +301,7 @@ def prepare(
     given = given or {}
     report = passed or (lambda _name, _found: None)
     connect(config.environment)
+    connect(config.evaluation.sets)
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     check_keys(team, config.environment)

@@ -10,7 +10,7 @@ from typing import Any
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play, why_fewer
+from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_held_out, greedy_play
 from kapelle.metrics.calibration import Calibration, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
@@ -276,14 +276,15 @@ class HeldOut:
             if self._config.evaluation.greedy if greedy is None else greedy:
                 play = greedy_play(play)
             fits = short_enough(self._config, play.team, play.engine.renderer)
-            tasks = choose_tasks(play.environment, "test", problems, fits=fits)
-            result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+            returns, settings = self._algorithm.returns or own_returns, self._config.evaluation
+            result = evaluate_held_out(play, settings, problems, self._config.seed, returns, fits)
             payer = self._algorithm.need(VerifierScores)
             if payer is not None:  # how well it judges what the team says by now
                 engine = self._pieces.engine
-                judged = judged_answers(result.groups, play.environment, engine, payer.calibration)
+                own = result.groups[: result.problems]  # those of further sets follow
+                judged = judged_answers(own, play.environment, engine, payer.calibration)
                 result = replace(result, judged=asdict(judgement_of(judged)))
-            return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
         except StopRequested:
             restore_random(drawn)
             raise
+        return result

@@ -54,7 +54,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "agents": agents_of(run),
             "success": last.get("success"),
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
-            "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured)},
+            "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
             "spark": [value for value in curve if value is not None],
             "damaged": run.damaged,
             "league": plays_against(settings, last),
@@ -75,6 +75,26 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> boo
     ]
     paid = kinds[0] or kinds[1]
     return len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid))
+
+
+def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an evaluation's further rates (sets, pass@k), each as a row; those that were not measured are left out."""
+    parts = measured.get("parts")
+    rows = []
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        success = number(part.get("success")) if isinstance(part, Mapping) else None
+        if success is not None:
+            low, high = _ends(part) or (success, success)
+            rows.append(
+                {
+                    "name": str(name),
+                    "success": success,
+                    "low": low,
+                    "high": high,
+                    "scored": number(part.get("scored")),
+                }
+            )
+    return rows
 
 
 def _ends(row: Mapping[str, Any]) -> list[float] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +19,7 @@ from pydantic import Field
 from kapelle.environment import Environment, Recorded, offers
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.foreign_code import reason
-from kapelle.runtime.plugins import load_file
+from kapelle.runtime.plugins import find_object, load_file
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Json, Message
@@ -101,13 +100,14 @@ class NodeTokens:
         return getattr(self._renderer.tokenizer, name)
 
 
-@lru_cache(maxsize=1)
-def byte_renderer() -> TokenizesChats:
-    """Return how conversations become bytes: what a file is tried with, and what agents without a model here are written in."""
-    from kapelle.models.embedded import build_tokenizer
-    from kapelle.models.renderer import ChatRenderer
+BYTES = "kapelle.models.embedded:byte_renderer"
+"""Returns how conversations become bytes: what a file is tried with, and what agents without a model here are written in."""
 
-    return ChatRenderer(build_tokenizer(sys.maxsize), sys.maxsize)
+
+@lru_cache(maxsize=1)
+def _in_bytes() -> TokenizesChats:
+    made: TokenizesChats = find_object(BYTES, "tokenizer")()
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Processing:
             if isinstance(made, list) and made and all(isinstance(one, Mapping) for one in made):
                 return [Message(str(one["role"]), str(one["content"])) for one in made], None
             return [Message("user", self._text(made, "pre_process"))], None
-        tokens = NodeTokens(renderer or byte_renderer())
+        tokens = NodeTokens(renderer or _in_bytes())
         made = self.pre(tokens, tokens.encode(prompt, add_special_tokens=False), **observed, **kwargs)
         ids = self._ids(made, "pre_process", len(tokens))
         messages = tokens.written.get(ids) or [Message("user", str(tokens.decode(list(ids))))]
@@ -155,7 +155,7 @@ class Processing:
         assert self.post is not None
         if not _takes_ids(self.post):
             return self._text(self.post(prompt, response, **kwargs), "post_process")
-        tokens = NodeTokens(renderer or byte_renderer())
+        tokens = NodeTokens(renderer or _in_bytes())
         own = list(sampled) if renderer is not None else tokens.encode(response, add_special_tokens=False)
         if own and tokens.decode(own) != response and tokens.decode(own[:-1]) == response:
             own = own[:-1]  # the token that ended the turn
