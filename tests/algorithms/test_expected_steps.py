@@ -43,7 +43,8 @@ THREE = Game(("a", "b", "c"), lambda said: {"c": worth(said[0]) * worth(said[1])
 
 def built(name: str, **settings: Any) -> Algorithm:
     kind: Any = algorithm_class(name)
-    algorithm: Algorithm = kind.model_validate({"name": name, "epochs": 1, **settings}).build()
+    one = {"epochs": 1} if "epochs" in kind.model_fields else {}
+    algorithm: Algorithm = kind.model_validate({"name": name, **one, **settings}).build()
     return algorithm
 
 
@@ -182,6 +183,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"group_size": 2, "loss": {"aggregation": "sequence_sum"}}),
     ("grpo", {"group_size": 2, "loss": {"level": "turn"}}),
     ("grpo", {"group_size": 2, "epochs": 2, "minibatches": 3, "loss": {"level": "sequence"}}),
+    ("a2c", {}),
     ("ippo", {"epochs": 2}),
     ("marft", {"epochs": 1, "minibatches": 2}),
     ("happo", {"epochs": 2}),

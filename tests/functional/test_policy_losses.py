@@ -205,3 +205,21 @@ def test_whole_numbers_as_advantages_are_not_truncated() -> None:
     )
     assert result.loss.dtype == torch.float32
     assert result.loss.item() == pytest.approx(-3.3155127, abs=1e-6)
+
+
+def test_the_plain_policy_gradient_by_hand() -> None:
+    logp, behaviour, advantage = tensor(-0.5, -1.0, -2.0), tensor(-0.5, -1.5, -1.0), tensor(2.0, -1.0, 3.0)
+    log_ratio = policy_losses.token_log_ratio(logp, behaviour)
+    loss = policy_losses.policy_gradient(logp, log_ratio, advantage)
+    assert loss.tolist() == pytest.approx([1.0, -math.exp(0.5), 6.0 * math.exp(-1.0)])
+
+    def plain(x: Tensor) -> Tensor:
+        return policy_losses.policy_gradient(x, policy_losses.token_log_ratio(x, behaviour), advantage)
+
+    def unclipped(x: Tensor) -> Tensor:
+        return -torch.exp(policy_losses.token_log_ratio(x, behaviour)) * advantage
+
+    # d/d log π of −ρA is −ρA, and ρ is a weight here: both losses go the same way, though their values differ.
+    expected = [-2.0, math.exp(0.5), -3.0 * math.exp(-1.0)]
+    assert gradient(plain, *logp.tolist()) == pytest.approx(expected)
+    assert gradient(unclipped, *logp.tolist()) == pytest.approx(expected)

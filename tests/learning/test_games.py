@@ -117,6 +117,7 @@ class TestXor:
         {"name": "rloo", "group_size": 8},
         {"name": "remax", "group_size": 8},
         {"name": "ppo", "group_size": 8, "gae": TERMINATE},
+        {"name": "a2c", "group_size": 8, "gae": {**TERMINATE, "lam": 1.0, "normalise": "policy"}},
     ],
     ids=lambda a: a["name"],
 )

@@ -201,6 +201,10 @@ class TestHiddenState:
 @cache
 def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
     """Every learner's state after two steps of a tiny run, to read only."""
+    return states_after(agents, algorithm)
+
+
+def states_after(agents: int, algorithm: Mapping[str, Any]) -> dict[str, Any]:
     made = sections(
         algorithm=algorithm,
         workflow={"name": "solo" if agents == 1 else "debate"},
@@ -210,6 +214,17 @@ def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
     with Trainer(**made) as run:
         list(run.steps())
         return {name: deepcopy(one.state()) for name, one in learners_of(run.engine).items()}
+
+
+def nearly(one: Any, other: Any) -> bool:
+    """Whether two states are the same to rounding: their tensors, and what else they hold."""
+    if isinstance(one, torch.Tensor):
+        return bool(torch.allclose(one.float(), other.float(), rtol=1e-4, atol=1e-6))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(nearly(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(nearly, one, other))
+    return bool(one == other)
 
 
 class TestIdentities:
@@ -224,6 +239,17 @@ class TestIdentities:
         states = weights_after(1, name=settings().name)
         assert len(expected) == 2  # the policy and its critic
         assert same_bits(states, expected)
+
+    def test_ppo_that_learns_once_from_each_sample_is_a2c(self) -> None:
+        plain = {
+            "name": "ippo",
+            "gae": {"lam": 1.0, "normalise": "none"},
+            "loss": {"entropy_coefficient": 0.01},
+        }
+        states = states_after(2, {"name": "a2c"})
+        assert len(states) == 4
+        assert nearly(states, states_after(2, {**plain, "epochs": 1}))
+        assert not nearly(states, states_after(2, {**plain, "epochs": 2}))
 
     def test_with_a_local_view_mappo_is_ippo(self) -> None:
         name = LocalMAPPO().name

@@ -297,7 +297,7 @@ class Run:
             )
         )
         self.seed = config.seed
-        nothing = SimpleNamespace(release_caches=lambda: None)
+        nothing = SimpleNamespace(release_caches=lambda: None, renderer=lambda _policy: None)
         play = Play(
             team,
             cast("Environment", None),

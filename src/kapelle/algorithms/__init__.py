@@ -21,6 +21,7 @@ BUILTIN: Mapping[str, str] = {
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
     "mars": "kapelle.algorithms.mars:MARS",
+    "a2c": "kapelle.algorithms.a2c:A2C",
     "ppo": "kapelle.algorithms.ppo:PPO",
     "ippo": "kapelle.algorithms.ppo:IPPO",
     "mappo": "kapelle.algorithms.mappo:MAPPO",
@@ -37,6 +38,7 @@ HOMES: Mapping[str, str] = classes(BUILTIN)
 """Class → module that defines it: `from kapelle.algorithms import GRPO`."""
 
 if TYPE_CHECKING:
+    from kapelle.algorithms.a2c import A2C as A2C
     from kapelle.algorithms.at_grpo import ATGRPO as ATGRPO
     from kapelle.algorithms.cory import CORY as CORY
     from kapelle.algorithms.distill import Distill as Distill

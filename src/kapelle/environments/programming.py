@@ -1,7 +1,7 @@
 """Programming problems that need no data: templates with drawn parameters, a solution, and tests that tell it from near misses.
 
 A template writes what is asked, a program that does it, and slips: small changes of the program that somebody could make by
-mistake. What a test expects is what the program returns, run here; no test stands in a file. Inputs are drawn until every slip fails
+mistake. What a test expects is what the program returns (`template_programs`); no test stands in a file. Inputs are drawn until every slip fails
 a test, so that a program that passes all of them has understood the problem. Two tests are shown, the others hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kapelle.environments.questions import split_of
+from kapelle.environments.template_programs import call
 from kapelle.errors import DataError
 from kapelle.types import Split
 
@@ -35,7 +36,7 @@ SHOWN, HIDDEN = 2, 8
 """Tests that a solver reads, and others; an input that catches a slip is added to the hidden ones."""
 MOST_ALIKE = 0.7
 """Greatest share of the tests with one result, or whose result is the argument itself."""
-SEARCHED = 200
+SEARCHED = 60
 """Most inputs that are drawn to catch one slip."""
 TRIES = 2_000
 """Most draws for one task."""
@@ -444,10 +445,11 @@ def _encoded(draw: random.Random) -> Template:
     return Template(
         f"Replace {written} of a text by its length, {f'then {mark!r}, ' if mark else ''}then the letter{otherwise}. Return the text, as "
         "`encoded(text)`.",
-        "from itertools import groupby\n\n\ndef encoded(text):\n    parts = []\n    for letter, same in groupby(text):\n"
-        f'        size = len(list(same))\n        parts.append({code})\n    return "".join(parts)\n',
+        "def encoded(text):\n    parts = []\n    at = 0\n    while at < len(text):\n        letter, size = text[at], 1\n"
+        "        while text[at : at + size + 1] == letter * (size + 1):\n            size += 1\n"
+        f'        parts.append({code})\n        at += size\n    return "".join(parts)\n',
         (
-            ("groupby(text)", "groupby(sorted(text))"),
+            ("at += size", "at += 1"),
             ("{size}", "{size + 1}"),
             *(((f">= {least}", f"> {least}"),) if least > 1 else ()),
         ),
@@ -790,13 +792,13 @@ def tells_apart(made: Programming) -> bool:
 def with_tests(name: str, template: Template, draw: random.Random) -> Programming:
     """Return the problem of a template with its tests: shown ones, edges, further ones, and one for each slip that they miss."""
     function = re.findall(r"^def (\w+)\(", template.solution, re.MULTILINE)[-1]
-    right = _loaded(template.solution, function)
+    right = functools.partial(_result, template.solution, function)
     calls: list[Arguments] = []
     while len(calls) < SHOWN:
         arguments = template.draw(draw)
         # Two shown results that differ say more than two that are equal or empty; but some problems have few results.
         if arguments not in calls and (
-            len(calls) == 0 or _result(right, arguments) != _result(right, calls[0]) or draw.random() < 0.1
+            len(calls) == 0 or right(arguments) != right(calls[0]) or draw.random() < 0.1
         ):
             calls.append(arguments)
     calls += [edge for edge in template.edges if edge not in calls]
@@ -809,16 +811,16 @@ def with_tests(name: str, template: Template, draw: random.Random) -> Programmin
     for old, new in template.slips:
         assert old in template.solution, f"the template '{name}' has no {old!r} to get wrong"
         program = template.solution.replace(old, new)
-        slip = _loaded(program, function)
+        slip = functools.partial(_result, program, function)
         # A slip may be none for some parameters: then nothing tells it apart, and it is no wrong program.
-        further = (call for call in (template.draw(draw) for _ in range(SEARCHED)) if call not in calls)
-        for place, call in enumerate(itertools.chain(tuple(calls), further)):
-            if _result(slip, call) != _result(right, call):
+        further = (each for each in (template.draw(draw) for _ in range(SEARCHED)) if each not in calls)
+        for place, arguments in enumerate(itertools.chain(tuple(calls), further)):
+            if slip(arguments) != right(arguments):
                 if place >= len(calls):
-                    calls.append(call)
+                    calls.append(arguments)
                 wrong.append(program)
                 break
-    results = [_result(right, arguments) for arguments in calls]
+    results = [right(arguments) for arguments in calls]
     assert all(kind != "error" for kind, _ in results), (
         f"the template '{name}' draws a call that its solution cannot answer"
     )
@@ -826,18 +828,10 @@ def with_tests(name: str, template: Template, draw: random.Random) -> Programmin
     return Programming(name, template.asked, template.solution, function, tests, tuple(wrong))
 
 
-def _loaded(program: str, function: str) -> Callable[..., Any]:
-    """Return a function of one of our own programs; what agents write is only ever run in a sandbox."""
-    names: dict[str, Any] = {}
-    exec(program, names)  # noqa: S102 (a template's own text)
-    found: Callable[..., Any] = names[function]
-    return found
-
-
-def _result(function: Callable[..., Any], arguments: Arguments) -> tuple[str, Any]:
+def _result(program: str, function: str, arguments: Arguments) -> tuple[str, Any]:
     """Return what a call returns or raises, and its type: `True` is no 1 to a test."""
     try:
-        value = function(*copy.deepcopy(arguments))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        value = call(program, function, copy.deepcopy(arguments))
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
         return "error", type(error).__name__
     return type(value).__name__, value

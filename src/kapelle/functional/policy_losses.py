@@ -105,6 +105,14 @@ def cispo(
     return SurrogateTerms(loss, (weight != ratio).to(loss.dtype))
 
 
+def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """The plain policy gradient −sg[ρ]·A·log π, elementwise; its gradient is that of the unclipped surrogate −ρA.
+
+    arXiv 1602.01783, section 4, with ρ for samples of other weights.
+    """
+    return -torch.exp(log_ratio).detach() * as_float(advantage).detach() * as_float(logp)
+
+
 def happo_factor(factor_S: Tensor, log_ratio_S: Tensor, acted_S: Tensor) -> Tensor:
     """Multiply M by the ratio of the agent that was just updated, M·ρ → [S], detached.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -25,6 +26,7 @@ from kapelle.environments.programming import (
     tells_apart,
     with_tests,
 )
+from kapelle.environments.template_programs import call
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import CallTest, grade_calls
 from kapelle.grading.code.tasks import CHEATS
@@ -274,6 +276,38 @@ def test_what_is_asked_is_what_is_expected(name: str) -> None:
         found = made(name, seed)
         for (given,), expected in found.tests:
             assert oracle(name, found.asked, given) == expected, (found.asked, given)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_python_gives_the_results_that_are_expected(name: str) -> None:
+    for seed in range(8):
+        found = made(name, seed)
+        for program in (found.solution, *found.wrong):
+            names: dict[str, Any] = {}
+            exec(program, names)  # noqa: S102 (our own programs)
+            fails = 0
+            for arguments, expected in found.tests:
+                try:
+                    got = names[found.function](*copy.deepcopy(arguments))
+                except (ArithmeticError, LookupError, TypeError, ValueError):
+                    fails += 1
+                    continue
+                fails += (type(got), got) != (type(expected), expected)
+            assert (fails > 0) == (program != found.solution), (found.asked, program)
+
+
+def test_programs_of_templates_end_and_are_a_small_part_of_python() -> None:
+    with pytest.raises(TimeoutError, match="more than 200000 steps"):
+        call("def f(x):\n    while x:\n        pass\n", "f", (1,))
+    assert call("def f(x):\n    if x:\n        pass\n", "f", (1,)) is None
+    with pytest.raises(AssertionError, match="no statement of templates: import os"):
+        call("def f(x):\n    import os\n", "f", (1,))
+    with pytest.raises(KeyError):
+        call("def f(x):\n    return open(x)\n", "f", ("/etc/passwd",))
+    with pytest.raises(AssertionError, match="no method of templates"):
+        call("def f(x):\n    return x.__class__()\n", "f", (1,))
+    with pytest.raises(AssertionError, match="no expression of templates"):
+        call("def f(x):\n    return x.__class__\n", "f", (1,))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -1,0 +1,77 @@
+"""A2C: plain policy gradients against a critic, one update for each step of sampling (1602.01783, without its threads).
+
+    loss = −ρ·A·log π(token) − c·entropy,  ρ = π/π_sampler without a gradient
+
+Where the weights that sampled are those that learn, ρ is 1: then the gradient is that of PPO's clipped surrogate before anything is clipped,
+so that PPO with one epoch and one minibatch is A2C. On samples of older weights (`training.overlap`) ρ corrects the
+expectation, unclipped. The critic, GAE and the sharing of rewards are PPO's; with λ = 1 the advantage is the return less V, and the
+critic's value stands in for what a limit cut off, as the paper's n-step returns have it.
+
+Deviations from the paper: several actors are the episodes of one step in place of threads that update at any time (A3C); the mean over
+tokens in place of the sum; Adam in place of shared RMSProp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+
+from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
+from kapelle.algorithms.ppo import IPPO, actor_critic_row
+from kapelle.algorithms.shared.gae import GAEConfig
+from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
+from kapelle.functional import divergences, masking, policy_losses
+from kapelle.rows import Column
+from kapelle.settings.base import Settings
+
+
+class A2C(Settings):
+    """Settings of A2C. One update for each step of sampling: there are no epochs, minibatches or clip bounds to set."""
+
+    name: Literal["a2c"] = "a2c"
+    group_size: int = Field(default=1, ge=1)
+    """Episodes per task; a critic needs no group."""
+    team_reward: TeamReward = "mean"
+    penalties: PenaltyConfig = FREE
+    gae: GAEConfig = GAEConfig(lam=1.0, normalise="none")
+    entropy_coefficient: float = Field(default=0.01, ge=0.0)
+    """Weight of the entropy bonus, per nat."""
+    value_loss: ValueLossConfig = ValueLossConfig()
+    reference_every: int = Field(default=0, ge=0)
+    """Steps between refreshes of the reference policy of `gae.kl_in_reward`; 0 never refreshes it."""
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row: PPO's with one pass over the samples, and a loss without clipping."""
+        row = actor_critic_row(
+            IPPO(
+                group_size=self.group_size,
+                team_reward=self.team_reward,
+                penalties=self.penalties,
+                gae=self.gae,
+                loss=SurrogateConfig(entropy_coefficient=self.entropy_coefficient),
+                value_loss=self.value_loss,
+                reference_every=self.reference_every,
+                epochs=1,
+                minibatches=1,
+            ),
+            self.name,
+            "local",
+        )
+        return replace(row, policy_loss=partial(a2c_loss, entropy_coefficient=self.entropy_coefficient))
+
+
+def a2c_loss(outputs: Outputs, targets: Targets, *, entropy_coefficient: float) -> Loss:
+    """Return the sum over tokens, their number and the metrics of one batch; [K] target tokens."""
+    logp_K, mask_K = outputs.logp_K, targets.mask_K
+    log_ratio_K = policy_losses.token_log_ratio(logp_K, targets[Column.BEHAVIOUR])
+    loss_K = policy_losses.policy_gradient(logp_K, log_ratio_K, targets[Column.ADVANTAGE])
+    if entropy_coefficient:
+        assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
+        loss_K = loss_K - entropy_coefficient * outputs.entropy_K
+    total, weight = masking.token_mean(loss_K, mask_K)
+    drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], logp_K.detach())
+    return Loss(total, weight, {"drift": (masking.masked_sum(drift_K, mask_K), weight)})

@@ -1,0 +1,212 @@
+"""Runs the programs of templates by walking their trees: a small part of Python, within a bound of steps, and nothing else.
+
+`kapelle.environments.programming` needs the results of its own programs, and of programs with a slip in them, which may never end.
+Here they are worked out without handing any text to Python to execute: statements, operators, comprehensions and the functions and methods
+below are all there is; anything else is a mistake in the template (`AssertionError`). Tests hold that Python itself gives the same results.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+STEPS = 200_000
+"""Nodes that one call may visit; TimeoutError beyond."""
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (abs, chr, enumerate, int, len, list, max, min, ord, range, reversed, set, sorted, sum, zip)
+}
+_METHODS: Mapping[type, frozenset[str]] = {
+    str: frozenset({"isdigit", "join", "lower", "split"}),
+    list: frozenset({"append", "count", "pop"}),
+    dict: frozenset({"get", "items", "setdefault"}),
+}
+
+
+class _Returned(Exception):
+    """Ends a call with a value."""
+
+
+def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
+    """Return what a function of a program returns for these arguments, which it may change.
+
+    Raises what Python would raise, and TimeoutError for one that takes more than `STEPS` steps.
+    """
+    defined = _parsed(program, function)
+    names = dict(zip((each.arg for each in defined.args.args), arguments, strict=True))
+    try:
+        _Run().block(defined.body, names)
+    except _Returned as returned:
+        return returned.args[0]
+    return None
+
+
+@lru_cache(maxsize=256)
+def _parsed(program: str, function: str) -> ast.FunctionDef:
+    body = ast.parse(program).body
+    return next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
+
+
+class _Run:
+    """One call, with the steps that it has left."""
+
+    def __init__(self) -> None:
+        self._left = STEPS
+
+    def block(self, statements: Sequence[ast.stmt], names: dict[str, Any]) -> None:
+        """Run statements one after another."""
+        for node in statements:
+            self._statement(node, names)
+
+    def _statement(self, node: ast.stmt, names: dict[str, Any]) -> None:
+        if isinstance(node, ast.Return):
+            raise _Returned(None if node.value is None else self._value(node.value, names))
+        if isinstance(node, ast.Assign):
+            value = self._value(node.value, names)
+            for target in node.targets:
+                self._assign(target, value, names)
+        elif isinstance(node, ast.AugAssign):
+            assert isinstance(node.target, ast.Name), ast.unparse(node)
+            old, more = names[node.target.id], self._value(node.value, names)
+            names[node.target.id] = _OPERATORS[type(node.op)](old, more)
+        elif isinstance(node, ast.If):
+            self.block(node.body if self._value(node.test, names) else node.orelse, names)
+        elif isinstance(node, ast.While):
+            while self._value(node.test, names):
+                self.block(node.body, names)
+        elif isinstance(node, ast.For):
+            for item in self._value(node.iter, names):
+                self._assign(node.target, item, names)
+                self.block(node.body, names)
+        elif isinstance(node, ast.Expr):
+            self._value(node.value, names)
+        else:
+            assert isinstance(node, ast.Pass), f"no statement of templates: {ast.unparse(node)}"
+
+    def _assign(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            names[target.id] = value
+        elif isinstance(target, ast.Subscript):
+            self._value(target.value, names)[self._value(target.slice, names)] = value
+        else:
+            assert isinstance(target, ast.Tuple), ast.unparse(target)
+            values = list(value)
+            if len(values) != len(target.elts):
+                raise ValueError(f"{len(target.elts)} names for {len(values)} values")
+            for each, one in zip(target.elts, values, strict=True):
+                self._assign(each, one, names)
+
+    def _value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise TimeoutError(f"more than {STEPS} steps")
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return names[node.id] if node.id in names else _FUNCTIONS[node.id]
+            case ast.BinOp():
+                return _OPERATORS[type(node.op)](
+                    self._value(node.left, names), self._value(node.right, names)
+                )
+            case ast.UnaryOp():
+                return _OPERATORS[type(node.op)](self._value(node.operand, names))
+            case ast.BoolOp():
+                whether = isinstance(node.op, ast.Or)
+                value: Any = None
+                for each in node.values:
+                    value = self._value(each, names)
+                    if bool(value) == whether:
+                        break
+                return value
+            case ast.Compare():
+                left = self._value(node.left, names)
+                for sign, other in zip(node.ops, node.comparators, strict=True):
+                    right = self._value(other, names)
+                    if not _OPERATORS[type(sign)](left, right):
+                        return False
+                    left = right
+                return True
+            case ast.IfExp():
+                return self._value(node.body if self._value(node.test, names) else node.orelse, names)
+            case ast.List():
+                return [self._value(each, names) for each in node.elts]
+            case ast.Tuple():
+                return tuple(self._value(each, names) for each in node.elts)
+            case ast.Dict():
+                assert not node.keys, "templates begin dictionaries empty"
+                return {}
+            case ast.Subscript():
+                return self._value(node.value, names)[self._value(node.slice, names)]
+            case ast.Slice():
+                ends = (node.lower, node.upper, node.step)
+                return slice(*(None if end is None else self._value(end, names) for end in ends))
+            case ast.JoinedStr():
+                return "".join(str(self._value(each, names)) for each in node.values)
+            case ast.FormattedValue():
+                return self._value(node.value, names)
+            case ast.ListComp() | ast.GeneratorExp():
+                return [self._value(node.elt, own) for own in self._bound(node.generators, names)]
+            case ast.DictComp():
+                return {
+                    self._value(node.key, own): self._value(node.value, own)
+                    for own in self._bound(node.generators, names)
+                }
+            case ast.Lambda():
+                taken = [each.arg for each in node.args.args]
+                return lambda *given: self._value(
+                    node.body, {**names, **dict(zip(taken, given, strict=True))}
+                )
+            case ast.Call():
+                return self._called(node, names)
+        raise AssertionError(f"no expression of templates: {ast.unparse(node)}")
+
+    def _bound(
+        self, generators: Sequence[ast.comprehension], names: Mapping[str, Any]
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield the names of each round of a comprehension."""
+        if not generators:
+            yield names
+            return
+        first, *rest = generators
+        for item in self._value(first.iter, names):
+            own = dict(names)
+            self._assign(first.target, item, own)
+            if all(self._value(each, own) for each in first.ifs):
+                yield from self._bound(rest, own)
+
+    def _called(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        given: list[Any] = []
+        for each in node.args:
+            if isinstance(each, ast.Starred):
+                given += self._value(each.value, names)
+            else:
+                given.append(self._value(each, names))
+        more = {each.arg: self._value(each.value, names) for each in node.keywords if each.arg is not None}
+        if isinstance(node.func, ast.Name):
+            return _FUNCTIONS[node.func.id](*given, **more)
+        assert isinstance(node.func, ast.Attribute), ast.unparse(node)
+        owner = self._value(node.func.value, names)
+        assert node.func.attr in _METHODS.get(type(owner), ()), f"no method of templates: {ast.unparse(node)}"
+        return getattr(owner, node.func.attr)(*given)
