@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,17 @@ def test_every_setting_of_ours_on_the_coming_from_pages_exists() -> None:
         if (missing := [key for key in all_ if key not in known])
     } == {}
     assert all(len(all_) >= 10 for all_ in named.values())
+
+
+THEIRS = tomllib.loads((ROOT / "tests" / "repository" / "their_settings.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_every_setting_of_theirs_is_on_its_page(name: str) -> None:
+    page = (ROOT / "docs" / "coming_from" / f"{name}.md").read_text(encoding="utf-8")
+    tables = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    shown = {word.split(".")[-1] for word in re.findall(r"[\w.]+", tables)}
+    assert sorted(set(THEIRS[name]["names"].split()) - shown) == []
 
 
 def test_a_setting_that_does_not_exist_is_seen() -> None:
