@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,43 @@ def test_changes_help_as_planned() -> None:
     found = plan("demo", "model.device=cpu", "training.gradient_checkpointing=true", gpu_memory=0.6)
     assert found.fits
     assert found.advice == ()
+
+
+def test_processes_share_out_what_fsdp_shares_out(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", tiny_model(layers=4, hidden=64))
+    pretrained = f"model.path={tmp_path / 'model'}"
+    settings = (pretrained, "team.sharing=shared", "algorithm.loss.kl_coefficient=0.1")
+    fsdp = (*settings, "train_engine.name=fsdp")
+
+    def update(*words: str, ranks: int) -> Mapping[str, int]:
+        [training] = plan("demo", *words, gpu_memory=80, ranks=ranks).processes
+        assert training.count == 1
+        return training.phases[1].kinds
+
+    alone, copied = update(*settings, ranks=1), update(*settings, ranks=4)
+    shared = update(*fsdp, ranks=4)
+    for kind in ("weights", "references", "optimiser"):
+        assert copied[kind] == alone[kind]
+    for kind in ("references", "optimiser"):
+        assert shared[kind] * 4 == pytest.approx(alone[kind], rel=1e-3)
+    assert alone["weights"] / 4 < shared["weights"] < alone["weights"]
+    kept = update(*fsdp, "train_engine.reshard_after_forward=false", ranks=4)
+    assert kept["weights"] == pytest.approx(1.25 * alone["weights"], rel=1e-3)
+    offloaded = update(*fsdp, "train_engine.cpu_offload=true", ranks=4)
+    assert (offloaded["references"], offloaded["optimiser"]) == (0, 0)
+    assert offloaded["weights"] == pytest.approx(shared["weights"] - alone["weights"] / 4, rel=1e-3)
+    on_cpu = plan("demo", *fsdp, ranks=4)
+    [training] = on_cpu.processes
+    assert on_cpu.devices["cpu"] == 4 * training.peak
+    sampling = training.phases[0].kinds["weights"]
+    assert sampling == pytest.approx(1.25 * alone["weights"], rel=1e-3), "whole, beside the part"
+
+
+def test_a_plan_for_several_processes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "train_engine.name=fsdp", "--processes", "4"]) == 0
+    assert "training on cpu, each of 4 processes: " in capsys.readouterr().out
+    assert main(["plan", "demo", "--processes", "0"]) == 2
+    assert "--processes" in capsys.readouterr().err
 
 
 def test_exit_codes_say_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:

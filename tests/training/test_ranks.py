@@ -50,8 +50,8 @@ def learned(case: Case, steps: int = STEPS) -> tuple[Weights, list[dict[str, flo
     return weights, [{k: v for k, v in row.items() if not k.startswith(OTHERWISE)} for row in rows]
 
 
-def learn_all(cases: Sequence[Case]) -> list[tuple[Weights, list[dict[str, float]]]]:
-    return [learned(case) for case in cases]
+def learn_all(cases: Sequence[Case], steps: int) -> list[tuple[Weights, list[dict[str, float]]]]:
+    return [learned(case, steps) for case in cases]
 
 
 def furthest(one: Weights, other: Weights) -> float:
@@ -63,10 +63,10 @@ def furthest(one: Weights, other: Weights) -> float:
     )
 
 
-def check(cases: Sequence[Case], ranks: int) -> None:
-    every = run_ranks(ranks, learn_all, cases)
+def check(cases: Sequence[Case], ranks: int, steps: int = STEPS) -> None:
+    every = run_ranks(ranks, learn_all, cases, steps)
     for number, case in enumerate(cases):
-        alone, rows = learned(case)
+        alone, rows = learned(case, steps)
         begun, _ = learned(case, 0)
         assert furthest(alone, begun) > 1e-3, case
         for answer in every:
@@ -140,11 +140,18 @@ def test_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
     check([(name, FSDP) for name in ALGORITHMS] + SHARDED + FROZEN, 3)
 
 
-def resumed(run: Path, steps: int, engine: str) -> dict[str, Any]:
+@pytest.mark.ranks
+def test_ten_steps_of_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
+    check([(name, {"training": {"steps": 10}, **FSDP}) for name in ALGORITHMS], 2, 10)
+
+
+def resumed(run: Path, steps: int, engine: str, settled: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Train a run, or go on with it, up to a step; return the engine's state."""
     settings = run_of("ppo")  # critics, and a policy that trains all weights
-    settings["train_engine"] = {"name": engine}
+    settings["algorithm"]["gae"] = {"kl_in_reward": 0.05}  # and a reference
+    settings["train_engine"] = {"name": engine, **(settled or {})}
     settings["checkpoint"] = {"every": 1}
+    settings["training"]["steps"] = 6
     with Trainer(**settings, run_dir=run, resume=(run / "config.yaml").exists()) as trainer:
         before = deepcopy(dict(trainer.engine.state()))
         list(trainer.steps(steps))
@@ -168,3 +175,22 @@ def test_what_some_ranks_have_saved_others_load_to_the_bit(engine: str, tmp_path
     assert same_bits(again[0]["after"], whole[0]["after"])
     alone = resumed(tmp_path / "run", 1, "torch")
     assert same_bits(alone["before"], saved[0]["after"])
+
+
+@pytest.mark.ranks
+def test_what_was_saved_in_one_way_is_loaded_in_every_other(tmp_path: Path) -> None:
+    """One process, `ddp`, `fsdp` and `fsdp` with offload; each saves a step that the next one loads."""
+    run, offload = tmp_path / "run", {"cpu_offload": True, "reshard_after_forward": False}
+    ways: list[tuple[int, str, Mapping[str, Any]]] = [
+        (1, "torch", {}), (2, "fsdp", {}), (3, "fsdp", offload), (2, "ddp", {}), (2, "fsdp", offload), (1, "fsdp", {}),
+    ]  # fmt: skip
+    saved: Any = None
+    for done, (ranks, engine, settled) in enumerate(ways, 1):
+        given = run, 1, engine, settled
+        found = [resumed(*given)] if ranks == 1 else run_ranks(ranks, resumed, *given)
+        for each in found:
+            assert not isinstance(each, str), each
+            assert each["done"] == done
+            assert saved is None or same_bits(each["before"], saved)
+            assert same_bits(each["after"], found[0]["after"])
+        saved = found[0]["after"]

@@ -322,7 +322,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "plan": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--probe] [--json]",
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--processes N] [--probe] [--json]",
         "estimate how much memory a run will need and what fits, before a model is loaded",
         "plan",
         (
@@ -333,6 +333,13 @@ COMMANDS: Mapping[str, Command] = {
                 "GB",
                 "memory of each GPU in GB: report what fits and, if the run does not, what to change (exit code 3)",
                 type=gigabytes,
+            ),
+            option(
+                "--processes",
+                "N",
+                "plan for one of N processes that train together (default 1)",
+                type=whole(1),
+                default=1,
             ),
             (
                 ("--probe",),

@@ -26,12 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
         plans = {
-            stage.name: plan(config, gpu_memory=arguments.gpu_memory, probed=arguments.probe)
+            stage.name: plan(
+                config, gpu_memory=arguments.gpu_memory, ranks=arguments.processes, probed=arguments.probe
+            )
             for stage, config in staged.checked()
         }
     else:
         config = read_recipe(arguments.words, real=arguments.real).config
-        plans = {"": plan(config, gpu_memory=arguments.gpu_memory, probed=arguments.probe)}
+        ranks = arguments.processes
+        plans = {"": plan(config, gpu_memory=arguments.gpu_memory, ranks=ranks, probed=arguments.probe)}
     if arguments.json:
         rows = {name: found.row() for name, found in plans.items()}
         say(json.dumps(rows.get("", {"stages": rows}), indent=1))
@@ -59,7 +62,8 @@ def lines(found: Plan) -> Iterator[str]:
     yield from _computing(found)
     for process in found.processes:
         yield ""
-        yield f"{process.name} on {process.device}: {size(process.peak)}, in the {process.worst.name} phase"
+        each = f", each of {found.run.ranks} processes" if found.run.ranks > 1 else ""
+        yield f"{process.name} on {process.device}{each}: {size(process.peak)}, in the {process.worst.name} phase"
         yield from _table(process)
     if found.times is not None:
         yield ""

@@ -11,6 +11,11 @@ weights      4 bytes where they train; frozen ones in the compute type; linear l
              base are stacked twice in the compute type
 gradients    4 bytes for each number that trains, from an update's first pass to its step
 optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two scales of four bytes for 256 numbers
+
+Of several processes under `fsdp` each keeps its part of all bases and frozen copies, of their gradients and their moments; under
+`cpu_offload` a GPU holds none of these. Beside the part, the bases that are sampled from are whole while nobody learns; a pass
+gathers what lies outside the blocks (embeddings, head), and one block (two on a GPU, which fetches the next), or all of them without
+`reshard_after_forward`.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from dataclasses import dataclass
 from math import prod
 
 from kapelle.models.outline import Outline
-from kapelle.planning.planned_run import PlannedRun
+from kapelle.planning.planned_run import BYTES, PlannedRun
 from kapelle.planning.sampling_memory import sampling_moments
 from kapelle.planning.update_memory import update_moments
 
@@ -77,6 +82,8 @@ class Process:
     name: str
     device: str
     phases: tuple[Phase, ...]
+    count: int = 1
+    """Processes like it on that device: on a CPU all of a run's, while each has a GPU of its own."""
 
     @property
     def worst(self) -> Phase:
@@ -94,11 +101,10 @@ def processes(run: PlannedRun) -> list[Process]:
     found = []
     for device in dict.fromkeys(run.device(base) for base in run.shapes):
         bases = [base for base in run.shapes if run.device(base) == device]
-        found.append(Process("training", device, tuple(_training(run, bases, device))))
+        count = run.ranks if device == "cpu" else 1
+        found.append(Process("training", device, tuple(_training(run, bases, device)), count))
         if run.overlap:
-            kinds = _added(
-                _resident(run, bases, device, learns=False), *_sampling(run, bases, run.work.tasks)
-            )
+            kinds = _added(_resident(run, bases, device, learns=False), *_sampling(run, bases, run.own_tasks))
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
     if run.engine == "vllm" and run.served == "start" and not run.overlap:
         device = next(iter(run.shapes and map(run.device, run.shapes)))
@@ -114,6 +120,11 @@ def processes(run: PlannedRun) -> list[Process]:
 
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
     resident = _resident(run, bases, device, learns=True)
+    learning = resident
+    if run.shared_out is not None:
+        gathered = max((_gathered_bytes(run, base) for base in bases), default=0)
+        parts = sum(_part_bytes(run, base, size) for base, size in base_copies(run) if base in bases)
+        learning = {**resident, "weights": parts + gathered}
     left: Kinds = {}
     if run.engine == "local" and device == "cpu" and not run.overlap:
         # What sampling leaves in memory during an update: merged weights.
@@ -124,11 +135,12 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         ]
         left = {"merged weights": sum(merged)} if merged else {}
     if run.plays and not run.overlap:
-        yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.work.tasks))))
-    yield Phase("update", _worst(_added(resident, left, kinds) for kinds in _update(run, bases, device)))
+        yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
+    yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
     if run.problems:
         yield Phase(
-            "evaluation", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.problems, 1)))
+            "evaluation",
+            _vllm(run, bases, _added(resident, *_sampling(run, bases, -(-run.problems // run.ranks), 1))),
         )
 
 
@@ -144,7 +156,7 @@ def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: boo
     """Return what stays in memory all the time; a process that only samples has weights alone."""
     return {
         "process": PROCESS if device == "cpu" else CONTEXT,
-        "weights": sum(size for base, size in base_copies(run) if base in bases),
+        "weights": sum(_sampled_bytes(run, base, size) for base, size in base_copies(run) if base in bases),
         "adapters": sum(adapter_bytes(run, base) for base in bases),
         "references": sum(reference_bytes(run, base) for base in bases) if learns else 0,
         "optimiser": sum(moment_bytes(run, base) for base in bases) if learns else 0,
@@ -199,6 +211,35 @@ def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
     return int(total)
 
 
+def _part_bytes(run: PlannedRun, base: str, size: int) -> int:
+    """Return the bytes of a base of so many bytes that one process keeps on its device while others compute."""
+    return 0 if run.offloads(base) else run.part(size)
+
+
+def _sampled_bytes(run: PlannedRun, base: str, size: int) -> int:
+    """Return the bytes of a base of so many bytes between updates."""
+    if run.shared_out is None:
+        return size
+    spoken = any(policy.base == base for policy in run.team.every.values() if policy.endpoint is None)
+    return _part_bytes(run, base, size) + spoken * _gathered_size(run, base) * run.outlines[base].parameters
+
+
+def _gathered_size(run: PlannedRun, base: str) -> int:
+    """Return the bytes of a gathered weight."""
+    assert run.shared_out is not None
+    held = 4 if base in run.team.trained_bases else run.size(base)
+    return min(held, BYTES[run.shared_out.param_dtype])
+
+
+def _gathered_bytes(run: PlannedRun, base: str) -> int:
+    """Return the bytes of what a pass over a base gathers at a time."""
+    shape, settings = run.shapes[base], run.shared_out
+    assert settings is not None
+    at_once = min(shape.depth, 1 if run.cpu(base) else 2) if settings.reshard_after_forward else shape.depth
+    numbers = run.outlines[base].parameters - shape.block + at_once * shape.block // shape.depth
+    return _gathered_size(run, base) * numbers
+
+
 def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
     """Yield every base in memory once, with its bytes: frozen ones of one path and place are one."""
     seen: set[tuple[str, object]] = set()
@@ -233,7 +274,7 @@ def reference_bytes(run: PlannedRun, base: str) -> int:
     """Return the bytes of references and embedders of a base whose own weights train."""
     if base not in run.team.trained_bases:
         return 0
-    return (run.references + run.embedders) * 4 * run.outlines[base].parameters
+    return _part_bytes(run, base, (run.references + run.embedders) * 4 * run.outlines[base].parameters)
 
 
 def moment_bytes(run: PlannedRun, base: str) -> int:

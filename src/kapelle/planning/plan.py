@@ -81,7 +81,7 @@ class Plan:
         """Device → bytes that its processes hold at their worst moments, together."""
         found: dict[str, int] = {}
         for process in self.processes:
-            found[process.device] = found.get(process.device, 0) + process.peak
+            found[process.device] = found.get(process.device, 0) + process.count * process.peak
         return found
 
     def row(self) -> dict[str, Any]:
@@ -95,6 +95,7 @@ class Plan:
                 {
                     "name": process.name,
                     "device": process.device,
+                    "count": process.count,
                     "peak": process.peak,
                     "worst": process.worst.name,
                     "phases": {phase.name: {**phase.kinds, "total": phase.total} for phase in process.phases},
@@ -129,6 +130,7 @@ def plan(
     recipe: str | RunConfig,
     *settings: str,
     gpu_memory: float | None = None,
+    ranks: int = 1,
     real: bool = False,
     probed: bool = False,
 ) -> Plan:
@@ -137,12 +139,12 @@ def plan(
     If it is to be `probed`, a few blocks with random weights are timed on the device at hand; else no torch is loaded.
 
     `gpu_memory` is that of each GPU in GB (10⁹ bytes); with it, bases that name no device are planned for a GPU, else for this
-    machine's processor. Raises the errors that the run would, but for what is installed and which devices are here.
+    machine's processor. Of several `ranks` that train together the plan is one's, with a GPU of its own. Raises the errors that the run would, but for what is installed and which devices are here.
     """
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
     prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
     memory = None if gpu_memory is None else int(gpu_memory * 10**9)
-    run = planned_run(prepared, "cpu" if memory is None else "cuda")
+    run = planned_run(prepared, "cpu" if memory is None else "cuda", ranks)
     if memory is not None:
         run = with_chosen_tokens(run, memory)
     mapped = weights_map(
@@ -170,7 +172,9 @@ def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
     devices: dict[str, int] = {}
     for process in processes(run):
         own = [phase.total for phase in process.phases if phase.name in phases]
-        devices[process.device] = devices.get(process.device, 0) + max(own, default=process.peak)
+        devices[process.device] = devices.get(process.device, 0) + process.count * max(
+            own, default=process.peak
+        )
     return max(devices.values())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from kapelle.algorithm import CriticSpec
 from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
+from kapelle.engines.train.settings import Fsdp
 from kapelle.models.adapters import adapted_layers, linear_layers
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
@@ -92,6 +93,23 @@ class PlannedRun:
     """Whether the engine chooses the tokens of a pass."""
     chosen_tokens: Mapping[str, int] = field(default_factory=dict)
     """By base: those that it chooses on a GPU of known memory."""
+    ranks: int = 1
+    """Processes that train together, each with a share of a step's tasks."""
+    shared_out: Fsdp | None = None
+    """How they share weights out; None where each holds all."""
+
+    @property
+    def own_tasks(self) -> int:
+        """Return the most tasks of a step that one process plays and learns from."""
+        return -(-self.work.tasks // self.ranks)
+
+    def part(self, count: int) -> int:
+        """Return how many of a base's numbers one process keeps."""
+        return count if self.shared_out is None else -(-count // self.ranks)
+
+    def offloads(self, base: str) -> bool:
+        """Return whether a base's parts, their gradients and their moments leave its device."""
+        return self.shared_out is not None and self.shared_out.cpu_offload and not self.cpu(base)
 
     def pass_tokens(self, base: str) -> int:
         """Return the most tokens of a pass over a base."""
@@ -119,22 +137,23 @@ class PlannedRun:
         ]
 
     def trained_numbers(self, base: str) -> list[int]:
-        """Return how many numbers each learner on a base trains."""
-        counts = []
-        for policy in self.team.policies.values():
-            if policy.trained and policy.endpoint is None and policy.base == base:
-                whole = self.outlines[base].parameters
-                counts.append(whole if policy.lora is None else self.adapters[policy.name].parameters)
+        """Return how many numbers each learner on a base trains on its device in one process."""
+        whole = 0 if self.offloads(base) else self.part(self.outlines[base].parameters)
+        counts = [
+            whole if policy.lora is None else self.adapters[policy.name].parameters
+            for policy in self.team.policies.values()
+            if policy.trained and policy.endpoint is None and policy.base == base
+        ]
         critics = [critic for critic in self.team.critics.values() if critic.trained and critic.base == base]
         heads = self.outlines[base].hidden + 1
         for critic in critics:
             own = self.adapters[critic.name].parameters if critic.lora is not None else 0
-            counts.append(heads + (self.outlines[base].parameters if critic.whole else own))
+            counts.append(heads + (whole if critic.whole else own))
         return counts
 
 
-def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
-    """Return what a run that passed all checks plans with; bases without a device of their own are on `device`."""
+def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRun:
+    """Return what one of so many processes of a run that passed all checks plans with; bases without a device of their own are on `device`."""
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
     # How text becomes tokens, by path of a base.
     renderers = {
@@ -192,6 +211,8 @@ def planned_run(prepared: PreparedRun, device: str) -> PlannedRun:
         str(engine.get("server", "")),
         config.model.tf32,
         tokens == "auto",
+        ranks=ranks,
+        shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
     )
 
 

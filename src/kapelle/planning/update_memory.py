@@ -71,12 +71,14 @@ def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
             "gradients": before + head + block,
         }
     if full and found:
-        yield {"activations": 0, "logits": 0, "gradients": whole + head * (1 + shape.tied)}
+        # Of a part the output head's is added to the rest when it is reduced.
+        second = head * (1 + shape.tied) if run.shared_out is None else head
+        yield {"activations": 0, "logits": 0, "gradients": whole + second}
 
 
 def passes(run: PlannedRun, base: str) -> list[Pass]:
     """Return the passes of one optimiser step over a base's share of a step's answers."""
-    most, tasks = run.pass_tokens(base), -(-run.work.tasks // run.minibatches)
+    most, tasks = run.pass_tokens(base), -(-run.own_tasks // run.minibatches)
     trees = []
     for tree in _trees(run, base):
         enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
