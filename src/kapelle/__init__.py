@@ -38,6 +38,7 @@ HOMES: Mapping[str, str] = {
     "Episode": "kapelle.types",
     "Evaluation": "kapelle.evaluation.evaluate",
     "Group": "kapelle.types",
+    "Image": "kapelle.types",
     "KapelleError": "kapelle.errors",
     "LanguageModel": "kapelle.models.language_model",
     "Message": "kapelle.types",
@@ -46,6 +47,8 @@ HOMES: Mapping[str, str] = {
     "RunConfig": "kapelle.settings.schema",
     "Sampling": "kapelle.types",
     "Scene": "kapelle.workflow",
+    "SeenWorld": "kapelle.environment",
+    "ShowsImages": "kapelle.environment",
     "Step": "kapelle.training.loop",
     "Summary": "kapelle.training.trainer",
     "Task": "kapelle.types",
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
     from kapelle.environment import Environment as Environment
     from kapelle.environment import Outcome as Outcome
     from kapelle.environment import Scripted as Scripted
+    from kapelle.environment import SeenWorld as SeenWorld
+    from kapelle.environment import ShowsImages as ShowsImages
     from kapelle.environment import World as World
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError
@@ -89,6 +94,7 @@ if TYPE_CHECKING:
     from kapelle.training.trainer import Trainer as Trainer
     from kapelle.types import Episode as Episode
     from kapelle.types import Group as Group
+    from kapelle.types import Image as Image
     from kapelle.types import Message as Message
     from kapelle.types import Sampling as Sampling
     from kapelle.types import Task as Task

@@ -25,7 +25,7 @@ from typing_extensions import TypeIs
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.foreign_code import Unfit, asked, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.types import Episode, Json, Message, Split, Task
+from kapelle.types import Episode, Image, Json, Message, Split, Task
 
 C = TypeVar("C")
 
@@ -116,6 +116,21 @@ class Answerable:
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in a normal form, None when it has none."""
+        raise NotImplementedError
+
+
+class ShowsImages:
+    """An environment whose worlds show pictures (`SeenWorld`): every agent needs a model that sees."""
+
+
+class SeenWorld:
+    """A world of an environment that `ShowsImages`."""
+
+    def images(self, agent: str) -> Sequence[Image]:
+        """Return the pictures that belong to what this agent may see now.
+
+        Those that its conversation does not have yet stand before the next text that it reads.
+        """
         raise NotImplementedError
 
 
@@ -399,9 +414,20 @@ class Described:
 
 CAPABILITIES = (
     *(Alive, Answerable, AsksServers, Connecting, Doubting, Enumerable, Holding, InMemory, Mixed, Opposed),
-    *(PaysEpisodes, PlayedFromOutside, Private, Progressive, Reads, Recorded, Scripted, Skipping, Symmetric),
+    *(
+        PaysEpisodes,
+        PlayedFromOutside,
+        Private,
+        Progressive,
+        Reads,
+        Recorded,
+        Scripted,
+        ShowsImages,
+        Skipping,
+    ),
+    Symmetric,
 )
-"""What an environment can declare; `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
+"""What an environment can declare; `SeenWorld`, `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
 
 
 def environment_class(name: str) -> type:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kapelle.team import Team
-    from kapelle.types import Episode, Group, Message, Turn
+    from kapelle.types import Episode, Group, Image, Message, Turn
 
 
 class TurnKey(NamedTuple):
@@ -64,6 +64,8 @@ class Sample:
     """The loss compares samples of one learner and one bundle: they share a forward pass and a step."""
     observed: bool = False
     """True if the agent observed the targets, False if it wrote them."""
+    images: tuple[Image, ...] = ()
+    """Pictures that the tokens hold places for, in their order there."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

@@ -5,6 +5,8 @@ Standard library only. Token ids are the truth: text is kept beside them for peo
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -17,6 +19,57 @@ Split = Literal["train", "test"]
 FinishReason = Literal["stop", "length", "error"]
 
 
+SIGNATURES: Mapping[str, tuple[bytes, bytes]] = {
+    "image/png": (b"\x89PNG\r\n\x1a\n", b""),
+    "image/jpeg": (b"\xff\xd8\xff", b""),
+    "image/gif": (b"GIF8", b""),
+    "image/webp": (b"RIFF", b"WEBP"),
+}
+"""Media type → how a file of it begins, and what stands from its ninth byte on."""
+
+LARGEST_IMAGE = 20_000_000
+"""Most bytes of one image's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture that an agent sees, as a file's bytes. Two are equal if their bytes are."""
+
+    hash: str
+    """The first 32 hex digits of the SHA-256 of its bytes."""
+    media: str
+    """One of `SIGNATURES`."""
+    data: bytes = field(repr=False, compare=False)
+    """The file; empty where only its name was recorded."""
+
+    @classmethod
+    def of(cls, data: bytes) -> Image:
+        """Return the image that a PNG, JPEG, GIF or WebP file holds; ValueError for other bytes, or too many.
+
+        Only the first bytes are looked at; whether the rest is sound shows when the image is read.
+        """
+        if len(data) > LARGEST_IMAGE:
+            raise ValueError(
+                f"An image has {len(data):,} bytes; at most {LARGEST_IMAGE:,} are read. Make it smaller."
+            )
+        for media, (begins, ninth) in SIGNATURES.items():
+            if data.startswith(begins) and data[8:].startswith(ninth):
+                return cls(hashlib.sha256(data).hexdigest()[:32], media, bytes(data))
+        raise ValueError(
+            "An image's bytes are no PNG, JPEG, GIF or WebP file. Give the bytes of such a file, as it lies on a disk."
+        )
+
+    @property
+    def file(self) -> str:
+        """Name of its file in a run: the hash, with the ending of its type."""
+        return f"{self.hash}.{self.media.removeprefix('image/')}"
+
+    @property
+    def url(self) -> str:
+        """The image as a `data:` URL, which holds all of it."""
+        return f"data:{self.media};base64,{base64.b64encode(self.data).decode('ascii')}"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation, in OpenAI's shape."""
@@ -25,6 +78,8 @@ class Message:
     content: str
     speaker: str | None = None
     """Name of the agent that wrote it; None for a message that the environment or workflow wrote."""
+    images: tuple[Image, ...] = ()
+    """Pictures that stand before its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +149,8 @@ class Turn:
     versions: tuple[tuple[int, int], ...] = ()
     """(version, tokens) of each run of completion tokens that the same weights sampled, in order; empty where `version`
     sampled them all (`training.partial_rollouts`)."""
+    images: tuple[Image, ...] = ()
+    """All pictures in its prompt, in their order there."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
@@ -206,6 +263,48 @@ class Group:
         return tuple(episode for episode in self.episodes if episode.error is None)
 
 
-def conversation(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages as the list of dictionaries that chat templates and endpoints read."""
-    return [{"role": m.role, "content": m.content} for m in messages]
+def images_in(messages: Sequence[Message]) -> tuple[Image, ...]:
+    """Return all pictures of a conversation in their order."""
+    return tuple(image for message in messages for image in message.images)
+
+
+def conversation(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    """Return messages as the list of dictionaries that chat templates and endpoints read.
+
+    A message with images has OpenAI's content parts, each image as a `data:` URL.
+    """
+    said: list[dict[str, Json]] = []
+    for message in messages:
+        content: Json = message.content
+        if message.images:
+            shown = [{"type": "image_url", "image_url": {"url": image.url}} for image in message.images]
+            content = [*shown, {"type": "text", "text": message.content}]
+        said.append({"role": message.role, "content": content})
+    return said
+
+
+def image_of_part(part: Mapping[str, Json]) -> Image:
+    """Return the image of one of OpenAI's content parts, `{"type": "image_url", "image_url": {"url": "data:…"}}`.
+
+    Only `data:` URLs are read: an address would have this machine fetch what somebody else names, a path what it holds.
+    Raises ValueError for another part or URL, or for bytes that are no image.
+    """
+    named = part.get("image_url") if part.get("type") == "image_url" else None
+    url = named.get("url") if isinstance(named, Mapping) else named
+    if not isinstance(url, str):
+        raise ValueError(  # noqa: TRY004 - JSON of another form is a wrong value
+            'A part of a message is no image. Write {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
+        )
+    head, _, content = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ValueError(
+            f"An image is given as '{url[:60]}', which is not fetched: kapelle reads no addresses and paths from messages. Send the "
+            "file itself, as `data:image/png;base64,…`."
+        )
+    if len(content) > 4 * LARGEST_IMAGE // 3 + 4:
+        raise ValueError(f"An image has more than {LARGEST_IMAGE:,} bytes. Make it smaller.")
+    try:
+        data = base64.b64decode(content, validate=True)
+    except ValueError:
+        raise ValueError("An image's `data:` URL holds no base64.") from None
+    return Image.of(data)

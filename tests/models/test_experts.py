@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import peft
 import pytest
 import torch
-from tests.support.families import build, family_model
+from tests.support.families import build, family_model, tokenizer
 from tests.support.tiny import (
     draw_samples,
     first_gradient,
@@ -176,6 +177,31 @@ class TestLearning:
         assert {key for key in factors if "experts" in key and "lora_B" in key} <= moved
         assert before.keys() == model.base_parameters().keys()
         assert all(torch.equal(before[name], tensor) for name, tensor in model.base_parameters().items())
+
+
+class TestRouters:
+    @pytest.mark.parametrize("trains_router", [False, True])
+    def test_a_router_stays_bitwise_where_all_weights_train_unless_it_is_to_learn(
+        self, trains_router: bool
+    ) -> None:
+        model = LanguageModel(build("qwen3_moe"), tokenizer(), trains_router=trains_router)
+        policies = [replace(policy, lora=None) for policy in lora_policies("a")]
+        engine = train_engine(policies, models={"base": model}, stirred=False)
+        before = {name: tensor.clone() for name, tensor in engine.weights("a").items()}
+        routers = {name for name in before if ".gate." in name}
+        assert len(routers) == 2
+        for _ in range(2):
+            samples = with_behaviour(engine, draw_samples(["a"], [(9, 7), (12, 8)]))
+            engine.update(samples, Objective(SurrogateConfig().build()))
+        moved = {
+            name for name, tensor in engine.weights("a").items() if not torch.equal(tensor, before[name])
+        }
+        assert moved >= before.keys() - routers
+        assert bool(moved & routers) is trains_router
+        other = LanguageModel(build("qwen3_moe"), tokenizer(), trains_router=trains_router)
+        again = train_engine(policies, models={"base": other}, stirred=False)
+        again.load_state(copy.deepcopy(engine.state()))
+        assert all(torch.equal(t, engine.weights("a")[name]) for name, t in again.weights("a").items())
 
 
 class TestFolders:

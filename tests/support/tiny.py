@@ -7,6 +7,7 @@ log-probs by far more than any tolerance.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,15 +154,7 @@ def related_samples(learners: Sequence[str], seed: int = 0, temperature: float =
 def with_columns(samples: Sequence[Sample], **columns: Sequence[Tensor]) -> list[Sample]:
     """Return the samples with further columns, one tensor per sample and name."""
     return [
-        Sample(
-            s.learner,
-            s.tokens,
-            s.targets,
-            {**s.columns, **{name: values[k] for name, values in columns.items()}},
-            s.mask,
-            s.temperature,
-            s.bundle,
-        )
+        replace(s, columns={**s.columns, **{name: values[k] for name, values in columns.items()}})
         for k, s in enumerate(samples)
     ]
 

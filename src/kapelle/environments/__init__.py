@@ -15,6 +15,7 @@ BUILTIN: Mapping[str, str] = {
     "nli": "kapelle.environments.nli:NLI",
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
+    "squares": "kapelle.environments.squares:Squares",
     "matrix": "kapelle.environments.matrix:Matrix",
     "trajectories": "kapelle.environments.recorded:Trajectories",
     "preferences": "kapelle.environments.recorded:Preferences",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from kapelle.environments.remote import Remote as Remote
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded
+    from kapelle.environments.squares import Squares as Squares
     from kapelle.environments.tool_questions import Tools as Tools
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

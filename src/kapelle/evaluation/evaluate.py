@@ -9,7 +9,7 @@ from itertools import islice
 from math import comb
 from typing import Any
 
-from kapelle.environment import Answerable, Environment, asks_questions, offers, task_of
+from kapelle.environment import Answerable, Environment, ShowsImages, asks_questions, offers, task_of
 from kapelle.errors import ConfigError
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import MeanScore, area_under_curve, missing_text, rate_of
@@ -163,8 +163,10 @@ def choose_tasks(
         chosen: dict[str, Task] = {}
         for index in range(20 * count):
             task = task_of(environment, split, index)
+            # What is asked about a picture is often the same text.
+            shown = f" {task.data}" if offers(environment, ShowsImages) else ""
             if fits is None or fits(task):
-                chosen.setdefault(task.question or task.id, task)
+                chosen.setdefault(f"{task.question}{shown}" if task.question else task.id, task)
             if len(chosen) == count:
                 break
         return list(chosen.values())

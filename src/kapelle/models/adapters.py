@@ -3,7 +3,7 @@
 They go on `all-linear`, or on the layers that a user names. `all-linear` takes every linear layer of the decoder's blocks, fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`
 included. It leaves out, by what they are and not by a list of models:
 
-- the output head, embeddings, and what stands beside the blocks;
+- the output head, embeddings, and what stands beside the blocks, such as a vision tower and its projector;
 - routers of a mixture of experts, and gates with a single output: adapters would move which expert is chosen;
 - experts, whose weights `transformers` keeps as one tensor for all of a block. The target `experts` adds them, each
   expert with a pair of factors of its own (PEFT's `target_parameters`);
@@ -55,6 +55,8 @@ class Layers:
     """Path of the output head."""
     mixers: frozenset[str] = frozenset()
     """Paths of state-space mixers, which have tensors A and D of their own."""
+    eyes: frozenset[str] = frozenset()
+    """Paths of what stands beside the decoder of a model that sees: its vision tower and projector."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """Path → experts, features in and out of every weight that all experts of a block share one tensor for."""
 
@@ -174,6 +176,8 @@ def _refusal(layers: Layers, path: str) -> str | None:
     """Return why a linear layer can have no adapter; None where it can."""
     if of_experts(path):
         return "its expert reads only the tokens that a router chose"
+    if any(path.startswith(f"{each}.") for each in layers.eyes):
+        return "it belongs to how the model sees, which is frozen"
     if path.endswith(".dt_proj") and path.rpartition(".")[0] in layers.mixers:
         return "the state-space scan reads its weight without calling the layer"
     return None

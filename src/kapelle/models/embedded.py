@@ -29,7 +29,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
+EYES = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+"""The last tokens of a model that sees, by the names that Qwen's have."""
+
+SEEING_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerFast:
     """Return a tokeniser with the 256 bytes and a handful of special tokens, and a chat template."""
     from transformers import PreTrainedTokenizerFast
 
@@ -42,6 +53,9 @@ def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
+    if sees:
+        tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[2:], *EYES]})
+        tokenizer.chat_template = SEEING_TEMPLATE
     return tokenizer
 
 
@@ -84,14 +98,71 @@ def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
     }
 
 
+def image_processor() -> Any:
+    """Return what makes patches of pictures for a model that sees: 4 × 4 pixels each, at most 32 × 32 pixels of a picture."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(
+        patch_size=PATCH,
+        temporal_patch_size=1,
+        merge_size=2,
+        size={"shortest_edge": 64, "longest_edge": 1024},
+    )
+
+
+PATCH = 4
+
+
+def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
+    """Return an untrained model of the architecture of Qwen2.5-VL (2502.13923)."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {key: value for key, value in settings_of(config).items() if key not in ("model_type", "head_dim")}
+    pairs = config.hidden // config.heads // 2  # of numbers that are turned, for time, height and width
+    sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    begin = vocabulary - len(EYES)
+    made = Qwen2_5_VLConfig(
+        text_config={
+            **text,
+            "vocab_size": vocabulary,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections},
+            "initializer_range": 0.7 * config.hidden**-0.5,
+            "bos_token_id": None,
+            "eos_token_id": end_id,
+            "pad_token_id": pad_id,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "out_hidden_size": config.hidden,
+            "patch_size": PATCH,
+            "temporal_patch_size": 1,
+            "spatial_merge_size": 2,
+            "window_size": 4 * PATCH,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.2,
+        },
+        image_token_id=begin + 1,
+        video_token_id=begin + 3,
+        vision_start_token_id=begin,
+        vision_end_token_id=begin + 2,
+        tie_word_embeddings=True,
+    )
+    return Qwen2_5_VLForConditionalGeneration(made)
+
+
 def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
-    """Return an untrained Qwen3 causal LM (2505.09388) whose weights depend on `config` alone."""
+    """Return an untrained Qwen3 causal LM (2505.09388), or one that sees, whose weights depend on `config` alone."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     settings = {key: value for key, value in settings_of(config).items() if key != "model_type"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
+        if config.sees:
+            return _seeing_model(config, vocabulary, end_id, pad_id)
         return Qwen3ForCausalLM(
             Qwen3Config(
                 **{**settings, "vocab_size": vocabulary},

@@ -13,21 +13,25 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
+from kapelle.models.adapters import EXPERTS
 from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
-from kapelle.models.lora_bank import LoraBank, Route
+from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer, context_of
+from kapelle.models.vision import Vision, auto_class, need_pillow, sees
 from kapelle.settings.schema import ModelConfig
+from kapelle.types import Image
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,9 +69,12 @@ class LanguageModel:
         name: str = "model",
         *,
         kernels: bool = True,
+        image_processor: Any = None,
+        trains_router: bool = False,
     ) -> None:
         """Take a model in memory; ModelError for weights that kapelle would read wrongly.
 
+        Where all weights of a mixture train, its routers do if `trains_router`. With its image processor, a model of the shape of Qwen-VL's sees the pictures in messages (`models/vision.py`).
         On CUDA its passes take `kernels` (models/fast/kernels.py) where there are some, or torch's plain operations alone.
         """
         # Code that reads the weights below layers of PEFT would miss their adapters.
@@ -117,7 +124,17 @@ class LanguageModel:
         """The device of its passes, where processes share the weights out at times, by FSDP; else None: where the weights are."""
         self.value_heads: dict[str, nn.Linear] = {}
         self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
-        self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
+        self.vision = (
+            None
+            if image_processor is None
+            else Vision(image_processor, model.config, cast("Any", body).get_rope_index)
+        )
+        """How it sees; None for a model that reads text alone."""
+        self.trains_router = trains_router
+        """Whether routers are among all weights, where these train."""
+        self.renderer = ChatRenderer(
+            tokenizer, context_of(model.config, tokenizer), self._vocabulary, self.vision
+        )
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
 
@@ -169,17 +186,26 @@ class LanguageModel:
             yield
 
     def hidden(
-        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, *, recompute: bool = False
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        plan: AttentionPlan,
+        *,
+        recompute: bool = False,
+        images: Mapping[int, tuple[Image, ...]] = MappingProxyType({}),
     ) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
+
+        `images` are those of sequences by their first token.
 
         Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded. With `recompute`
         the backward pass computes each block again, of which the forward pass then keeps the input alone.
         """
         run = recompute_blocks(self.bank) if recompute else None
         if self.sharded_pass is not None:
+            assert not images, "`check_run` refuses to show images to shared weights"
             return self.sharded_pass(tokens_N, positions_N, plan, run)
-        return whole_pass(self, tokens_N, positions_N, plan, run)
+        return whole_pass(self, tokens_N, positions_N, plan, run, images)
 
     @property
     def head(self) -> OutputHead:
@@ -213,6 +239,16 @@ class LanguageModel:
             if ".adapters." not in key
         }
 
+    @property
+    def frozen_parameters(self) -> frozenset[str]:
+        """Names in `base_parameters` of what stays as it is where all weights train: vision tower, projector and routers."""
+        layers = layers_of(self.model)
+        beside = tuple(f"{path}." for path in layers.eyes)
+        mixtures = {path.rpartition(".")[0] for path in layers.modules if path.rpartition(".")[2] == EXPERTS}
+        routers = tuple(f"{path}.{name}." for path in mixtures for name in ("router", "gate"))
+        frozen = beside if self.trains_router else (*beside, *routers)
+        return frozenset(name for name in self.base_parameters() if name.startswith(frozen))
+
     @torch.no_grad()
     def _checked_head(self) -> tuple[float, float | None]:
         """Return the factor and the soft cap that make logits of the head's linear map, seen at the model's own logits of a few tokens.
@@ -243,18 +279,28 @@ class LanguageModel:
 
 
 def whole_pass(
-    model: LanguageModel, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, run: Run | None
+    model: LanguageModel,
+    tokens_N: Tensor,
+    positions_N: Tensor,
+    plan: AttentionPlan,
+    run: Run | None,
+    images: Mapping[int, tuple[Image, ...]] = MappingProxyType({}),
 ) -> Tensor:
-    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run` calls each block, if given."""
+    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run` calls each block, if given.
+
+    `images` are those of sequences by their first token.
+    """
     if model.flat is not None:
         return model.flat.hidden(tokens_N, positions_N, model.flat.by_plan(plan), run)
     pieces: list[Tensor] = []
     with nullcontext() if run is None else blocks_run_by(model.body, run):
         for place_BL in (bucket.query_BL for bucket in plan.buckets):
+            inputs, positions = {"input_ids": tokens_N[place_BL]}, positions_N[place_BL]
+            if model.vision is not None:
+                seen_B = [images.get(first, ()) for first in place_BL[:, 0].tolist()]
+                inputs, positions, _ = model.vision.inputs(inputs["input_ids"], [0] * len(seen_B), seen_B)
             with model.bank.rows_at(place_BL):
-                output = model.body(
-                    input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
-                )
+                output = model.body(**inputs, position_ids=positions, use_cache=False)
             pieces.append(output.last_hidden_state)
     joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
     return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
@@ -265,22 +311,40 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
 
     Weights that are not `trained` are held in the compute type, others in float32.
     """
-    from kapelle.models.embedded import build_model, build_tokenizer
+    from kapelle.models.embedded import build_model, build_tokenizer, image_processor
 
     if config.path == "embedded":
-        own = build_tokenizer(config.embedded.context)
+        if config.embedded.sees:
+            need_pillow()
+        own = build_tokenizer(config.embedded.context, sees=config.embedded.sees)
         tiny = build_model(config.embedded, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
         if not trained:
             hold_in(tiny, DTYPES[config.dtype])
         kernels = config.kernels == "auto"
-        return LanguageModel(tiny, own, config.dtype, "embedded", kernels=kernels).to(config.device)
+        eyes = image_processor() if config.embedded.sees else None
+        return LanguageModel(
+            tiny,
+            own,
+            config.dtype,
+            "embedded",
+            kernels=kernels,
+            image_processor=eyes,
+            trains_router=config.router == "trained",
+        ).to(config.device)
     check_model_path(config.path)
     config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 
     with loading(config.path):
         local = local_only(config.path)
+        shape: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=False, local_files_only=local)
+        eyes = None
+        if sees(shape):
+            need_pillow()
+            eyes = AutoImageProcessor.from_pretrained(
+                config.path, backend="pil", trust_remote_code=False, local_files_only=local
+            )
         # Where it is not refused, a terminal is asked whether to run the folder's code, and a pipe's `y` would run it.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             config.path, trust_remote_code=False, local_files_only=local
@@ -299,7 +363,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             codes = {"quantization_config": settings, "device_map": {"": config.device or "cuda"}}
         # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
         # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(shape).from_pretrained(
             config.path,  # attention is fused where the architecture has it, else plain
             dtype=torch.float32 if trained else DTYPES[config.dtype],
             output_loading_info=True,
@@ -313,7 +377,15 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         check_loaded(config.path, type(model).__name__, found)
         if not codes:
             nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        return LanguageModel(model, tokenizer, config.dtype, config.path, kernels=config.kernels == "auto")
+        return LanguageModel(
+            model,
+            tokenizer,
+            config.dtype,
+            config.path,
+            kernels=config.kernels == "auto",
+            image_processor=eyes,
+            trains_router=config.router == "trained",
+        )
 
 
 def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
@@ -329,7 +401,16 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
 
     assert not source.bank.adapters, "only a bare base is copied"
     dtype = next(key for key, value in DTYPES.items() if value == source.dtype)
-    return LanguageModel(copy.deepcopy(source.model), source.tokenizer, dtype, name, kernels=source.kernels)
+    eyes = source.vision and source.vision.processor
+    return LanguageModel(
+        copy.deepcopy(source.model),
+        source.tokenizer,
+        dtype,
+        name,
+        kernels=source.kernels,
+        image_processor=eyes,
+        trains_router=source.trains_router,
+    )
 
 
 class OutputHead(NamedTuple):

@@ -36,6 +36,7 @@ from kapelle.models.fast.routed_linear import (
     salt_of,
     saved_tensors,
 )
+from kapelle.models.vision import sees
 from kapelle.team import Lora
 
 if TYPE_CHECKING:
@@ -218,6 +219,12 @@ def layers_of(model: nn.Module) -> Layers:
         if adapted:
             banked = (*banked[-1:], f"{path}.")
         modules[path] = module.base if adapted else module
+    # Of a model that sees, everything beside its decoder and the head belongs to how it sees.
+    eyes: set[str] = set()
+    if isinstance(model, PreTrainedModel) and sees(model.config):
+        decoder = next(path for path, module in modules.items() if module is model.get_decoder())
+        within = decoder.rpartition(".")[0]
+        eyes = {path for path in modules if path and path.rpartition(".")[0] == within} - {decoder}
     # State-space mixers have tensors A and D of their own.
     own = {
         path: {name for name, _ in module.named_parameters(recurse=False)} for path, module in modules.items()
@@ -227,9 +234,14 @@ def layers_of(model: nn.Module) -> Layers:
     return Layers(
         type(model).__name__,
         frozenset(modules),
-        {path: features_of(module) for path, module in modules.items() if is_linear(module)},  # type: ignore[arg-type]
+        {
+            path: features_of(module)  # type: ignore[arg-type]
+            for path, module in modules.items()
+            if is_linear(module)
+        },
         next((path for path, module in modules.items() if module is head and head is not None), None),
         frozenset(path for path, names in own.items() if {"A_log", "D"} <= names),
+        frozenset(eyes),
         {
             f"{path}.{name}": shape
             for path, module in modules.items()

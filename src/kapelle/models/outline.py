@@ -24,8 +24,9 @@ from kapelle.models.adapters import (
     read_lora,
     shapes_of,
 )
-from kapelle.models.embedded import settings_of
+from kapelle.models.embedded import EYES, SPECIAL, build_model, settings_of
 from kapelle.models.paths import check_model_path, loading, local_only, located
+from kapelle.models.vision import auto_class
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
@@ -94,6 +95,11 @@ class Outline:
 
 def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
     """Return the shape of the model at a path; ModelError when its settings cannot be read."""
+    if path == "embedded" and embedded.sees:
+        import torch
+
+        with torch.device("meta"):
+            return outline_of(build_model(embedded, len(SPECIAL) + 256 + len(EYES), 1, 0))
     if path == "embedded":
         found = outline_of_settings(settings_of(embedded))
         assert found is not None, "the embedded model's architecture is a known one"
@@ -103,12 +109,12 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
     if found is not None:
         return found
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     path = located(path)
     with torch.device("meta"), loading(path, "read"):
         made = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
-        return outline_of(AutoModelForCausalLM.from_config(made, trust_remote_code=False))
+        return outline_of(auto_class(made).from_config(made, trust_remote_code=False))
 
 
 def read_outlines(
@@ -253,10 +259,11 @@ def converted_shapes(folder: Path) -> dict[str, Shape] | None:
     """
     if find_spec("accelerate") is None:  # which reads only the heads of files
         return None
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        loaded: Any = auto_class(made).from_pretrained(
             folder,
             device_map="meta",
             output_loading_info=True,

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -37,11 +37,13 @@ from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.hub import MODELSCOPE
 from kapelle.runtime.machine import refusal
 from kapelle.settings.schema import ModelConfig
-from kapelle.types import Json, Message, conversation
+from kapelle.types import Image, Json, Message, images_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from kapelle.models.vision import Vision
 
 _STAND_IN = "\u2e28said\u2e29"
 """Stand-in for the agent's answer; a string that no template contains."""
@@ -90,8 +92,18 @@ class ChatTokenizer(Protocol):
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
-    def __init__(self, tokenizer: ChatTokenizer, context: int, embeddings: int | None = None) -> None:
-        """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit."""
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        context: int,
+        embeddings: int | None = None,
+        vision: Vision | None = None,
+    ) -> None:
+        """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit.
+
+        A model with `vision` reads pictures too.
+        """
+        self._vision = vision
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)
         check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
@@ -125,24 +137,51 @@ class ChatRenderer:
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
         # By their texts: what is remembered holds no message of an episode that is over.
-        return self._start(*[(message.role, message.content, message.speaker) for message in messages])
+        return self._start(*[(m.role, m.content, m.speaker, m.images) for m in messages])
 
-    def _ids_of_start(self, *texts: tuple[str, str, str | None]) -> tuple[int, ...]:
-        return self._ids(self._form.text([Message(*text) for text in texts], speak=True))
+    def _ids_of_start(self, *said: tuple[str, str, str | None, tuple[Image, ...]]) -> tuple[int, ...]:
+        messages = self._unmarked([Message(*each) for each in said])
+        return self._spread(self._form.text(messages, speak=True), messages)
+
+    def _unmarked(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages whose texts hold no mark of a picture: whoever writes one would move the others' places.
+
+        Raises ModelError where there are pictures and the model reads text alone.
+        """
+        if self._vision is None:
+            if count := len(images_in(messages)):
+                raise ModelError(
+                    f"The model '{self._tokenizer.name_or_path}' reads text alone, and {count} image{'s' if count > 1 else ''} stand in what "
+                    "it is to read. Name a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
+                )
+            return list(messages)
+        mark = self._special[self._vision.token]
+        unmarked = list(messages)
+        for place, message in enumerate(messages):
+            text = message.content
+            while mark in text:  # what is left may be one again
+                text = text.replace(mark, "")
+            unmarked[place] = replace(message, content=text)
+        return unmarked
+
+    def _spread(self, text: str, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the ids of a text, with as many for each picture in these messages as it takes."""
+        ids = self._ids(text)
+        return ids if self._vision is None else self._vision.spread(ids, images_in(messages))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a finished conversation."""
-        return self._ids(self._form.text(messages, speak=False))
+        return self._spread(self._form.text(self._unmarked(messages), speak=False), messages)
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
         """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids."""
-        tail = self._after_completion(heard, speak=True)
+        tail = self._after_completion(self._unmarked(heard), speak=True)
         if completion:
             # A model may end its turns with another special token than its tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
-        return (*prompt, *completion, *self._ids(tail))
+        return (*prompt, *completion, *self._spread(tail, heard))
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion that is written by hand, end of turn included."""
@@ -414,7 +453,8 @@ class TemplateForm:
             role = "user" if foreign else message.role
             before = fitted[-1].role if fitted else ""
             if role == before == "user" and (foreign or joins or not self._takes("user", "user")):
-                fitted[-1] = Message("user", f"{fitted[-1].content}\n\n{message.content}")
+                joined = f"{fitted[-1].content}\n\n{message.content}"
+                fitted[-1] = Message("user", joined, images=(*fitted[-1].images, *message.images))
                 joins = foreign
                 continue
             if role == "assistant" and before != "user":
@@ -422,7 +462,7 @@ class TemplateForm:
                 roles = ("user", "assistant") if before == "assistant" else (before,) if before else ()
                 if not self._takes(*roles, "assistant"):
                     fitted.append(Message("user", ""))
-            fitted.append(Message(role, message.content))
+            fitted.append(Message(role, message.content, images=message.images))
             joins = foreign
         if speak and messages and fitted[-1].role == "assistant" and not self._takes("user", "assistant", ""):
             fitted.append(Message("user", ""))
@@ -450,9 +490,12 @@ class TemplateForm:
                 self._in_parts = True
                 del self._taken["user",]
                 self._in_parts = self._takes("user")
-        turns: list[dict[str, Json]] = [*conversation(messages)]
-        if self._in_parts:
-            turns = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in turns]
+        turns: list[dict[str, Json]] = []
+        for message in messages:
+            content: Json = message.content
+            if self._in_parts or message.images:
+                content = [{"type": "image"}] * len(message.images) + [{"type": "text", "text": content}]
+            turns.append({"role": message.role, "content": content})
         return self._render(turns, speak)
 
 
@@ -616,9 +659,13 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return how a model's conversations become tokens, without loading its weights."""
     if path == "embedded":
-        from kapelle.models.embedded import light_tokenizer
+        from kapelle.models.embedded import build_tokenizer, light_tokenizer
 
-        return ChatRenderer(light_tokenizer(), config.embedded.context)
+        sees = config.embedded.sees
+        own: ChatTokenizer = (
+            build_tokenizer(config.embedded.context, sees=True) if sees else light_tokenizer()
+        )
+        return ChatRenderer(own, config.embedded.context)
     check_model_path(path)
     path = located(path)
     local = local_only(path)

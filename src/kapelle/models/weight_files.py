@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
 from kapelle.models.paths import check_loaded, loading, local_only, located
+from kapelle.models.vision import auto_class
 from kapelle.runtime.hub import MODELSCOPE, modelscope_folder
 
 if TYPE_CHECKING:
@@ -191,11 +192,14 @@ def check_files(path: str, outline: Outline) -> bool:
         return True
     if find_spec("accelerate") is None:  # which reads only the heads
         return False
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     path = located(path)
     with loading(path):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        made: Any = AutoConfig.from_pretrained(
+            path, trust_remote_code=False, local_files_only=local_only(path)
+        )
+        loaded: Any = auto_class(made).from_pretrained(
             path,
             device_map="meta",
             output_loading_info=True,
@@ -212,7 +216,7 @@ def check_files(path: str, outline: Outline) -> bool:
 def check_architecture(path: str) -> bool:
     """Raise ModelError where kapelle cannot compute a model's logits; False where no small model can be made of its settings."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from kapelle.models.embedded import build_tokenizer
     from kapelle.models.language_model import CHECKED, LanguageModel
@@ -225,12 +229,12 @@ def check_architecture(path: str) -> bool:
     for small in _smaller(settings):
         try:
             with torch.device("meta"):
-                outline = AutoModelForCausalLM.from_config(copy.deepcopy(small), trust_remote_code=False)
+                outline = auto_class(small).from_config(copy.deepcopy(small), trust_remote_code=False)
             if sum(parameter.numel() for parameter in outline.parameters()) > MOST:
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
+                model = auto_class(small).from_config(small, dtype=torch.float32, trust_remote_code=False)
         except Exception:  # noqa: BLE001, S112 - settings that do not go together raise anything
             continue
         try:

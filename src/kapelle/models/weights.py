@@ -19,6 +19,7 @@ from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.paths import check_loaded, loading
+from kapelle.models.vision import auto_class
 from kapelle.runtime.tensors import copy_together, load_tensors
 from kapelle.team import ALL_LINEAR, Lora
 
@@ -180,6 +181,8 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
         held = {**{name: t for name, t in buffers.items() if name not in tied}, **weights}
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
+    if model.vision is not None:
+        model.vision.processor.save_pretrained(folder)
     write_checksums(folder)
 
 
@@ -196,10 +199,11 @@ def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
         raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
     if found.keys() >= set(names):
         return found
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     with loading(str(folder)):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        loaded: Any = auto_class(made).from_pretrained(
             folder,
             dtype="auto",
             output_loading_info=True,

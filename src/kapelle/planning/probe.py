@@ -115,21 +115,22 @@ def _model(prepared: PreparedRun, base: str, depth: int) -> LanguageModel:
     path, settings = prepared.team.bases[base], prepared.config.model
     place = prepared.team.places.get(base)
     dtype, device = (place.dtype, place.device) if place else (settings.dtype, settings.device)
-    own = build_tokenizer(settings.embedded.context)
+    own = build_tokenizer(settings.embedded.context, sees=path == "embedded" and settings.embedded.sees)
     if path == "embedded":
         shape = settings.embedded.model_copy(update={"layers": depth})
         made = build_model(shape, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
     else:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         from kapelle.models.paths import local_only, located
+        from kapelle.models.vision import auto_class
 
         path = located(path)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
         config.num_hidden_layers = depth
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:depth]
-        made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        made = auto_class(config).from_config(config, trust_remote_code=False)
     if base not in prepared.team.trained_bases:
         hold_in(made, DTYPES[dtype])
     return LanguageModel(made, own, dtype, path, kernels=settings.kernels == "auto").to(device)

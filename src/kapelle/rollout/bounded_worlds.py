@@ -25,12 +25,13 @@ from kapelle.environment import (
     Resets,
     Retriable,
     Scorable,
+    SeenWorld,
     World,
     offers,
 )
 from kapelle.errors import EpisodeError
 from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
-from kapelle.types import Task
+from kapelle.types import Image, Task
 
 T = TypeVar("T")
 
@@ -108,6 +109,17 @@ class BoundedWorld:
     def observe(self, agent: str) -> str:
         """See `environment.World`."""
         return self._now("observe", self.inner.observe, agent)
+
+    def images(self, agent: str) -> Sequence[Image]:
+        """See `environment.SeenWorld`; worlds that are none show no pictures."""
+        if not isinstance(self.inner, SeenWorld):
+            return ()
+        found: Sequence[object] = self._now("images", self.inner.images, agent)
+        if isinstance(found, list | tuple) and all(isinstance(each, Image) for each in found):
+            return cast("Sequence[Image]", found)
+        raise EpisodeError(
+            f"`images` of environment '{self._name}' returns {found!r:.60}; return a list of kapelle.Image, empty for none."
+        )
 
     def movers(self) -> tuple[str, ...]:
         """See `environment.World`."""

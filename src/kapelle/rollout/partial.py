@@ -130,7 +130,7 @@ def dump_partial(groups: Iterable[PartialGroup]) -> str:
             if not isinstance(each, Episode):
                 labels["recorded"], labels["drafts"] = len(each.turns), len(each.drafts)
                 each = Episode(group.task, each.seed, (), each.sampled, payments=each.payments)  # noqa: PLW2901 - its form
-            lines.append(dump_episode(each, **labels))
+            lines.append(dump_episode(each, None, **labels))
     return b"".join(lines).decode("ascii")
 
 

@@ -28,7 +28,7 @@ from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
-from kapelle.types import Episode, FinishReason, Message, Payment, Sampling, Task, Turn
+from kapelle.types import Episode, FinishReason, Image, Message, Payment, Sampling, Task, Turn, images_in
 from kapelle.workflow import Continued, Written
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class AskedTurn:
             text=text,
             heard=self.heard,
             trained=self.trained,
+            images=images_in(asked.messages),
         )
 
 
@@ -135,6 +136,8 @@ class LiveSeat:
             messages.append(message)
         policy = play.team.policy(self.agent.name, self._turn_count)
         renderer = play.engine.renderer(policy.name)
+        begins = self.last is None or fresh
+        messages = self._scene.shown(self.agent.name, messages, () if begins else images_in(self.messages))
         if self.last is None or fresh:
             last = messages[-1] if messages else None
             if isinstance(last, Written):
@@ -399,6 +402,16 @@ class LiveScene:
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""
         return text(self._world.observe(agent), f"What the world shows '{agent}'")
+
+    def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
+        """Return what an agent reads, with the pictures that the world shows it beyond those that it knows."""
+        if isinstance(self._world, RemoteWorld) or not read:
+            return read
+        new = [image for image in dict.fromkeys(self._world.images(agent)) if image not in known]
+        if not new:
+            return read
+        first = read[0]  # perhaps `Written`, whose tokens have no place for a picture
+        return [Message(first.role, first.content, first.speaker, (*first.images, *new)), *read[1:]]
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move in the world now."""

@@ -1,21 +1,24 @@
 """Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions` stands only in turns that have it. Floats are written with all their digits. A reward that
+`step` and `group` (the number of its group within the step). `versions` stands only in turns that have it, `images` only in turns and messages that have some, by
+their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kapelle.errors import DataError
-from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
+from kapelle.types import SIGNATURES, Episode, Group, Image, Json, Message, Payment, Task, Turn
 
 # -------- Exact JSON: what is decoded equals what was encoded, in value and in type.
 #
@@ -77,21 +80,32 @@ def decode(value: Json, foreign: Decode | None = None) -> Any:
     return foreign(tag, inner)
 
 
-def dump_groups(step: int, groups: Iterable[Group]) -> bytes:
-    """Return the JSON lines of a step's groups, one line per episode.
+def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) -> bytes:
+    """Return the JSON lines of a step's groups, one line per episode; see `dump_episode` for `keep`.
 
     Raises DataError for an episode whose `info` or `task.data` holds what JSON cannot.
     """
     lines = [
-        dump_episode(episode, step=step, group=place)
+        dump_episode(episode, keep, step=step, group=place)
         for place, group in enumerate(groups)
         for episode in group.episodes
     ]
     return b"".join(lines)
 
 
-def dump_episode(episode: Episode, **labels: int) -> bytes:
-    """Return one JSON line: the labels, then the fields of the episode."""
+NAMED = re.compile(r"[0-9a-f]{32}")
+
+Keep = Callable[[Image], object]
+"""Writes an image down elsewhere."""
+Find = Callable[[str], bytes]
+"""Returns an image's bytes by the name of its file; empty where they are gone."""
+
+
+def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> bytes:
+    """Return one JSON line: the labels, then the fields of the episode.
+
+    With `keep`, which gets every image, the line names images and does not hold them.
+    """
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
         row["task"] = {**_fields(episode.task), "data": encode(episode.task.data, "task.data")}
@@ -100,6 +114,15 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
         row["success"] = _number(episode.success)
         row["turns"] = [_turn_row(turn) for turn in episode.turns]
         row["branches"] = [_turn_row(turn) for turn in episode.branches]
+        seen = {image.hash: image for turn in (*episode.turns, *episode.branches) for image in turn.images}
+        if seen:
+            row["images"] = {
+                name: {"media": image.media} if keep else {"media": image.media, "data": b64(image.data)}
+                for name, image in seen.items()
+            }
+        for image in seen.values() if keep else ():
+            assert keep is not None
+            keep(image)
         row["payments"] = [{**_fields(each), "reward": _number(each.reward)} for each in episode.payments]
         # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
@@ -110,14 +133,30 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
         ) from error
 
 
-def load_episode(row: Mapping[str, Json]) -> Episode:
-    """Return the episode of a row; raises DataError for a row in another form."""
+def b64(data: bytes) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
+    """Return the episode of a row; raises DataError for a row in another form.
+
+    `find` gives the bytes of images that the row names and does not hold.
+    """
     try:
+        images: dict[str, Image] = {}
+        for name, each in row.get("images", {}).items():
+            if not NAMED.fullmatch(name) or each["media"] not in SIGNATURES:  # they name a file
+                raise ValueError(f"no name of an image: {name!r:.60}")
+            image = Image(name, each["media"], base64.b64decode(each.get("data", "")))
+            if "data" not in each and find is not None:
+                image = replace(image, data=find(image.file))
+            images[name] = image
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])
-        values["turns"] = tuple(_turn(turn) for turn in values["turns"])
-        values["branches"] = tuple(_turn(turn) for turn in values["branches"])
+        values["turns"] = tuple(_turn(turn, images) for turn in values["turns"])
+        values["branches"] = tuple(_turn(turn, images) for turn in values["branches"])
         values["payments"] = tuple(Payment(**decode(payment)) for payment in values["payments"])
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
@@ -128,11 +167,11 @@ def load_episode(row: Mapping[str, Json]) -> Episode:
         ) from error
 
 
-def load_groups(rows: Iterable[Mapping[str, Json]]) -> list[Group]:
+def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) -> list[Group]:
     """Return the groups of one step's rows, in the order in which they were recorded; DataError for damaged rows."""
     episodes: dict[int, list[Episode]] = {}
     for row in rows:
-        episodes.setdefault(row["group"], []).append(load_episode(row))
+        episodes.setdefault(row["group"], []).append(load_episode(row, find))
     try:
         return [Group(members[0].task, tuple(members)) for members in episodes.values()]
     except AssertionError as error:
@@ -151,21 +190,31 @@ def _turn_row(turn: Turn) -> dict[str, Json]:
     row = _fields(turn)
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
-    row["heard"] = [_fields(message) for message in turn.heard]
+    row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
     if not turn.versions:
         del row["versions"]
-    return row
+    return _by_hash(row)
 
 
-def _turn(row: Mapping[str, Json]) -> Turn:
+def _by_hash(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the hashes of its images, or without the field where there are none."""
+    images = row.pop("images")
+    return {**row, "images": [image.hash for image in images]} if images else row
+
+
+def _turn(row: Mapping[str, Json], images: Mapping[str, Image]) -> Turn:
     values = dict(row)
     for name in ("prompt_ids", "completion_ids"):
         values[name] = tuple(values[name])
     values["logprobs"] = tuple(decode(values["logprobs"]))
     values["reward"] = decode(values["reward"])
-    values["heard"] = tuple(Message(**message) for message in values["heard"])
+    values["heard"] = tuple(Message(**_with_images(message, images)) for message in values["heard"])
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
-    return Turn(**values)
+    return Turn(**_with_images(values, images))
+
+
+def _with_images(row: Mapping[str, Json], images: Mapping[str, Image]) -> dict[str, Any]:
+    return {**row, "images": tuple(images[name] for name in row.get("images", ()))}
 
 
 # -------- Traces: what each token of a few episodes was credited with, by step in the folder `traces`, in files of the form of `step_rows`.

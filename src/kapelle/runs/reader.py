@@ -6,8 +6,9 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -176,7 +177,7 @@ def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
             "them one after another: read_episodes(run, step)."
         )
     with _named(stored.file):
-        return load_groups(_rows_of(stored))
+        return load_groups(_rows_of(stored), partial(read_image, run))
 
 
 def read_episodes(run: Path, step: int | None = None, split: Split = "train") -> Iterator[Episode]:
@@ -199,8 +200,15 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
     for stored in found:
         for row in _rows_of(stored):
             with _named(stored.file):
-                episode = load_episode(row)
+                episode = load_episode(row, partial(read_image, run))
             yield episode
+
+
+def read_image(run: Path, name: str) -> bytes:
+    """Return the file of an image that agents saw; empty where it is gone."""
+    with suppress(FileNotFoundError):
+        return (run / "images" / name).read_bytes()
+    return b""
 
 
 def read_latest(run: Path) -> Path | None:

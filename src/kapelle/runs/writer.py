@@ -8,6 +8,7 @@
       evaluations.jsonl    one row per evaluation: `step` and what it measured
       episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later ones, one per line; see `step_rows`, `episode_json`
       episodes/test/00000012.jsonl.zst     those of the evaluation after step 12, likewise
+      images/HASH.png      what agents saw, each file once; see `types.Image`
       traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `Trace`
       recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
@@ -63,7 +64,7 @@ from kapelle.runs.reader import (
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
-from kapelle.types import Group, Json, Split
+from kapelle.types import Group, Image, Json, Split
 
 # -------- Tables of JSON lines: how a row is written, how a table is cut.
 
@@ -111,6 +112,7 @@ _NAMES = {
     "episodes",
     "traces",
     "checkpoints",
+    "images",
     "latest",
     "lock",
     "rolled-back",
@@ -347,7 +349,15 @@ class RunDirectory:
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
         """Write all episodes of a step, or (`test`) of the evaluation after it; only once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
-        self._record(step, f"episodes/{split}", dump_groups(step, groups))
+        self._record(step, f"episodes/{split}", dump_groups(step, groups, self._keep))
+
+    def _keep(self, image: Image) -> None:
+        """Write an image's file, once for all steps."""
+        path = self.path / "images" / image.file
+        if not path.is_file():
+            with self._write(path):
+                path.parent.mkdir(exist_ok=True)
+                replace_file(path, image.data)
 
     def _record(self, step: int, name: str, content: bytes) -> None:
         folder = self.path / name

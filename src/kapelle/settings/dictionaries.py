@@ -116,6 +116,8 @@ class EmbeddedDict(TypedDict, total=False):
     """Most tokens (bytes of text) that it reads."""
     seed: int
     """Of the initial weights."""
+    sees: bool
+    """Whether it sees images: the architecture of Qwen2.5-VL, with a vision tower of two blocks, frozen as it is drawn."""
 
 
 class ModelDict(TypedDict, total=False):
@@ -133,6 +135,8 @@ class ModelDict(TypedDict, total=False):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    router: Literal["frozen", "trained"]
+    """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Literal["auto", "plain"]
     """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
 

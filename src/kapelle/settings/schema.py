@@ -146,6 +146,8 @@ class EmbeddedConfig(Settings):
     """Most tokens (bytes of text) that it reads."""
     seed: int = 0
     """Of the initial weights."""
+    sees: bool = False
+    """Whether it sees images: the architecture of Qwen2.5-VL, with a vision tower of two blocks, frozen as it is drawn."""
 
 
 class ModelConfig(Settings):
@@ -163,6 +165,8 @@ class ModelConfig(Settings):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    router: Literal["frozen", "trained"] = "frozen"
+    """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
     """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself
+from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself, SeesImages
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
@@ -25,6 +25,7 @@ from kapelle.environment import (
     Recorded,
     Scorable,
     Scripted,
+    ShowsImages,
     check_capabilities,
     check_declared,
     offers,
@@ -33,6 +34,7 @@ from kapelle.environment import (
 )
 from kapelle.errors import ConfigError, DataError
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
+from kapelle.models.outline import read_settings
 from kapelle.models.paths import check_model_path
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
@@ -40,6 +42,8 @@ from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
+from kapelle.signals.embeddings import Embeddings
+from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
 
@@ -58,6 +62,7 @@ def check_run(
     """
     environment = config.environment
     workflow = config.workflow
+    _check_images(config, algorithm, team, given)
     if isinstance(config.engine, ChecksItself):
         config.engine.check_policies(team.every.values())
         if not elsewhere:
@@ -150,6 +155,56 @@ def check_sets(config: RunConfig, team: Team) -> None:
             raise ConfigError(
                 f"{where}: {len(known)} of its {size} problems are trained on too (`{environment.name}`, {environment.sources['train']}), "
                 f"the first one {known[0]!r:.60}. Take them out of the training rows, or test on others."
+            )
+
+
+def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str]) -> None:
+    """Refuse to show images to what cannot see them."""
+    played = {"environment": config.environment}
+    played |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
+    shown = [
+        (key, at, getattr(part, "name", at))
+        for key, environment in played.items()
+        for at, part in parts_of(environment)
+        if offers(part, ShowsImages)
+    ]
+    if not shown:
+        return
+    for key, at, name in shown:
+        if at:
+            raise ConfigError(
+                f"`{name}` shows images, and cannot stand inside another environment (`{key}.{at}`), which would hand on its texts "
+                "alone. Let it be the environment itself."
+            )
+    name = shown[0][2]
+    blind = {
+        f"`engine.name: {config.engine.name}` reads text alone: leave `engine` out": not isinstance(
+            config.engine, SeesImages
+        ),
+        "`train_engine.name: fsdp` passes text alone: leave `train_engine` out": config.train_engine.name
+        == "fsdp",
+        "worlds in `episode.environment_workers` send texts alone: set it to 0": bool(
+            config.episode.environment_workers
+        ),
+        f"`{algorithm.name}` judges questions and answers as texts: name another algorithm": (
+            algorithm.critic is not None and algorithm.critic.view == "answer"
+        )
+        or algorithm.need(VerifierScores) is not None
+        or algorithm.need(Embeddings) is not None,
+        "a reward model reads text alone: leave `reward_model` out": config.reward_model is not None,
+    }
+    for reason, holds in blind.items():
+        if holds:
+            raise ConfigError(f"Environment '{name}' shows images, and {reason}.")
+    for base, path in team.bases.items():
+        if path in given:
+            continue
+        settings = read_settings(path) if path != "embedded" else {}
+        sees = config.model.embedded.sees if path == "embedded" else "vision_config" in settings
+        if not sees and (settings or path == "embedded"):  # a name on the hub is not known yet
+            raise ConfigError(
+                f"Environment '{name}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model of "
+                "the shape of Qwen2.5-VL or Qwen3-VL, or for a trial set `model.embedded.sees: true`."
             )
 
 

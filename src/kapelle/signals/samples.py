@@ -12,14 +12,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, takewhile
+from typing import TypeVar
 
 from kapelle.algorithm import CriticSpec
 from kapelle.errors import ContextError
 from kapelle.rows import Reader, Sample
 from kapelle.runtime.on_demand import Tensor
 from kapelle.team import Team
-from kapelle.types import Episode, Message, Turn
+from kapelle.types import Episode, Image, Message, Turn, images_in
 
+T = TypeVar("T")
 Ids = tuple[int, ...]
 Readers = Callable[[str], Reader]
 """Learner → how text becomes the tokens of its model."""
@@ -35,6 +37,7 @@ def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Te
         tuple(range(start, len(tokens))),
         columns,
         temperature=team[turn.agent].sampling.temperature,
+        images=turn.images,
     )
 
 
@@ -67,9 +70,10 @@ def critic_sample(
     tokens = prompt + turn.completion_ids
     end = len(tokens) if need.unit == "token" else len(prompt) + 1
     places = tuple(range(len(prompt), end))
+    images = turn.images if need.view == "local" else _central(episode, turn, _new_images, lambda _: ())
     if after:
-        return Sample(learner, tokens, (*places, len(tokens)), columns)
-    return Sample(learner, tokens[:end], places, columns)
+        return Sample(learner, tokens, (*places, len(tokens)), columns, images=images)
+    return Sample(learner, tokens[:end], places, columns, images=images)
 
 
 def answer_sample(
@@ -131,10 +135,13 @@ def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
 
 
 def _central(
-    episode: Episode, turn: Turn, new: Callable[[Turn, Turn | None], Ids], said: Callable[[Turn], Ids]
-) -> Ids:
+    episode: Episode,
+    turn: Turn,
+    new: Callable[[Turn, Turn | None], tuple[T, ...]],
+    said: Callable[[Turn], tuple[T, ...]],
+) -> tuple[T, ...]:
     """Return `central_prompt` in some model's tokens: what is `new` in a turn after its agent's last one, and what a turn `said`."""
-    tokens: list[int] = []
+    tokens: list[T] = []
     last: dict[str, Turn] = {}
     for past in episode.turns[: turn.seen]:
         tokens.extend(new(past, last.get(past.agent)))
@@ -151,6 +158,13 @@ def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
         return turn.prompt_ids
     known = before.prompt_ids + before.completion_ids
     return turn.prompt_ids[len(known) :] if turn.prompt_ids[: len(known)] == known else turn.prompt_ids
+
+
+def _new_images(turn: Turn, before: Turn | None) -> tuple[Image, ...]:
+    """Return the pictures in `_new_tokens`."""
+    if before is None or turn.prompt_ids == _new_tokens(turn, before):
+        return turn.images
+    return turn.images[len(before.images) :]
 
 
 # -------- A turn as text, for a critic on another model than the agent's
@@ -189,9 +203,13 @@ def _text_sample(
         begins = [0, *(min(end, known) for end in others[:-1])]
         places = tuple(len(prompt) + bisect_right(own, begin) for begin in begins)
     tokens = prompt + said
+    if need.view == "local":
+        images = images_in(_conversation(episode, turn))
+    else:
+        images = _central(episode, turn, lambda new, _: images_in(new.heard), lambda _: ())
     if after:
-        return Sample(learner, tokens, (*places, len(tokens)), columns)
-    return Sample(learner, tokens[: max(places)], places, columns)
+        return Sample(learner, tokens, (*places, len(tokens)), columns, images=images)
+    return Sample(learner, tokens[: max(places)], places, columns, images=images)
 
 
 def _conversation(episode: Episode, turn: Turn) -> list[Message]:

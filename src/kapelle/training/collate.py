@@ -115,6 +115,7 @@ def demonstrated_samples(groups: Sequence[Group], team: Team, observations: floa
                     places,
                     {Column.WEIGHT: observations * ones_T},
                     observed=True,
+                    images=turn.images,
                 )
             )
         last[key.group, key.episode, turn.agent] = turn

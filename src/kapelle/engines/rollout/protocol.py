@@ -168,6 +168,10 @@ class AllowsInterrupts:
     """Settings of an engine that is `Interruptible`; they have nothing else to say."""
 
 
+class SeesImages:
+    """Settings of an engine that samples from prompts with images (`Message.images`); they have nothing else to say."""
+
+
 class ChecksItself:
     """Settings of an engine that needs more than kapelle itself."""
 

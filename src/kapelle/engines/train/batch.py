@@ -14,7 +14,7 @@ Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from kapelle.algorithm import Targets
 from kapelle.models.fast.attention import AttentionPlan, Span, plan_spans
 from kapelle.rows import Sample
 from kapelle.runtime.tensors import send_together
+from kapelle.types import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Batch:
     parts: Mapping[str, MicroBatch]
     tokens: tuple[int, ...]
     """The flat tokens once more, where nothing has to be waited for."""
+    images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
+    """First flat token of a sequence → the pictures in it."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,8 @@ class TokenTree:
     learner: str
     prefix: tuple[int, ...]
     branches: list[TokenBranch]
+    images: tuple[Image, ...] = ()
+    """The pictures in each of its samples; a tree with some has no prefix."""
 
     @property
     def size(self) -> int:
@@ -88,13 +93,15 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     branch. With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
-    for learner in sorted({sample.learner for sample in samples}):
+    # Equal tokens are not the same sequence where they stand for different pictures.
+    kinds = {(s.learner, tuple(image.hash for image in s.images)): s.images for s in samples}
+    for (learner, hashes), images in sorted(kinds.items(), key=lambda kind: kind[0]):
         # The distinct sequences, each with all samples whose tokens are its beginning: sorted backwards, a sequence comes
         # right before its beginnings.
         needed = {
             k: sample.tokens[: sample.targets[-1]]
             for k, sample in enumerate(samples)
-            if sample.learner == learner
+            if sample.learner == learner and tuple(image.hash for image in sample.images) == hashes
         }
         branches: list[TokenBranch] = []
         for k in sorted(needed, key=lambda k: (needed[k], k), reverse=True):
@@ -105,10 +112,12 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
         prompts: dict[tuple[int, ...], list[TokenBranch]] = {}
         for branch in branches[::-1]:
             start = min(samples[k].targets[0] for k in branch.samples)
-            prompts.setdefault(branch.tokens[:start] if share else branch.tokens, []).append(branch)
+            prompts.setdefault(branch.tokens[:start] if share and not images else branch.tokens, []).append(
+                branch
+            )
         for prompt, members in prompts.items():
             if len(members) == 1:
-                trees.append(TokenTree(learner, (), members))
+                trees.append(TokenTree(learner, (), members, images))
             else:
                 cut = [TokenBranch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
                 trees.append(TokenTree(learner, prompt, cut))
@@ -147,11 +156,11 @@ def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     filled = len(tree.prefix)
     for branch in tree.branches:
         if branches and filled + len(branch.tokens) > max_tokens:
-            yield TokenTree(tree.learner, tree.prefix, branches)
+            yield TokenTree(tree.learner, tree.prefix, branches, tree.images)
             branches, filled = [], len(tree.prefix)
         branches.append(branch)
         filled += len(branch.tokens)
-    yield TokenTree(tree.learner, tree.prefix, branches)
+    yield TokenTree(tree.learner, tree.prefix, branches, tree.images)
 
 
 def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
@@ -159,6 +168,7 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
     positions: list[int] = []
     spans: list[Span] = []
     owners: list[tuple[str, int, int]] = []
+    images: dict[int, tuple[Image, ...]] = {}
     source: list[int] = []
     order: dict[str, list[int]] = {}
     for tree in trees:
@@ -170,6 +180,8 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
         for branch in tree.branches:
             start = len(tokens)
             tokens.extend(branch.tokens)
+            if tree.images:
+                images[start] = tree.images
             positions.extend(range(stem, stem + len(branch.tokens)))
             spans.append(Span(start, len(branch.tokens), (begin, stem) if stem else None))
             for k in branch.samples:
@@ -194,6 +206,7 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
         temperature_K=torch.tensor([s.temperature for s in chosen for _ in s.targets]),
         parts=_parts_by_learner(order, samples),
         tokens=tuple(tokens),
+        images=images,
     )
     return _sent(here, device)
 

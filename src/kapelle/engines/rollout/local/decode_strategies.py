@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
@@ -31,7 +31,7 @@ from kapelle.models.fast.kv_cache import KVCache, Prefixes, PromptBlock, Text
 from kapelle.models.language_model import LanguageModel, in_float32
 from kapelle.models.lora_bank import Route, route_at, route_of
 from kapelle.models.weights import RoundedWeights
-from kapelle.types import FinishReason, Sampling
+from kapelle.types import FinishReason, Image, Sampling
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -46,6 +46,8 @@ class Job(NamedTuple):
     seed: int
     begun: int = 0
     """How many of the last tokens of the prompt are the beginning of the completion, sampled before."""
+    images: tuple[Image, ...] = ()
+    """The pictures in the prompt."""
 
 
 @dataclass(slots=True)
@@ -378,12 +380,24 @@ class PaddedRows(Rows):
         self._mask_RP = (
             torch.arange(longest, device=self._model.device)[None] >= self._pad_R[:, None]
         ).long()
-        return self._forward(torch.tensor(rows, device=self._model.device))
+        tokens_RP = torch.tensor(rows, device=self._model.device)
+        if self._model.vision is None:
+            return self._forward({"input_ids": tokens_RP}, self._place(longest, longest))
+        named, positions, shift_R = self._model.vision.inputs(tokens_RP, pad, [job.images for job in jobs])
+        self._pad_R -= shift_R  # of the tokens that follow: a picture has fewer positions than tokens
+        return self._forward(named, positions)
+
+    def _place(self, count: int, length: int) -> Tensor:
+        """Return the positions `_RP` of the last `count` of `length` tokens."""
+        place_P = torch.arange(length - count, length, device=self._pad_R.device)
+        return (place_P[None] - self._pad_R[:, None]).clamp(min=0)
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
         self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
-        return self._forward(token_R[:, None])
+        if self._model.vision is not None:
+            token_R = self._model.vision.readable(token_R)
+        return self._forward({"input_ids": token_R[:, None]}, self._place(1, self._mask_RP.shape[1]))
 
     def arrange(self, rows: Sequence[int]) -> None:
         """Go on with these rows; nothing of others is kept, because the library's cache cannot continue single rows."""
@@ -392,13 +406,11 @@ class PaddedRows(Rows):
         self._cache.reorder_cache(cast("torch.LongTensor", kept_R))
         self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
 
-    def _forward(self, tokens_RP: Tensor) -> Tensor:
-        length = self._mask_RP.shape[1]
-        place_P = torch.arange(length - tokens_RP.shape[1], length, device=tokens_RP.device)
+    def _forward(self, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
         with self._model.computing(route_of(self._adapters)):
             output = self._model.body(
-                input_ids=tokens_RP,
-                position_ids=(place_P[None] - self._pad_R[:, None]).clamp(min=0),
+                **inputs,
+                position_ids=positions,
                 attention_mask=self._mask_RP,
                 use_cache=True,
                 **{self._cache_name: self._cache},
@@ -418,20 +430,20 @@ class RereadRows(Rows):
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._texts: list[tuple[str | None, list[int]]] = []
+        self._texts: list[tuple[str | None, list[int], tuple[Image, ...]]] = []
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read every prompt and return logits `_RV` of its first new token."""
-        joining = [(job.adapter, list(job.prompt)) for job in jobs]
+        joining = [(job.adapter, list(job.prompt), job.images) for job in jobs]
         self._texts += joining
         return self._logits(joining)
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
-        for (_, text), token in zip(self._texts, token_R.tolist(), strict=True):
+        for (_, text, _), token in zip(self._texts, token_R.tolist(), strict=True):
             text.append(token)
         return self._logits(self._texts)
 
@@ -439,18 +451,22 @@ class RereadRows(Rows):
         """Go on with these rows, in this order."""
         self._texts = [self._texts[row] for row in rows]
 
-    def _logits(self, texts: Sequence[tuple[str | None, list[int]]]) -> Tensor:
+    def _logits(self, texts: Sequence[tuple[str | None, list[int], tuple[Image, ...]]]) -> Tensor:
         """Read whole texts, a few in each pass, and return logits `_RV` of the tokens that follow."""
         device = self._model.device
         logits: list[Tensor] = []
-        for run in _runs([len(text) for _, text in texts], REREAD_TOKENS):
+        for run in _runs([len(text) for _, text, _ in texts], REREAD_TOKENS):
             chosen = texts[run.start : run.stop]
-            lengths = [len(text) for _, text in chosen]
-            tokens_N = torch.tensor([token for _, text in chosen for token in text], device=device)
+            lengths = [len(text) for _, text, _ in chosen]
+            begins = [0, *accumulate(lengths)]
+            images = {begin: seen for begin, (_, _, seen) in zip(begins, chosen, strict=False) if seen}
+            tokens_N = torch.tensor([token for _, text, _ in chosen for token in text], device=device)
             positions_N = torch.cat([torch.arange(length, device=device) for length in lengths])
-            route = route_of([adapter for adapter, text in chosen for _ in text])
+            route = route_of([adapter for adapter, text, _ in chosen for _ in text])
             with self._model.computing(route):
-                hidden_ND = self._model.hidden(tokens_N, positions_N, plan_sequences(lengths, device))
+                hidden_ND = self._model.hidden(
+                    tokens_N, positions_N, plan_sequences(lengths, device), images=images
+                )
                 last_R = torch.tensor(lengths, device=device).cumsum(0) - 1
                 logits.append(self._model.logits(hidden_ND[last_R]))
         return torch.cat(logits)

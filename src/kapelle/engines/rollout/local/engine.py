@@ -38,6 +38,7 @@ from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
+from kapelle.types import images_in
 
 _Pending = PendingRequest[RowOutput]
 
@@ -310,7 +311,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         if queue.waiting and room > 0 and queue.decoder.open:
             requests = [pending.request for pending in queue.waiting[:room]]
             jobs = [
-                Job(self._policy(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
+                Job(
+                    self._policy(r.policy).adapter,
+                    r.prompt_ids + r.begun,
+                    r.sampling,
+                    r.seed,
+                    len(r.begun),
+                    images_in(r.messages),
+                )
                 for r in requests
             ]
             jobs = jobs[: queue.decoder.room(jobs)]

@@ -126,7 +126,8 @@ class TorchTrainEngine(TrainEngine, Examines):
                     )
                 settings, scaled = setup.optimizer_of(learner), model.dtype == torch.float16
                 steps = setup.limits.total_steps
-                self.learners[name] = Learner(name, parameters, settings, settings.lr, steps, scaled)
+                frozen = model.frozen_parameters if lora is None else ()
+                self.learners[name] = Learner(name, parameters, settings, settings.lr, steps, scaled, frozen)
         if setup.references:
             self.refresh_references()
         self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
@@ -511,7 +512,9 @@ class ForwardPass:
         for chosen, batch in self.batches(samples):
             placement = self._placements[batch.owners[0][0]]
             with placement.model.computing([(None, first, last) for _, first, last in batch.owners]):
-                hidden_ND = placement.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
+                hidden_ND = placement.model.hidden(
+                    batch.tokens_N, batch.positions_N, batch.plan, images=batch.images
+                )
             hidden_KD = hidden_ND.index_select(0, batch.source_K).float()
             for part in batch.parts.values():
                 rows = hidden_KD[part.place].split(part.counts)
@@ -555,7 +558,7 @@ class ForwardPass:
         recompute = self._limits.gradient_checkpointing and torch.is_grad_enabled()
         with placement.model.computing(route, keys_N):
             hidden_ND = placement.model.hidden(
-                batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute
+                batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute, images=batch.images
             )
             if self._equalise is not None and torch.is_grad_enabled():
                 self.anchor = hidden_ND.sum() * 0

@@ -6,7 +6,7 @@ Clipping, normalisation and the step are each learner's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
@@ -51,12 +51,13 @@ class Learner:
         lr: float,
         total_steps: int,
         scaled: bool,
+        frozen: Collection[str] = (),
     ) -> None:
-        """Take parameters (they become trainable); `scaled` turns fp16 loss scaling on."""
+        """Take parameters (they become trainable, except `frozen` ones); `scaled` turns fp16 loss scaling on."""
         self.name = name
         self.parameters = dict(parameters)
-        for parameter in self.parameters.values():
-            parameter.requires_grad_(True)
+        for key, parameter in self.parameters.items():
+            parameter.requires_grad_(key not in frozen)
         self.steps = 0
         """Optimiser steps taken by these weights."""
         self.version = 0

@@ -1,0 +1,209 @@
+"""How a vision-language model sees: pictures as patches, their places among the tokens, and positions in three dimensions.
+
+Models of the shape of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a chat template writes one token for each picture, which becomes as many as the
+picture has merged patches, between two marks. The model puts what its vision tower makes of the patches in their place; the tower and
+its projector are frozen. Tokens of text have the same position in all three dimensions (M-RoPE, 2409.12191), those of a picture one
+for time, row and column.
+
+An agent may sample or write the token that stands for a patch. The places of pictures follow from the conversation, and such a token
+elsewhere is read as padding, in sampling and in training alike.
+
+Shapes: B rows, L positions, P patches, F numbers of a patch.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kapelle.errors import ContextError, DataError, ModelError
+from kapelle.types import Image
+
+MOST_PIXELS = 50_000_000
+"""Pixels of a picture; a larger one is refused by its head, before its pixels take memory."""
+
+KEPT = 64
+"""Pictures whose patches are kept."""
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+"""What Pillow may read: every further format is further code."""
+
+
+class Patches(NamedTuple):
+    """A picture as the vision tower reads it."""
+
+    values_PF: Tensor
+    grid: tuple[int, int, int]
+    """Patches in time, height and width."""
+
+
+class ModelInputs(NamedTuple):
+    """What a pass over some rows is called with."""
+
+    named: dict[str, Tensor]
+    """Arguments by name, `input_ids` among them."""
+    positions: Tensor
+    """`_BL`, or `_3BL` where a row has pictures."""
+    shift_B: Tensor
+    """What a later token's place among the tokens has to be shifted by to be its position."""
+
+
+class Vision:
+    """The eyes of one model."""
+
+    def __init__(self, processor: Any, config: Any, rope_index: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        """Take the image processor, the model's settings and its own `get_rope_index`."""
+        self.processor = processor
+        self._rope_index = rope_index
+        self._merged = int(config.vision_config.spatial_merge_size) ** 2
+        self._begin = int(config.vision_start_token_id)
+        self.token = int(config.image_token_id)
+        """Stands for one merged patch."""
+        self._marks = (self.token, int(config.video_token_id))
+        self._instead = int(config.get_text_config().pad_token_id or 0)
+        self._read = lru_cache(KEPT)(self._patches)
+
+    def patches(self, image: Image) -> Patches:
+        """Return a picture's patches; DataError for a file that is broken or too large."""
+        return self._read(image)
+
+    def _patches(self, image: Image) -> Patches:
+        picture = opened(image)
+        try:
+            made = self.processor(images=[picture], return_tensors="pt")
+        except ValueError as error:  # such as a picture 200 times as wide as high
+            raise DataError(f"The image {image.hash} cannot be read by the model: {error}.") from error
+        time, height, width = map(int, made["image_grid_thw"][0].tolist())
+        return Patches(made["pixel_values"], (time, height, width))
+
+    def count(self, image: Image) -> int:
+        """Return how many tokens a picture takes."""
+        time, height, width = self.patches(image).grid
+        return time * height * width // self._merged
+
+    def spread(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[int, ...]:
+        """Return the tokens of a rendered text with as many for each picture as it takes.
+
+        Raises ContextError where the chat template has not written one for each.
+        """
+        if ids.count(self.token) != len(images):
+            raise ContextError(
+                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images; it has to write one for each. Use the "
+                "model's own chat_template.jinja."
+            )
+        counts = iter(images)
+        return tuple(
+            token
+            for each in ids
+            for token in ([each] * self.count(next(counts)) if each == self.token else [each])
+        )
+
+    def places(self, ids: Sequence[int], images: Sequence[Image]) -> list[tuple[int, int]]:
+        """Return the first token of each picture and the one after its last."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        for image in images:
+            count = self.count(image)
+            run = [self._begin, *[self.token] * count]
+            starts = (k for k in range(place, len(ids) - count) if ids[k] == self._begin)
+            first = next((k + 1 for k in starts if list(ids[k : k + count + 1]) == run), None)
+            if first is None:
+                raise ModelError(
+                    f"The image {image.hash} has no place of {count} tokens in the text that a model reads. Was the text made with another "
+                    "image processor? Take the model's own."
+                )
+            found.append((first, first + count))
+            place = first + count
+        return found
+
+    def inputs(
+        self, ids_BL: Tensor, first_B: Sequence[int], images_B: Sequence[Sequence[Image]]
+    ) -> ModelInputs:
+        """Return the arguments of a pass over rows whose texts begin at `first_B` and hold these pictures."""
+        device, (rows, length) = ids_BL.device, ids_BL.shape
+        first_B1 = torch.tensor(first_B, device=device)[:, None]
+        plain_BL = (torch.arange(length, device=device)[None] - first_B1).clamp(min=0)
+        shift_B = torch.zeros(rows, dtype=torch.long, device=device)
+        seen_BL = torch.zeros(ids_BL.shape, dtype=torch.bool)
+        if not any(images_B):
+            return ModelInputs({"input_ids": self.readable(ids_BL)}, plain_BL, shift_B)
+        positions_3BL = plain_BL[None].repeat(3, 1, 1)
+        listed = ids_BL.tolist()
+        for row, (first, images) in enumerate(zip(first_B, images_B, strict=True)):
+            if not images:
+                continue
+            text = listed[row][first:]
+            for start, end in self.places(text, images):
+                seen_BL[row, first + start : first + end] = True
+            grid_I3 = torch.tensor([self.patches(image).grid for image in images])
+            kind_1L = seen_BL[row, first:].int()[None]
+            own_3L, delta = self._rope_index(torch.tensor([text]), kind_1L, grid_I3)
+            positions_3BL[:, row, first:] = own_3L[:, 0].to(device)
+            shift_B[row] = int(delta)
+        every = [image for images in images_B for image in images]
+        named = {
+            "input_ids": torch.where(seen_BL.to(device), ids_BL, self.readable(ids_BL)),
+            "pixel_values": torch.cat([self.patches(image).values_PF for image in every]).to(device),
+            "image_grid_thw": torch.tensor([self.patches(image).grid for image in every], device=device),
+        }
+        return ModelInputs(named, positions_3BL, shift_B)
+
+    def readable(self, ids: Tensor) -> Tensor:
+        """Return tokens outside of pictures: those that would stand for one are read as padding."""
+        stray = (ids == self._marks[0]) | (ids == self._marks[1])
+        return torch.where(stray, self._instead, ids)
+
+
+def opened(image: Image) -> Any:
+    """Return a picture as Pillow has it, in RGB; DataError for a file that is broken, too large, or no longer there."""
+    from PIL import Image as Pillow
+
+    if not image.data:
+        raise DataError(f"The image {image.hash} was recorded by its name alone, and its file is gone.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sizes are bounded here
+            with Pillow.open(io.BytesIO(image.data), formats=FORMATS) as picture:
+                width, height = picture.size
+                if width * height > MOST_PIXELS:
+                    raise Pillow.DecompressionBombError
+                return picture.convert("RGB")
+    except Pillow.DecompressionBombError:
+        raise DataError(
+            f"The image {image.hash} claims more than {MOST_PIXELS:,} pixels, which are not read. Make it smaller."
+        ) from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise DataError(
+            f"The image {image.hash} ({image.media}, {len(image.data):,} bytes) is damaged: {error}."
+        ) from error
+
+
+def sees(config: Any) -> bool:
+    """Return whether a model of these settings sees in the way of `Vision`."""
+    named = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
+    return all(getattr(config, name, None) is not None for name in named)
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of `transformers` that makes a language model of these settings, one that sees if it is no other."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    return (
+        AutoModelForImageTextToText
+        if sees(config) and config.model_type not in CAUSAL
+        else AutoModelForCausalLM
+    )
+
+
+def need_pillow() -> None:
+    """Raise ModelError where nothing can read pictures."""
+    if find_spec("PIL") is None:
+        raise ModelError("A model that sees images needs Pillow: pip install 'kapelle[images]'.")

@@ -1,0 +1,145 @@
+"""Pictures of squares: drawn by the task's numbers, seen by every agent, recorded as files, and refused to what is blind."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pillow
+from tests.support.tiny import SIZE
+
+from kapelle.environment import Environment, ShowsImages, offers
+from kapelle.environments.squares import COLOURS, GREY, Squares, drawn
+from kapelle.errors import ConfigError
+from kapelle.evaluation.evaluate import choose_tasks
+from kapelle.runs.reader import read_episodes
+from kapelle.training.trainer import Trainer
+from kapelle.types import Image
+
+SEES = {**SIZE, "sees": True, "hidden": 32, "heads": 4}
+
+
+def pixels(image: Image) -> Pillow.Image:
+    return Pillow.open(io.BytesIO(image.data)).convert("RGB")
+
+
+class TestPictures:
+    def test_a_picture_shows_its_task(self) -> None:
+        environment = Squares(ask=("colour", "count"), difficulty=(2, 4))
+        for index in range(60):
+            task = environment.task("train", index)
+            grid, answer = task.data["grid"], task.data["answer"]
+            side = round(len(grid) ** 0.5)
+            seen = pixels(environment.start(task, ("a",), 0).images("a")[0])
+            assert seen.size == (8 * side, 8 * side)
+            shown = [seen.getpixel((8 * (k % side) + 4, 8 * (k // side) + 4)) for k in range(side * side)]
+            names: dict[object, str] = {value: name for name, value in COLOURS.items()}
+            if "Which" in task.question:
+                assert [names[pixel] for pixel in shown if pixel != GREY] == [answer]
+            else:
+                asked = task.question.removeprefix("How many squares are ").removesuffix("?")
+                assert shown.count(COLOURS[asked]) == int(answer)
+
+    def test_the_same_task_is_the_same_picture_to_the_byte(self) -> None:
+        environment = Squares()
+        task = environment.task("test", 3)
+        one, other = (environment.start(task, ("a", "b"), seed).images("b")[0] for seed in (1, 2))
+        drawn.cache_clear()
+        assert one == other == environment.start(task, ("a",), 0).images("a")[0]
+        assert one.media == "image/png"
+
+    def test_split_views_add_up_and_none_shows_all(self) -> None:
+        environment = Squares(ask=("count",), views="split", difficulty=(3, 3))
+        task = environment.task("train", 0)
+        world = environment.start(task, ("a", "b", "c"), 0)
+        seen = [pixels(world.images(agent)[0]) for agent in "abc"]
+        for k in range(9):
+            shown = [each.getpixel((8 * (k % 3) + 4, 8 * (k // 3) + 4)) for each in seen]
+            colour = COLOURS[task.data["grid"][k]] if task.data["grid"][k] else GREY
+            assert shown[k % 3] == colour
+            assert all(pixel == GREY for agent, pixel in enumerate(shown) if agent != k % 3)
+
+    def test_no_picture_is_in_both_splits_and_an_evaluation_asks_about_different_ones(self) -> None:
+        environment = Squares(difficulty=(2, 5))
+        keys = [
+            {str(environment.task(split, k).data["grid"]) for k in range(400)} for split in ("train", "test")
+        ]
+        assert not keys[0] & keys[1]
+        tasks = choose_tasks(environment, "test", 20)
+        assert len({str(task.data["grid"]) for task in tasks}) == 20
+
+    @pytest.mark.parametrize(
+        ("settings", "why"),
+        [
+            ({"difficulty": (1, 3)}, r"no range of sides from 2 to 6"),
+            ({"difficulty": (3, 9)}, r"no range of sides from 2 to 6"),
+            ({"views": "split"}, r"each of 3 agents columns of its own, but a grid may have 2"),
+        ],
+    )
+    def test_a_grid_that_cannot_be_drawn_is_refused(self, settings: dict[str, object], why: str) -> None:
+        with pytest.raises(ConfigError, match=why):
+            Squares.model_validate(settings).check(("a", "b", "c"))
+
+
+def run_settings(**more: Any) -> dict[str, Any]:
+    return {
+        "model": {"embedded": SEES},
+        "team": {
+            "agents": [{"name": "looker", "prompt": "{question}"}],
+            "sampling": {"max_tokens": 4},
+            "lora": {"rank": 2},
+        },
+        "environment": {"name": "squares"},
+        "workflow": {"name": "solo"},
+        "algorithm": {"name": "grpo", "group_size": 2},
+        "training": {"steps": 1, "tasks_per_step": 2},
+        "evaluation": {"problems": 2},
+        **more,
+    }
+
+
+class TestRuns:
+    def test_a_run_records_each_picture_once_as_a_file(self, tmp_path: Path) -> None:
+        with Trainer(**run_settings(), run_dir=tmp_path / "run") as trainer:
+            trainer.train(1)
+        episodes = list(read_episodes(tmp_path / "run"))
+        assert len(episodes) == 4
+        for episode in episodes:
+            [turn] = episode.turns
+            [image] = turn.images
+            assert turn.heard[-1].images == (image,)
+            assert (tmp_path / "run" / "images" / image.file).read_bytes() == image.data
+            assert image == Squares().start(episode.task, ("looker",), 0).images("looker")[0]
+        files = {path.name for path in (tmp_path / "run" / "images").iterdir()}
+        assert files >= {episode.turns[0].images[0].file for episode in episodes}
+        (tmp_path / "run" / "images" / episodes[0].turns[0].images[0].file).unlink()
+        again = next(read_episodes(tmp_path / "run"))
+        assert again == episodes[0], "its name is known"
+        assert again.turns[0].images[0].data == b""
+
+    @pytest.mark.parametrize(
+        ("more", "why"),
+        [
+            ({"model": {"path": "embedded"}}, r"the model 'embedded' \(base\) reads text alone"),
+            ({"engine": {"name": "vllm"}}, r"`engine.name: vllm` reads text alone"),
+            ({"train_engine": {"name": "fsdp"}}, r"`train_engine.name: fsdp` passes text alone"),
+            ({"episode": {"environment_workers": 2}}, r"`episode.environment_workers` send texts alone"),
+            (
+                {"environment": {"name": "mixture", "parts": {"a": {"environment": {"name": "squares"}}}}},
+                r"`squares` shows images, and cannot stand inside another environment \(`environment.parts.a.environment`\)",
+            ),
+        ],
+    )
+    def test_what_is_blind_is_refused_before_anything_is_loaded(
+        self, more: dict[str, object], why: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=why):
+            Trainer(**run_settings(**more))
+
+    def test_it_declares_that_it_shows_images(self) -> None:
+        environment: Environment = Squares()
+        assert offers(environment, ShowsImages)
+        assert json.dumps(environment.task("train", 0).data)
