@@ -23,6 +23,7 @@ BUILTIN: Mapping[str, str] = {
     "code": "kapelle.environments.code:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
+    "tool_tasks": "kapelle.environments.tool_tasks:ToolTasks",
     "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
     "pettingzoo": "kapelle.environments.adapters.pettingzoo:PettingZoo",
     "gymnasium": "kapelle.environments.adapters.gymnasium:Gymnasium",
@@ -91,5 +92,6 @@ if TYPE_CHECKING:
     from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.squares import Squares as Squares
     from kapelle.environments.tool_questions import Tools as Tools
+    from kapelle.environments.tool_tasks import ToolTasks as ToolTasks
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

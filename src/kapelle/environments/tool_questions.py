@@ -27,7 +27,17 @@ from kapelle.environment import (
 )
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions, need_seats
 from kapelle.environments.tools.calculator import Calculator
-from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, fit_arguments, tools_prompt
+from kapelle.environments.tools.calendar import Calendar
+from kapelle.environments.tools.contract import (
+    Listing,
+    Tool,
+    Toolbox,
+    ToolFault,
+    ToolSchema,
+    fit_arguments,
+    signatures_prompt,
+    tools_prompt,
+)
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.environments.tools.mcp import Mcp
@@ -39,11 +49,13 @@ from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.types import Json, Split, Task
 
-AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
+AnyTool = Annotated[
+    Calculator | Python | Files | Search | Calendar | Functions | Mcp, Field(discriminator="tool")
+]
 
 
 class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
-    """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
+    """Questions with tools: calculator, Python, files, search, a calendar, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
     questions: InnerQuestions
@@ -52,6 +64,8 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
     """What agents can call; each entry says which `tool` it is."""
     form: Form = "hermes"
     """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    listing: Listing = "schemas"
+    """How agents read of their tools: `schemas`, or a line each (`signatures`) for tiny models."""
     max_turns: int = Field(default=8, ge=1)
     """How often an agent may speak; if it has not answered by then, it earns 0."""
     call_s: float = Field(default=30.0, gt=0.0)
@@ -113,10 +127,30 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
 
     def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
         """Return a question's world with tools of its own for each agent."""
-        return ToolsWorld(question, agents, self)
+        schemas = [schema for tool in self.tools for schema in tool.schemas()]
+        boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
+        rules = CallRules(self.form, self.listing, self.max_turns, self.call_s, self.max_characters)
+        return ToolsWorld(question, boxes, schemas, rules)
 
 
 # -------- The world: texts with calls are answered with results, a text without calls is the answer
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """How calls are written and bounded; `Tools` says what each is."""
+
+    form: Form
+    listing: Listing
+    max_turns: int
+    call_s: float
+    max_characters: int
+
+    def prompt(self, schemas: Sequence[ToolSchema]) -> str:
+        """Return what an agent reads about these tools."""
+        told = [schema.as_json() for schema in schemas]
+        listed = tools_prompt if self.listing == "schemas" else signatures_prompt
+        return defused(listed(told, self.form))
 
 
 @dataclass(slots=True)
@@ -141,15 +175,20 @@ class ToolsWorld(Retriable):
     answers when all agents have given theirs or used up their turns.
     """
 
-    def __init__(self, question: World, agents: Sequence[str], settings: Tools) -> None:
-        self._question, self._settings = question, settings
-        schemas = [schema.as_json() for tool in settings.tools for schema in tool.schemas()]
-        prompt = defused(tools_prompt(schemas, settings.form))
+    def __init__(
+        self,
+        question: World,
+        boxes: Mapping[str, Sequence[Toolbox]],
+        schemas: Sequence[ToolSchema],
+        rules: CallRules,
+    ) -> None:
+        """Take the question's world, the tools of each agent in seat order, what agents read about them, and the rules."""
+        self._question, self._settings = question, rules
+        prompt = rules.prompt(schemas)
         self._users: dict[str, ToolUser] = {}
-        for agent in agents:
-            boxes = [tool.open() for tool in settings.tools]
-            by_name = {tool.schema.name: tool for box in boxes for tool in box.tools}
-            self._users[agent] = ToolUser(boxes, by_name, f"{prompt}\n\n{question.observe(agent)}")
+        for agent, own in boxes.items():
+            by_name = {tool.schema.name: tool for box in own for tool in box.tools}
+            self._users[agent] = ToolUser(own, by_name, f"{prompt}\n\n{question.observe(agent)}")
         self._over = False
         self._most = 1
         self._given = 0

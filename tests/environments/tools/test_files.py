@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.files import Files, Folder
@@ -148,3 +151,39 @@ def test_long_files_and_folders_are_shown_in_parts(root: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused() -> None:
     with pytest.raises(DataError, match="There is no folder 'nowhere'"):
         Files(root="nowhere").check()
+
+
+def test_notes_begin_with_their_texts_in_each_episode_and_go_with_it() -> None:
+    settings = Files(write=True, texts={"shop/list.txt": "milk\n"})
+    settings.check()
+    one, other = settings.open(), settings.open()
+    assert one.read_file({"path": "shop/list.txt"}) == "milk\n"
+    one.write_file({"path": "b.txt", "text": "hello"})
+    assert one.state() == {"b.txt": "hello", "shop/list.txt": "milk\n"}
+    assert other.state() == {"shop/list.txt": "milk\n"}
+    place = one._place()
+    one.close()
+    other.close()
+    assert not place.exists()
+
+
+def test_empty_notes_are_a_folder() -> None:
+    folder = Files(write=True).open()
+    assert folder.list_files({}) == "(empty)"
+    assert folder.state() == {}
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "has no `root`. Name a folder, or set `write: true` for notes"),
+        ({"root": "a", "write": True, "texts": {"a": "b"}}, "`texts` are for a new folder. Remove `root`"),
+        ({"write": True, "texts": {"../a": "b"}}, "is not a path beneath the folder"),
+        ({"write": True, "texts": {"": "b"}}, "is no file of at most"),
+        ({"write": True, "texts": {"a": "b", "a/b": "c"}}, "`texts.a` is a file and a folder too"),
+    ],
+)
+def test_notes_that_cannot_be_are_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        Files(**settings)

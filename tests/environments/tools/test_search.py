@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -139,3 +142,29 @@ def test_a_server_that_answers_something_else_is_a_fault_for_the_agent(
 def test_a_server_on_this_machine_must_be_allowed(server: str) -> None:
     with pytest.raises(ToolFault, match="not public"):
         search(Search(url=server), "x")
+
+
+def test_the_order_is_that_of_bm25_as_published() -> None:
+    # Okapi BM25 (Robertson and Zaragoza 2009, eq. 3.15) with k1 = 1.2 and b = 0.75; a word in a title counts four times, and a
+    # word of more than half of the texts for next to nothing, as SQLite's manual says.
+    draw = random.Random(5)
+    words = ["qa", "qb", "qc", "qd", "qe", "qf", "qg", "qh"]  # too short to be stemmed
+    texts = [
+        (draw.choice(words), draw.choices(words, [1, 1, 1, 1, 2, 2, 3, 9], k=draw.randint(3, 40)))
+        for _ in range(40)
+    ]
+    index = CorpusIndex([Passage(title, " ".join(text)) for title, text in texts])
+    mean = sum(1 + len(text) for _, text in texts) / len(texts)
+
+    def score(word: str, title: str, text: list[str]) -> float:
+        n = sum(word == t or word in x for t, x in texts)
+        idf = max(math.log((len(texts) - n + 0.5) / (n + 0.5)), 1e-6)
+        f = 4.0 * (title == word) + text.count(word)
+        return idf * f * 2.2 / (f + 1.2 * (1 - 0.75 + 0.75 * (1 + len(text)) / mean))
+
+    for query in itertools.combinations(words, 2):
+        scores = [sum(score(word, *each) for word in query) for each in texts]
+        best = sorted((k for k, value in enumerate(scores) if value > 0), key=lambda k: -scores[k])[:10]
+        found = [(each.title, each.text.split()) for each in index.search(" ".join(query), 10)]
+        shown = [scores[texts.index((title, text))] for title, text in found]
+        assert shown == pytest.approx([scores[k] for k in best], rel=1e-9), query

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from kapelle.errors import did_you_mean
 from kapelle.grading.text.tool_call import Form
@@ -158,6 +158,28 @@ _HOW: Mapping[Form, str] = {
         '[tool_name(argument="value"), other_tool(argument=1)]'
     ),
 }
+
+
+_HOW_SHORT: Mapping[Form, str] = {
+    "hermes": '<tool_call>{"name": "tool", "arguments": {"argument": "value"}}</tool_call>',
+    "llama": '{"name": "tool", "parameters": {"argument": "value"}}',
+    "pythonic": '[tool(argument="value")]',
+}
+
+Listing = Literal["schemas", "signatures"]
+"""How tools are listed: with their JSON schemas and a paragraph on calling, or a line each and one call to copy."""
+
+
+def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
+    """Return what an agent reads about its tools in few words: `move_event(number, start, minutes=)`, and a call to copy."""
+    lines = []
+    for schema in schemas:
+        needed = schema["parameters"].get("required") or ()
+        named = [
+            name if name in needed else f"{name}=" for name in schema["parameters"].get("properties", {})
+        ]
+        lines.append(f"{schema['name']}({', '.join(named)})")
+    return "\n".join([*lines, _HOW_SHORT[form]])
 
 
 def tools_prompt(schemas: Sequence[Json], form: Form) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
@@ -62,34 +62,57 @@ class Files(ToolSettings, Reads):
     """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
 
     tool: Literal["files"] = "files"
-    root: str
-    """The folder; paths outside it are refused."""
+    root: str | None = None
+    """The folder; paths outside it are refused. Null with `write: true`: notes, a folder that is new in each episode."""
     write: bool = False
     """True: each agent gets a copy of the folder for the episode, and may write there."""
     files: int = Field(default=200, ge=1)
     """Most files that an agent may write in an episode."""
+    texts: Mapping[str, str] = Field(default_factory=dict)
+    """Path → text of the files that a new folder begins with, where there is no `root`."""
+
+    @model_validator(mode="after")
+    def _some_folder(self) -> Files:
+        if self.root is None and not self.write:
+            raise ValueError("The tool `files` has no `root`. Name a folder, or set `write: true` for notes.")
+        if self.root is not None and self.texts:
+            raise ValueError("`texts` are for a new folder. Remove `root`, or put the files into it.")
+        for path, text in self.texts.items():
+            try:
+                empty = not _parts(path)
+            except ToolFault as fault:
+                raise ValueError(f"`texts`: {fault}") from None
+            if empty or len(text.encode("utf-8", errors="replace")) > MAX_WRITTEN:
+                raise ValueError(f"`texts.{path}` is no file of at most {MAX_WRITTEN:,} bytes.")
+            if any(
+                other != path and _parts(other)[: len(_parts(path))] == _parts(path) for other in self.texts
+            ):
+                raise ValueError(f"`texts.{path}` is a file and a folder too. Rename one.")
+        return self
 
     def contents(self) -> Mapping[str, str]:
         """Return the folder with one hash of what is in it."""
-        return {self.root: folder_content(Path(self.root).expanduser())}
+        return {} if self.root is None else {self.root: folder_content(Path(self.root).expanduser())}
 
     def check(self) -> None:
         """Raise DataError if the folder is missing."""
-        if not Path(self.root).expanduser().is_dir():
+        if self.root is not None and not Path(self.root).expanduser().is_dir():
             raise DataError(
                 f"There is no folder '{self.root}'. Set `root` of the tool `files` to one that exists."
             )
 
     def open(self) -> Folder:
         """Return the folder, or the place of a copy that is made when first used."""
-        return Folder(Path(self.root).expanduser(), self.files if self.write else 0)
+        root = None if self.root is None else Path(self.root).expanduser()
+        return Folder(root, self.files if self.write else 0, self.texts)
 
 
 class Folder(Toolbox):
     """A folder as an agent may use it."""
 
-    def __init__(self, root: Path, writes: int) -> None:
+    def __init__(self, root: Path | None, writes: int, texts: Mapping[str, str] | None = None) -> None:
         self._root = root
+        self._texts = texts or {}
         self._writes = writes
         self._copied: tempfile.TemporaryDirectory[str] | None = None
         self._copies = writes > 0
@@ -98,12 +121,33 @@ class Folder(Toolbox):
 
     def _place(self) -> Path:
         if not self._copies:
+            assert self._root is not None, "validated above"
             return self._root
         if self._copied is None:
             # Goes with this object, or with the process, when nobody closes it.
             self._copied = tempfile.TemporaryDirectory(prefix="kapelle-files-", ignore_cleanup_errors=True)
-            shutil.copytree(self._root, Path(self._copied.name, "files"), symlinks=True, ignore=_special)
+            place = Path(self._copied.name, "files")
+            if self._root is not None:
+                shutil.copytree(self._root, place, symlinks=True, ignore=_special)
+            for path, text in self._texts.items():
+                file = place.joinpath(*_parts(path))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(text.encode("utf-8", errors="replace"))
+            place.mkdir(exist_ok=True)
         return Path(self._copied.name, "files")
+
+    def state(self) -> dict[str, str]:
+        """Return path and text of every file as the episode has left it, in the order of paths; links are left out."""
+        if self._copied is None and self._root is None:
+            return dict(sorted(self._texts.items()))
+        place = self._place()
+        found = {}
+        for folder, _, names in os.walk(place):
+            for name in names:
+                file = Path(folder, name)
+                if stat.S_ISREG(file.lstat().st_mode):
+                    found[str(file.relative_to(place))] = file.read_bytes().decode("utf-8", errors="replace")
+        return dict(sorted(found.items()))
 
     def list_files(self, arguments: Mapping[str, Json]) -> str:
         """Return the names in a folder, folders with a slash."""

@@ -101,16 +101,20 @@ class Search(ToolSettings, Reads):
 
     def open(self) -> Toolbox:
         """Return the search; its index is shared by the process."""
-        find = self._find()
+        return search_toolbox(self._find(), self.results)
 
-        def search(given: Mapping[str, Json]) -> str:
-            found = [
-                f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}"
-                for k, each in enumerate(find(given["query"], self.results), start=1)
-            ]
-            return "\n\n".join(found) or "Nothing was found."
 
-        return Toolbox(Tool(_SCHEMA, search))
+def search_toolbox(find: Find, results: int) -> Toolbox:
+    """Return the tool `search` over whatever `find` looks through."""
+
+    def search(given: Mapping[str, Json]) -> str:
+        found = [
+            f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}"
+            for k, each in enumerate(find(given["query"], results), start=1)
+        ]
+        return "\n\n".join(found) or "Nothing was found."
+
+    return Toolbox(Tool(_SCHEMA, search))
 
 
 class CorpusIndex:
