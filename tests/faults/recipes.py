@@ -38,7 +38,6 @@ _WHERE = {
             "parts": {
                 "code": {"environment": {"path": "{data}/mbpp.jsonl"}},
                 "math": {"environment": {"path": "{data}/gsm8k"}},
-                "tools": {"environment": {"path": "{data}/bfcl"}},
             }
         }
     },

@@ -88,7 +88,6 @@ def data_of(name: str, kind: str, files: Path, data_folder: Path) -> list[str]:
         return [
             f"environment.parts.code.environment.path={data_folder / 'mbpp' / 'mbpp.jsonl.gz'}",
             f"environment.parts.math.environment.path={files / 'gsm8k'}",
-            f"environment.parts.tools.environment.path={data_folder / 'bfcl'}",
         ]
     local = {
         "code": data_folder / "mbpp" / "mbpp.jsonl.gz",

@@ -9,7 +9,9 @@ import pytest
 from tests.cli.conftest import call
 from tests.training.test_stage_recipes import ARITHMETIC, SMALL
 
+from kapelle.environments.tool_tasks import KINDS
 from kapelle.runs.reader import read_episodes, read_metrics
+from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.setup.recipe import builtin_recipes
 
 QUICK = [setting for setting in SMALL if not setting.startswith("algorithm.")]
@@ -97,8 +99,7 @@ def test_work_of_three_kinds_is_mixed_and_told_apart(data_folder: Path, tmp_path
     settings = (
         f"environment.parts.code.environment.path={data_folder / 'mbpp' / 'mbpp.jsonl.gz'}",
         f"environment.parts.math.environment.path={data_folder / 'gsm8k'}",
-        f"environment.parts.tools.environment.path={data_folder / 'bfcl'}",
-        "model.embedded.context=8192",
+        "model.embedded.context=16384",
         "team.sampling.max_tokens=4",
         "algorithm.group_size=2",
         "training.tasks_per_step=12",
@@ -107,6 +108,29 @@ def test_work_of_three_kinds_is_mixed_and_told_apart(data_folder: Path, tmp_path
     (row,) = rows_of("mrlm_multi", tmp_path / "run", *settings)
     assert {"success/code", "success/math", "success/tools"} <= row.keys()
     assert row["failed_episodes"] == 0.0
+
+
+@pytest.mark.slow
+def test_programs_sums_and_tools_that_act_are_mixed_without_data(tmp_path: Path, sandbox: Bubblewrap) -> None:
+    row = json.dumps({"question": "What is 2 and 3?", "answer": "2+3=<<2+3=5>>5\n#### 5"})
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{row.replace('2', '4' if split == 'test' else '2')}\n")
+    settings = (
+        "environment.parts.code.environment.format=generated",
+        f"environment.parts.math.environment.path={tmp_path}",
+        "environment.parts.tools.environment.max_turns=2",
+        "model.embedded.context=16384",
+        "team.sampling.max_tokens=4",
+        "training.tasks_per_step=12",
+        "training.steps=1",
+    )
+    (metrics,) = rows_of("mrlm_multi", tmp_path / "run", *settings)
+    assert {"success/code", "success/math", "success/tools"} <= metrics.keys()
+    assert metrics["failed_episodes"] == 0.0
+    acted = [episode for episode in read_episodes(tmp_path / "run") if episode.info["part"] == "tools"]
+    assert acted
+    assert {episode.info["kind"] for episode in acted} <= set(KINDS)
+    assert all("create_event" in episode.turns[0].heard[-1].content for episode in acted)
 
 
 @pytest.mark.parametrize("recipe", [*CASES, "mrlm_multi"])

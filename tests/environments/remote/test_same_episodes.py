@@ -33,7 +33,7 @@ def test_a_game_is_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools"])
+@pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools", "tool_tasks"])
 def test_a_built_in_environment_is_the_same(name: str) -> None:
     assert_same(environment_class(name)(**READY[name]))
 
