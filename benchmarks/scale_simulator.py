@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale_simulator                       # a 4B team on 1 to 512 GPUs, and which setting to turn
     python -m benchmarks.scale_simulator --model 8B --agents 8 --apart
+    python -m benchmarks.scale_simulator --tails               # what `overlap` and `partial_rollouts` gain where some tasks take long
 
 Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that worlds
 take, are drawn from a seed. Two layouts: *colocated*, every process samples its groups and then updates its share, as `ddp`
@@ -11,6 +12,7 @@ does; *apart*, some processes sample and others update, and sampling runs ahead 
 from __future__ import annotations
 
 import argparse
+import bisect
 import heapq
 import math
 import random
@@ -18,6 +20,9 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from benchmarks.scale_bounds import SHAPES, Machine, Work, parts
 
@@ -240,6 +245,188 @@ def _overlapped(
     return learned[-1], statistics.fmean(stale)
 
 
+# -------- Tasks that take long: what is gained by playing ahead, and by leaving unfinished groups to the next step
+
+MARK = 32
+"""Tokens of each row between two marks at which processes agree whether a step ends."""
+SPLITS = (1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+"""Shares of the processes that sample, of which the best one is taken, where others learn meanwhile."""
+
+
+@dataclass(slots=True)
+class Tale:
+    """One episode, which may be left and continued."""
+
+    answers: tuple[int, ...]
+    """Tokens of each."""
+    turn: int = 0
+    """Answers that are complete."""
+    begun: int = 0
+    """Tokens of the answer in progress."""
+    joins: list[int] = field(default_factory=list)
+    """Decode step of this play at which each answer joined."""
+    over: int = 0
+    """Decode step of the last play at which it ended."""
+
+    def read(self, plan: Plan) -> int:
+        """Return the tokens that are read before its next answer: what is new, or all of it where it is continued."""
+        if self.begun:
+            return plan.question + sum(self.answers[: self.turn]) + self.begun
+        heard = self.answers[self.turn - 1] if plan.heard and self.turn else 0
+        return (plan.question if self.turn < plan.agents else 0) + heard
+
+    def leave(self, step: int) -> None:
+        """Go back from its end to a decode step of this play, unless it had ended by then."""
+        if self.joins and self.over > step:
+            first, begun = self.turn - len(self.joins), self.begun
+            # The first answer of this play went on from `begun`.
+            number = max(0, bisect.bisect_left(self.joins, step) - 1)
+            self.turn, self.begun = first + number, (begun if number == 0 else 0)
+            self.begun += max(0, step - self.joins[number])
+            if self.begun == self.answers[self.turn]:
+                self.turn, self.begun = self.turn + 1, 0
+        self.joins = []
+
+
+def play_on(plan: Plan, costs: Costs, tales: Sequence[Tale]) -> list[tuple[int, float, float]]:
+    """Play episodes in one process, each to its end; return at which decode steps it was when, and the seconds of a step from there."""
+    clock = [(0, 0.0, 0.0)]
+    waiting = [place for place, tale in enumerate(tales) if tale.turn < len(tale.answers)][::-1]
+    rows: list[tuple[int, int]] = []
+    steps, now = 0, 0.0
+
+    def join(place: int, begun: int) -> None:
+        nonlocal now
+        tale = tales[place]
+        now += costs.read * tale.read(plan)
+        tale.joins.append(steps)
+        heapq.heappush(rows, (steps + tale.answers[tale.turn] - begun, place))
+
+    while waiting or rows:
+        while waiting and len(rows) < plan.rows:
+            join(waiting[-1], tales[waiting.pop()].begun)
+        each, count = costs.token + costs.row * len(rows), rows[0][0] - steps
+        clock.append((steps, now, each))
+        steps, now = steps + count, now + count * each
+        while rows and rows[0][0] <= steps:
+            _, place = heapq.heappop(rows)
+            tale = tales[place]
+            tale.turn += 1
+            if tale.turn < len(tale.answers):
+                join(place, 0)
+            else:
+                tale.over = steps
+    clock.append((steps, now, 0.0))
+    return clock
+
+
+def at_steps(clock: Sequence[tuple[int, float, float]], steps: Any) -> Any:
+    """Return when a process has taken so many decode steps, or when it had nothing left to do, for an array of numbers."""
+    began, when, each = np.array(clock).T
+    last = np.searchsorted(began, steps, side="right") - 1
+    return when[last] + (steps - began[last]) * each[last]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a setting makes of tasks that take long."""
+
+    rate: float
+    """Episodes that are learned from, a second."""
+    sampling: float
+    """Mean seconds of sampling a step."""
+    update: float
+    staleness: float
+
+
+def with_tails(plan: Plan, costs: Costs, hard: float, share: float, steps: int = 8, seed: int = 0) -> Tail:
+    """Simulate steps in which all lengths of a task have a lognormal factor, of standard deviation `hard` of the logarithm.
+
+    `share` is `training.partial_rollouts`: a group is left once at most. Samplers of the plan play one step ahead.
+    """
+    playing = plan.samplers or plan.processes
+    learning = plan.processes - plan.samplers
+    most = max(1, int(share * plan.tasks)) if share else 0
+    left: list[list[Tale]] = []
+    sampling, update, learned = [], [], 0
+    for number in range(steps):
+        pool = [*left, *(_tales(plan, hard, f"{seed}/{number}/{task}") for task in range(plan.tasks))]
+        own = [[tale for tales in pool[rank::playing] for tale in tales] for rank in range(playing)]
+        clocks = [play_on(plan, costs, tales) for tales in own]
+        marks = [math.ceil(max(tale.over for tale in tales) / MARK) for tales in pool]
+        end, spent = max(marks), max(clock[-1][1] for clock in clocks)
+        if share:
+            # The groups that were left before are waited for, and of the others all but a few.
+            end = max([*marks[: len(left)], sorted(marks)[len(marks) - most - 1]])
+            times = np.stack([at_steps(clock, MARK * np.arange(end + 1)) for clock in clocks])
+            spent = float(np.diff(times).max(axis=0).sum()) + end * costs.meeting / 10
+        done = [tales for mark, tales in zip(marks, pool, strict=True) if mark <= end]
+        left = [tales for mark, tales in zip(marks, pool, strict=True) if mark > end]
+        for tales in pool:
+            for tale in tales:
+                tale.leave(MARK * end)
+        episodes = [tale for tales in done for tale in tales]
+        tokens = sum(sum(tale.answers) for tale in episodes)
+        tokens += sum(plan.agents * plan.question + plan.heard * sum(tale.answers[:-1]) for tale in episodes)
+        learned += len(episodes)
+        sampling.append(spent)
+        update.append(
+            len(episodes) * (costs.episode + costs.received) + costs.step + costs.trained * tokens / learning
+        )
+    each = costs.exchange + 2 * costs.meeting
+    if plan.samplers:
+        total, stale = _overlapped(sampling, [took + each for took in update], costs.publish, 1)
+    else:
+        total, stale = sum(sampling) + sum(update) + steps * (each + costs.publish), 0.0
+    return Tail(learned / total, statistics.fmean(sampling), statistics.fmean(update), stale)
+
+
+def _tales(plan: Plan, hard: float, key: str) -> list[Tale]:
+    """Return the episodes of a task, whose lengths depend on the key alone."""
+    factor = math.exp(hard * random.Random(key).gauss(0.0, 1.0) - hard**2 / 2)
+    harder, turns = replace(plan, mean=plan.mean * factor), plan.agents * plan.turns
+    draws = [random.Random(f"{key}/{sample}") for sample in range(plan.samples)]
+    return [Tale(tuple(lengths(harder, draw) for _ in range(turns))) for draw in draws]
+
+
+def tails(model: str, agents: int, tail: float, hard: float, share: float = 0.25) -> list[str]:
+    """Return a row for each number of GPUs: episodes a second as they come, played ahead, left unfinished, and both."""
+    work = Work(agents=agents)
+    lines = [
+        "| GPUs | episodes/s | `overlap` | `partial_rollouts` | both | sampling (s) | with groups left (s) |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for gpus in (8, 16, 32, 64, 128, 256, 512):
+        found = costs_of(model, work, Machine(), gpus)
+        if found is None:
+            continue
+        costs, split, rows = found
+        plan = Plan(
+            tasks=max(work.episodes // 8, gpus // split),
+            agents=agents,
+            turns=work.turns,
+            question=work.question,
+            longest=16 * work.new,
+            mean=work.new,
+            tail=tail,
+            rows=rows,
+            processes=gpus // split,
+        )
+        splits = sorted({max(1, min(plan.processes - 1, round(part * plan.processes))) for part in SPLITS})
+
+        def best(left: float, plan: Plan = plan, costs: Costs = costs, splits: list[int] = splits) -> Tail:
+            every = [with_tails(replace(plan, samplers=each), costs, hard, left) for each in splits]
+            return max(every, key=lambda tail: tail.rate)
+
+        plain, partial = (with_tails(plan, costs, hard, left) for left in (0.0, share))
+        ahead, both = best(0.0), best(share)
+        lines.append(
+            f"| {gpus} | {plain.rate:.3g} | {ahead.rate / plain.rate:.2f}× | {partial.rate / plain.rate:.2f}× | "
+            f"{both.rate / plain.rate:.2f}× | {plain.sampling:,.0f} | {partial.sampling:,.0f} |"
+        )
+    return lines
+
+
 KNOBS: Mapping[str, Callable[[Plan], Plan]] = {
     "training.tasks_per_step × 2": lambda plan: replace(plan, tasks=2 * plan.tasks),
     "sampling.max_tokens ÷ 2": lambda plan: replace(plan, longest=max(1, plan.longest // 2)),
@@ -302,7 +489,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tail", type=float, default=0.8, help="spread of the lengths of answers (0.8)")
     parser.add_argument("--environment", type=float, default=0.5, help="mean seconds of a world's move (0.5)")
     parser.add_argument("--apart", action="store_true", help="samplers and learners on GPUs of their own")
+    parser.add_argument("--tails", action="store_true", help="steps that run ahead, groups that are left")
+    parser.add_argument(
+        "--hard", type=float, default=0.8, help="with --tails: spread of all lengths of a task (0.8)"
+    )
     asked = parser.parse_args(arguments)
+    if asked.tails:
+        print("\n".join(tails(asked.model, asked.agents, asked.tail, asked.hard)))
+        return 0
     print("\n".join(table(asked.model, asked.agents, asked.tail, asked.environment, apart=asked.apart)))
     return 0
 
@@ -353,6 +547,7 @@ def run() -> dict[str, str]:
         "4B, four agents": "\n".join(table("4B", 4, 0.8, 0.5)),
         "the same, samplers apart": "\n".join(table("4B", 4, 0.8, 0.5, apart=True)),
         "the same, worlds of 20 s": "\n".join(table("4B", 4, 0.8, 20.0)),
+        "tasks that take long": "\n".join(tails("4B", 4, 0.8, 0.8)),
     }
 
 

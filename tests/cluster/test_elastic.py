@@ -33,6 +33,13 @@ evaluation: {before_and_after: false}
 ray: {rollout_workers: 2, trainer: {cpus: 1}, rollout: {cpus: 1}}
 """
 ROOT = Path(__file__).parents[2]
+ENVIRON = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 LONGEST = 400
 """Seconds that anything may take at most, on a busy machine."""
 JOINED = "a worker has joined; of 2 there are 2"
@@ -54,12 +61,10 @@ class Machines:
         own = [*own, "--include-dashboard=false"] if not self.nodes else [f"--address={self.address}"]
         words = [f"--num-cpus={cores}", f"--object-store-memory={80 << 20}", "--node-ip-address=127.0.0.1"]
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block"]
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         self.nodes.append(
             subprocess.Popen(
                 [*command, *own, *words],
-                env=environ,
+                env=ENVIRON,
                 start_new_session=True,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -108,7 +113,6 @@ def machines() -> Iterator[Machines]:
 def started(run: Path, *words: str) -> subprocess.Popen[str]:
     recipe = run.with_suffix(".yaml")
     recipe.write_text(RECIPE)
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     command = [
         sys.executable,
         "-m",
@@ -123,7 +127,7 @@ def started(run: Path, *words: str) -> subprocess.Popen[str]:
     with run.with_suffix(".err").open("w") as said:
         return subprocess.Popen(
             [*command, *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env=ENVIRON,
             stdout=subprocess.DEVNULL,
             stderr=said,
             text=True,

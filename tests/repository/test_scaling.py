@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.scale_bounds import SHAPES, Machine, Work, parts, tables
-from benchmarks.scale_simulator import Costs, Plan, advice, simulate
+from benchmarks.scale_simulator import Costs, Plan, Tale, advice, at_steps, play_on, simulate, with_tails
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
@@ -107,3 +107,50 @@ class TestSimulator:
         assert simulate(plan, COSTS, steps=50).idle > 0.2
         names = [name for name, _ in advice(plan, COSTS)]
         assert names.index("training.tasks_per_step × 2") < names.index("processes × 2")
+
+
+class TestTails:
+    def test_an_episode_that_is_left_goes_on_where_it_was(self) -> None:
+        plan = replace(SURE, agents=2, question=5)
+        tale = Tale((10, 20, 30))
+        clock = play_on(plan, COSTS, [tale])
+        assert (tale.turn, tale.over, tale.joins) == (3, 60, [0, 10, 30])
+        assert at_steps(clock, [0, 5, 60, 99]) == pytest.approx([0.0, 5.5, 66.0, 66.0])
+        tale.leave(25)
+        assert (tale.turn, tale.begun) == (1, 15)
+        assert tale.read(plan) == 5 + 10 + 15
+        play_on(plan, COSTS, [tale])
+        assert tale.over == 35  # five tokens of the second answer, and the third
+        tale.leave(3)
+        assert (tale.turn, tale.begun) == (1, 18)
+        play_on(plan, COSTS, [tale])
+        tale.leave(2)  # at the end of the second answer
+        assert (tale.turn, tale.begun) == (2, 0)
+        assert tale.read(plan) == 20
+        play_on(plan, COSTS, [tale])
+        tale.leave(30)
+        assert (tale.turn, tale.over) == (3, 30)
+
+    def test_one_that_found_no_room_has_not_begun(self) -> None:
+        first, second = Tale((10,)), Tale((10,))
+        play_on(replace(SURE, rows=1), COSTS, [first, second])
+        assert (first.over, second.over) == (10, 20)
+        second.leave(10)
+        assert (second.turn, second.begun) == (0, 0)
+
+    def test_where_all_take_equally_long_nothing_is_gained(self) -> None:
+        plan = replace(SURE, mean=10.0, processes=2)
+        plain = with_tails(plan, COSTS, 0.0, 0.0)
+        assert plain.sampling == pytest.approx(10 * 1.4)
+        assert plain.update == pytest.approx(3.0 + 0.01 * 80 / 2)
+        assert plain.rate == pytest.approx(8 / 17.4)
+        assert with_tails(plan, COSTS, 0.0, 0.25).rate == pytest.approx(plain.rate, rel=0.01)
+
+    def test_where_tasks_take_long_both_settings_gain(self) -> None:
+        plan = replace(SURE, mean=30.0, tail=0.5, longest=600, tasks=16, processes=8)
+        plain, left = (with_tails(plan, COSTS, 1.0, share, steps=30) for share in (0.0, 0.25))
+        assert left.rate > 1.2 * plain.rate
+        costly = replace(COSTS, trained=0.5)
+        behind, ahead = (with_tails(replace(plan, samplers=n), costly, 1.0, 0.0) for n in (0, 4))
+        assert ahead.staleness > behind.staleness == 0.0
+        assert ahead.rate > behind.rate
