@@ -249,7 +249,7 @@ def _overlapped(
 
 MARK = 32
 """Tokens of each row between two marks at which processes agree whether a step ends."""
-SPLITS = (1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+SPLITS = (1 / 2, 3 / 4, 7 / 8)
 """Shares of the processes that sample, of which the best one is taken, where others learn meanwhile."""
 
 
@@ -339,29 +339,36 @@ class Tail:
     staleness: float
 
 
-def with_tails(plan: Plan, costs: Costs, hard: float, share: float, steps: int = 8, seed: int = 0) -> Tail:
+def with_tails(
+    plan: Plan, costs: Costs, hard: float, share: float, often: int = 1, steps: int = 12, seed: int = 0
+) -> Tail:
     """Simulate steps in which all lengths of a task have a lognormal factor, of standard deviation `hard` of the logarithm.
 
-    `share` is `training.partial_rollouts`: a group is left once at most. Samplers of the plan play one step ahead.
+    `share` is `training.partial_rollouts`; a group is left `often` times at most, which `max_staleness` bounds. Samplers of the plan
+    play one step ahead.
     """
     playing = plan.samplers or plan.processes
     learning = plan.processes - plan.samplers
     most = max(1, int(share * plan.tasks)) if share else 0
     left: list[list[Tale]] = []
+    times_left: list[int] = []
     sampling, update, learned = [], [], 0
     for number in range(steps):
         pool = [*left, *(_tales(plan, hard, f"{seed}/{number}/{task}") for task in range(plan.tasks))]
+        times_left += [0] * plan.tasks
         own = [[tale for tales in pool[rank::playing] for tale in tales] for rank in range(playing)]
         clocks = [play_on(plan, costs, tales) for tales in own]
         marks = [math.ceil(max(tale.over for tale in tales) / MARK) for tales in pool]
         end, spent = max(marks), max(clock[-1][1] for clock in clocks)
         if share:
-            # The groups that were left before are waited for, and of the others all but a few.
-            end = max([*marks[: len(left)], sorted(marks)[len(marks) - most - 1]])
+            # The groups that may not be left again are waited for, and of the others all but a few.
+            must = [mark for mark, count in zip(marks, times_left, strict=True) if count == often]
+            end = max([*must, sorted(marks)[len(marks) - most - 1]])
             times = np.stack([at_steps(clock, MARK * np.arange(end + 1)) for clock in clocks])
             spent = float(np.diff(times).max(axis=0).sum()) + end * costs.meeting / 10
         done = [tales for mark, tales in zip(marks, pool, strict=True) if mark <= end]
         left = [tales for mark, tales in zip(marks, pool, strict=True) if mark > end]
+        times_left = [count + 1 for mark, count in zip(marks, times_left, strict=True) if mark > end]
         for tales in pool:
             for tale in tales:
                 tale.leave(MARK * end)
@@ -393,8 +400,8 @@ def tails(model: str, agents: int, tail: float, hard: float, share: float = 0.25
     """Return a row for each number of GPUs: episodes a second as they come, played ahead, left unfinished, and both."""
     work = Work(agents=agents)
     lines = [
-        "| GPUs | episodes/s | `overlap` | `partial_rollouts` | both | sampling (s) | with groups left (s) |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| GPUs | tasks | step (s) | episodes/s | `overlap` | left once | left four times | four times and `overlap` |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for gpus in (8, 16, 32, 64, 128, 256, 512):
         found = costs_of(model, work, Machine(), gpus)
@@ -414,16 +421,19 @@ def tails(model: str, agents: int, tail: float, hard: float, share: float = 0.25
         )
         splits = sorted({max(1, min(plan.processes - 1, round(part * plan.processes))) for part in SPLITS})
 
-        def best(left: float, plan: Plan = plan, costs: Costs = costs, splits: list[int] = splits) -> Tail:
-            every = [with_tails(replace(plan, samplers=each), costs, hard, left) for each in splits]
-            return max(every, key=lambda tail: tail.rate)
+        def best(left: float, plan: Plan = plan, costs: Costs = costs, splits: list[int] = splits) -> float:
+            every = [with_tails(replace(plan, samplers=each), costs, hard, left, 4) for each in splits]
+            return max(tail.rate for tail in every)
 
-        plain, partial = (with_tails(plan, costs, hard, left) for left in (0.0, share))
-        ahead, both = best(0.0), best(share)
-        lines.append(
-            f"| {gpus} | {plain.rate:.3g} | {ahead.rate / plain.rate:.2f}× | {partial.rate / plain.rate:.2f}× | "
-            f"{both.rate / plain.rate:.2f}× | {plain.sampling:,.0f} | {partial.sampling:,.0f} |"
-        )
+        plain = with_tails(plan, costs, hard, 0.0).rate
+        rates = [
+            best(0.0),
+            *(with_tails(plan, costs, hard, share, often).rate for often in (1, 4)),
+            best(share),
+        ]
+        gains = " | ".join(f"{rate / plain:.2f}×" for rate in rates)
+        step = plan.tasks * plan.samples / plain
+        lines.append(f"| {gpus} | {plan.tasks} | {step:,.0f} | {plain:.3g} | {gains} |")
     return lines
 
 

@@ -140,6 +140,23 @@ def test_a_rank_that_is_killed_ends_the_run_and_a_resume_goes_on(
     assert_same(run, whole)
 
 
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path, whole: Any) -> None:
+    run = tmp_path / "run"
+
+    def stop(launcher: int) -> None:
+        until = time.monotonic() + LONGEST
+        while not (run / "checkpoints" / "00000002").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        os.kill(launcher, signal.SIGTERM)
+
+    code, said = train(run, LEFT, OVERLAP, disturb=stop)
+    assert code in {0, 143}, said  # it may have been over
+    code, said = train(run)
+    assert code == 0, said
+    assert_same(run, whole)
+
+
 def test_sharded_weights_and_whole_groups_run_ahead_alike(tmp_path: Path) -> None:
     ends = []
     for name, words in (("alone", ()), ("ahead", (OVERLAP,))):

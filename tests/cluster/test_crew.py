@@ -122,6 +122,28 @@ def test_workers_that_join_and_leave_change_nothing(
     assert disturbed[1] == all_there[1]
 
 
+def test_a_worker_that_joins_and_cannot_play_is_left_out(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = RayPlayer._begin
+
+    def other_files(player: RayPlayer, said: Any) -> bytes:
+        found = json.loads(begin(player, said))
+        others.append(player)
+        return json.dumps(found if len(others) == 1 else {"hashes": {"base": "another"}}).encode()
+
+    others: list[RayPlayer] = []
+    monkeypatch.setattr(RayPlayer, "_begin", other_files)
+    made = cluster(2)
+    bundles = Bundles((RolloutPlace(0), RolloutPlace(None)))
+    monkeypatch.setenv(*next(iter(replace(placed(2), bundles=bundles).variable().items())))
+    with Trainer(**SETTINGS) as trainer:
+        next(trainer.steps())
+        assert (made.started, made.ended) == (2, [1])
+    assert {number for number, method in made.asked if method == "play"} == {0}
+    assert "cannot play: A rollout worker has read other weights for 'embedded' (another)" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0.0, 0.5])
 def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], left: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from tests.training.test_overlap import assert_same, end_of
 from tests.training.test_queue import SMALL
 
 from kapelle import Trainer
+from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.errors import ConfigError, ParityError
-from kapelle.rollout.partial import PartialEpisode, PartialGroup
+from kapelle.errors import ConfigError, ParityError, PeerFailed
+from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup
+from kapelle.rollout.play import begun, play_groups
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import TrainingConfig
 from kapelle.setup.recipe import resolve
 from kapelle.training.collate import fresh_samples
-from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead
+from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead, training_tasks
 
 ON = {"steps": 5, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": 0.5}
 
@@ -117,6 +122,61 @@ def test_when_the_rest_may_be_left() -> None:
         assert enough(staleness, 2, [1, 1, 2, 2, 2, 2], [True, True, True, True, False, False])
     assert enough(3, 2, [1, 1, 2, 2, 2, 2], [True, False, True, True, True, False])
     assert not enough(3, 3, [1, 2, 3, 3, 3, 3], [False, True, True, True, True, True])
+
+
+class Other(Meeting):
+    """The first of two; the other one says at each mark which of its groups are done, or fails."""
+
+    rank, size = 0, 2
+
+    def __init__(self, *said: bytes | Exception) -> None:
+        self.said, self.heard = said, list[bytes]()
+
+    def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        self.heard.append(work())
+        said = self.said[min(len(self.heard), len(self.said)) - 1]
+        if isinstance(said, Exception):
+            raise said
+        return [self.heard[-1], said]
+
+
+NONE, BOTH = bytes([0, 0]), bytes([1, 1])
+
+
+class TestMarks:
+    def _played(self, trainer: Trainer, meeting: Other, most: int) -> list[PartialGroup]:
+        tasks = training_tasks(trainer.play.environment, trainer.config, 1)
+        groups = begun(tasks[:2], 2, seed=5, number=1)
+        return run_async(lambda: play_groups(trainer.play, groups, EndOfStep((), most), meeting))
+
+    def test_a_step_ends_at_the_mark_at_which_enough_is_done_everywhere(self) -> None:
+        long = {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 120}}
+        with Trainer(resolve({**settings(), "team": long})) as trainer:
+            one, again = Other(NONE, NONE, BOTH), Other(NONE, NONE, BOTH)
+            left = self._played(trainer, one, most=2)
+            unfinished = [e for g in left for e in g.episodes if isinstance(e, PartialEpisode)]
+            (tokens,) = {len(turn.completion_ids) for episode in unfinished for turn in episode.begun}
+            assert one.heard == [NONE] * 3
+            assert 3 * PAUSE <= tokens < 4 * PAUSE
+            trainer.play.engine.release_caches()
+            assert self._played(trainer, again, most=2) == left
+            # The other one alone may leave some: this one plays to its end, and meets it there.
+            last = Other(NONE, NONE)
+            done = self._played(trainer, last, most=2)
+            assert all(group.done for group in done)
+            assert last.heard[-1] == BOTH
+
+    def test_who_is_done_waits_for_the_others(self) -> None:
+        with trainer_of() as trainer:
+            meeting = Other(*[NONE] * 40, BOTH)
+            assert all(group.done for group in self._played(trainer, meeting, most=0))
+            assert (len(meeting.heard), meeting.heard[-1]) == (41, BOTH)
+
+    def test_where_another_one_fails_nobody_plays_on(self) -> None:
+        with trainer_of() as trainer:
+            with pytest.raises(PeerFailed, match="no memory"):
+                self._played(trainer, Other(NONE, PeerFailed("Rank 1 failed: no memory")), most=0)
+            assert all(group.done for group in self._played(trainer, Other(BOTH), most=0))
 
 
 def test_only_what_these_weights_sampled_is_compared_with_them() -> None:

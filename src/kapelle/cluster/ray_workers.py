@@ -29,7 +29,7 @@ from kapelle.cluster.actors import (
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
-from kapelle.errors import ConfigError, EngineError
+from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
@@ -70,6 +70,8 @@ class _RayWorker:
     actor: Actor | None = None
     begun: float = 0.0
     """When the actor was asked for."""
+    not_before: float = 0.0
+    """When it may be asked for again."""
     up: ActorCall | None = None
     """Its answer that it runs, until that is read."""
     beginning: ActorCall | None = None
@@ -333,7 +335,7 @@ class RayWorkers(PlaysGroups):
         Shares stay the same, whoever is there, and with them the batches and the last bits of what they sample.
         """
         for worker in self._workers:
-            if worker.actor is None:
+            if worker.actor is None and time.monotonic() >= worker.not_before:
                 self._start(worker)
         there = [
             worker for worker in self._workers if worker.place.bundle is not None or self._joined(worker)
@@ -350,7 +352,13 @@ class RayWorkers(PlaysGroups):
             except ActorLost as lost:  # wait for another one
                 self._say(f"a worker has left before it had played ({lost})")
                 self._start(worker)
-        return worker.beginning is None
+            except KapelleError as error:  # a machine that cannot play ends no run that goes on without it
+                assert worker.actor is not None, "it has answered"
+                worker.actor.end()
+                worker.actor = worker.beginning = None
+                worker.not_before = time.monotonic() + self._config.ray.timeout
+                self._say(f"a worker that has joined cannot play: {error}")
+        return worker.actor is not None and worker.beginning is None
 
     def _say(self, what: str) -> None:
         there = sum(worker.actor is not None and worker.beginning is None for worker in self._workers)
