@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kapelle.team import Team
-    from kapelle.types import Episode, Group, Image, Message, Turn
+    from kapelle.types import Episode, Group, Image, Message, Routing, Turn
 
 
 class TurnKey(NamedTuple):
@@ -66,6 +66,8 @@ class Sample:
     """True if the agent observed the targets, False if it wrote them."""
     images: tuple[Image, ...] = ()
     """Pictures that the tokens hold places for, in their order there."""
+    routing: Routing | None = None
+    """Experts that its tokens take again; None leaves them to the routers."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

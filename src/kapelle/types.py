@@ -71,6 +71,18 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts of a mixture read each token of a prompt and its completion, all but the last one."""
+
+    layers: int
+    """Blocks with experts."""
+    chosen: int
+    """Experts of a token in each of them."""
+    data: bytes = field(repr=False)
+    """Their numbers, two bytes each, the lower one first: token by token, block by block."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation, in OpenAI's shape."""
 
@@ -151,6 +163,8 @@ class Turn:
     sampled them all (`training.partial_rollouts`)."""
     images: tuple[Image, ...] = ()
     """All pictures in its prompt, in their order there."""
+    routing: Routing | None = None
+    """The experts that sampled it, where they are to be trained again (`model.routing: replayed`)."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"

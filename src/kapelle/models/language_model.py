@@ -29,6 +29,7 @@ from kapelle.models.fast.flat import flat_of
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer, context_of
+from kapelle.models.routing import RouterChoices
 from kapelle.models.vision import Vision, auto_class, need_pillow, sees
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image
@@ -71,10 +72,12 @@ class LanguageModel:
         kernels: bool = True,
         image_processor: Any = None,
         trains_router: bool = False,
+        replays_routing: bool = False,
     ) -> None:
         """Take a model in memory; ModelError for weights that kapelle would read wrongly.
 
-        Where all weights of a mixture train, its routers do if `trains_router`. With its image processor, a model of the shape of Qwen-VL's sees the pictures in messages (`models/vision.py`).
+        Where all weights of a mixture train, its routers do if `trains_router`, and if it `replays_routing` training takes the experts
+        that sampling chose. With its image processor, a model of the shape of Qwen-VL's sees the pictures in messages (`models/vision.py`).
         On CUDA its passes take `kernels` (models/fast/kernels.py) where there are some, or torch's plain operations alone.
         """
         # Code that reads the weights below layers of PEFT would miss their adapters.
@@ -132,6 +135,8 @@ class LanguageModel:
         """How it sees; None for a model that reads text alone."""
         self.trains_router = trains_router
         """Whether routers are among all weights, where these train."""
+        self.choices = RouterChoices(model, self.bank) if replays_routing else None
+        """Its routers' choices, where sampling records them for training; else None."""
         self.renderer = ChatRenderer(
             tokenizer, context_of(model.config, tokenizer), self._vocabulary, self.vision
         )
@@ -178,11 +183,19 @@ class LanguageModel:
         return frozenset(int(token) for token in found if token is not None)
 
     @contextmanager
-    def computing(self, route: Route, keys_N: Tensor | None = None) -> Iterator[None]:
-        """Run forward passes in the compute type with rows routed to their adapters; `keys_N` are those of dropout."""
+    def computing(
+        self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
+    ) -> Iterator[None]:
+        """Run forward passes in the compute type with rows routed to their adapters; `keys_N` are those of dropout.
+
+        Tokens with `experts_NLk` take these experts of a mixture (`models/routing.py`).
+        """
         keep_freed_memory()
         half = self.dtype != torch.float32
-        with self.bank.routed(route, keys_N), torch.autocast(self.device.type, self.dtype, enabled=half):
+        with (
+            self.bank.routed(route, keys_N, experts_NLk),
+            torch.autocast(self.device.type, self.dtype, enabled=half),
+        ):
             yield
 
     def hidden(
@@ -330,6 +343,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             kernels=kernels,
             image_processor=eyes,
             trains_router=config.router == "trained",
+            replays_routing=config.routing == "replayed",
         ).to(config.device)
     check_model_path(config.path)
     config = config.model_copy(update={"path": located(config.path, weights=True)})
@@ -385,6 +399,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             kernels=config.kernels == "auto",
             image_processor=eyes,
             trains_router=config.router == "trained",
+            replays_routing=config.routing == "replayed",
         )
 
 
@@ -410,6 +425,7 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
         kernels=source.kernels,
         image_processor=eyes,
         trains_router=source.trains_router,
+        replays_routing=source.choices is not None,
     )
 
 
@@ -468,10 +484,10 @@ def recompute_blocks(bank: LoraBank) -> Run:
     """
 
     def run(block: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        route, keys_N = bank.route, bank.keys_N
+        route, keys_N, experts_NLk = bank.route, bank.keys_N, bank.experts_NLk
 
         def routed(*args: Any, **named: Any) -> Any:
-            with bank.on(route, keys_N):
+            with bank.on(route, keys_N, experts_NLk):
                 return block(*args, **named)
 
         return checkpoint(routed, *args, use_reentrant=False, **named)

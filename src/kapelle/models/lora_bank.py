@@ -65,6 +65,8 @@ class LoraBank:
         """The route of the current pass, by slot."""
         self.keys_N: Tensor | None = None
         """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
+        self.experts_NLk: Tensor | None = None
+        """Experts that the current pass's tokens take (int16), negative where routers choose; None where they always do."""
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
         """Add an adapter that changes nothing yet: A random (uniform, from `seed`), B zero.
@@ -158,22 +160,31 @@ class LoraBank:
                 parameter.copy_(tensors[key])
 
     @contextmanager
-    def routed(self, route: Route, keys_N: Tensor | None = None) -> Iterator[None]:
-        """Send rows to adapters for the forward passes inside; `keys_N` are those of their dropout."""
+    def routed(
+        self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
+    ) -> Iterator[None]:
+        """Send rows to adapters for the forward passes inside; `keys_N` are those of their dropout, `experts_NLk` their experts."""
         for name, _, _ in route:
             assert name is None or name in self.adapters, f"no adapter {name!r} in the bank"
-        with self.on(tuple((slot_of(name or ""), first, last) for name, first, last in route), keys_N):
+        with self.on(
+            tuple((slot_of(name or ""), first, last) for name, first, last in route), keys_N, experts_NLk
+        ):
             yield
 
     @contextmanager
-    def on(self, route: tuple[tuple[str, int, int], ...], keys_N: Tensor | None) -> Iterator[None]:
-        """Inside, rows go where they went when `self.route` and `self.keys_N` were these."""
-        before = self.route, self.keys_N
-        self.route, self.keys_N = route, keys_N
+    def on(
+        self,
+        route: tuple[tuple[str, int, int], ...],
+        keys_N: Tensor | None,
+        experts_NLk: Tensor | None = None,
+    ) -> Iterator[None]:
+        """Inside, rows go where they went when `self.route`, `self.keys_N` and `self.experts_NLk` were these."""
+        before = self.route, self.keys_N, self.experts_NLk
+        self.route, self.keys_N, self.experts_NLk = route, keys_N, experts_NLk
         try:
             yield
         finally:
-            self.route, self.keys_N = before
+            self.route, self.keys_N, self.experts_NLk = before
 
     @contextmanager
     def rows_at(self, place_BL: Tensor) -> Iterator[None]:
@@ -184,7 +195,9 @@ class LoraBank:
         for row, slot in enumerate(slots):
             fresh = not spans or spans[-1][0] != slot
             spans = [*spans, (slot, row, row + 1)] if fresh else [*spans[:-1], (slot, spans[-1][1], row + 1)]
-        with self.on(tuple(spans), None if self.keys_N is None else self.keys_N[place_BL].flatten()):
+        keys_N = None if self.keys_N is None else self.keys_N[place_BL].flatten()
+        experts_NLk = None if self.experts_NLk is None else self.experts_NLk[place_BL.flatten()]
+        with self.on(tuple(spans), keys_N, experts_NLk):
             yield
 
 

@@ -28,7 +28,18 @@ from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
-from kapelle.types import Episode, FinishReason, Image, Message, Payment, Sampling, Task, Turn, images_in
+from kapelle.types import (
+    Episode,
+    FinishReason,
+    Image,
+    Message,
+    Payment,
+    Routing,
+    Sampling,
+    Task,
+    Turn,
+    images_in,
+)
 from kapelle.workflow import Continued, Written
 
 if TYPE_CHECKING:
@@ -69,10 +80,11 @@ class AskedTurn:
         weights_hash: str = "",
         finish_reason: FinishReason = "length",
         text: str = "",
+        routing: Routing | None = None,
     ) -> Turn:
         """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
         if self.begun is not None:
-            known = replace(self.begun, finish_reason=finish_reason, text=text)
+            known = replace(self.begun, finish_reason=finish_reason, text=text, routing=routing)
             return grown(known, ids, logprobs, version, weights_hash)
         asked = self.request
         return Turn(
@@ -90,6 +102,7 @@ class AskedTurn:
             heard=self.heard,
             trained=self.trained,
             images=images_in(asked.messages),
+            routing=routing,
         )
 
 
@@ -219,7 +232,7 @@ class LiveSeat:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
         turns = [
-            asked.answered(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text)
+            asked.answered(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing)
             for a in answers
         ]
         scene.drafts[name] = turns[0]

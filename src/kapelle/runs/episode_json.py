@@ -13,12 +13,13 @@ import base64
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kapelle.errors import DataError
-from kapelle.types import SIGNATURES, Episode, Group, Image, Json, Message, Payment, Task, Turn
+from kapelle.types import SIGNATURES, Episode, Group, Image, Json, Message, Payment, Routing, Task, Turn
 
 # -------- Exact JSON: what is decoded equals what was encoded, in value and in type.
 #
@@ -104,7 +105,8 @@ Find = Callable[[str], bytes]
 def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> bytes:
     """Return one JSON line: the labels, then the fields of the episode.
 
-    With `keep`, which gets every image, the line names images and does not hold them.
+    With `keep`, which gets every image, the line names images and does not hold them, and leaves out which experts turns took
+    (`Turn.routing`): nothing is learned from it any more.
     """
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
@@ -112,8 +114,8 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
         row["info"] = encode(episode.info, "info")
         row["rewards"] = {agent: _number(reward) for agent, reward in episode.rewards.items()}
         row["success"] = _number(episode.success)
-        row["turns"] = [_turn_row(turn) for turn in episode.turns]
-        row["branches"] = [_turn_row(turn) for turn in episode.branches]
+        row["turns"] = [_turn_row(turn, whole=keep is None) for turn in episode.turns]
+        row["branches"] = [_turn_row(turn, whole=keep is None) for turn in episode.branches]
         seen = {image.hash: image for turn in (*episode.turns, *episode.branches) for image in turn.images}
         if seen:
             row["images"] = {
@@ -178,7 +180,7 @@ def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) ->
         raise DataError(f"The rows of a group do not belong together: {error}.") from error
 
 
-def _fields(value: Episode | Turn | Task | Message | Payment) -> dict[str, Any]:
+def _fields(value: Episode | Turn | Task | Message | Payment | Routing) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -186,8 +188,11 @@ def _number(value: float | None) -> Json:
     return value if value is None or math.isfinite(value) else encode(value, "")
 
 
-def _turn_row(turn: Turn) -> dict[str, Json]:
+def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row = _fields(turn)
+    routing = row.pop("routing")
+    if routing is not None and whole:
+        row["routing"] = {**_fields(routing), "data": b64(zlib.compress(routing.data))}
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
@@ -210,6 +215,8 @@ def _turn(row: Mapping[str, Json], images: Mapping[str, Image]) -> Turn:
     values["reward"] = decode(values["reward"])
     values["heard"] = tuple(Message(**_with_images(message, images)) for message in values["heard"])
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
+    if routing := values.get("routing"):
+        values["routing"] = Routing(**{**routing, "data": zlib.decompress(base64.b64decode(routing["data"]))})
     return Turn(**_with_images(values, images))
 
 

@@ -135,6 +135,8 @@ class ModelDict(TypedDict, total=False):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    routing: Literal["free", "replayed"]
+    """`replayed`: sampling records which experts of a mixture each token takes, and training takes them again (R3, 2510.11370)."""
     router: Literal["frozen", "trained"]
     """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Literal["auto", "plain"]

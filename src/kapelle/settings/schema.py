@@ -165,6 +165,8 @@ class ModelConfig(Settings):
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    routing: Literal["free", "replayed"] = "free"
+    """`replayed`: sampling records which experts of a mixture each token takes, and training takes them again (R3, 2510.11370)."""
     router: Literal["frozen", "trained"] = "frozen"
     """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself, SeesImages
+from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself, RecordsRouting, SeesImages
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
@@ -63,6 +63,11 @@ def check_run(
     environment = config.environment
     workflow = config.workflow
     _check_images(config, algorithm, team, given)
+    if config.model.routing == "replayed" and not isinstance(config.engine, RecordsRouting):
+        raise ConfigError(
+            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {config.engine.name}` does not say which "
+            "these were. Leave `engine` out, or set `model.routing: free`."
+        )
     if isinstance(config.engine, ChecksItself):
         config.engine.check_policies(team.every.values())
         if not elsewhere:

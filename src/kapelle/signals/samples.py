@@ -38,6 +38,7 @@ def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Te
         columns,
         temperature=team[turn.agent].sampling.temperature,
         images=turn.images,
+        routing=turn.routing,
     )
 
 

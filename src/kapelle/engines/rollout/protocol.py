@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.types import FinishReason, Message, Sampling, Task
+from kapelle.types import FinishReason, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -56,6 +56,8 @@ class Completion:
     text: str
     version: int
     weights_hash: str
+    routing: Routing | None = None
+    """The experts that prompt and completion took, from engines that record them (`RecordsRouting`)."""
 
 
 class Renderer(Protocol):
@@ -166,6 +168,10 @@ class EngineSettings(Protocol):
 
 class AllowsInterrupts:
     """Settings of an engine that is `Interruptible`; they have nothing else to say."""
+
+
+class RecordsRouting:
+    """Settings of an engine that says which experts of a mixture each token took (`Completion.routing`), where the model asks for it."""
 
 
 class SeesImages:

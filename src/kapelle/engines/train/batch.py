@@ -21,9 +21,10 @@ from torch import Tensor
 
 from kapelle.algorithm import Targets
 from kapelle.models.fast.attention import AttentionPlan, Span, plan_spans
+from kapelle.models.routing import unpacked
 from kapelle.rows import Sample
 from kapelle.runtime.tensors import send_together
-from kapelle.types import Image
+from kapelle.types import Image, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Batch:
     parts: Mapping[str, MicroBatch]
     tokens: tuple[int, ...]
     """The flat tokens once more, where nothing has to be waited for."""
+    experts_NLk: Tensor | None = None
+    """Experts that tokens take again (int16), negative for those that choose; None where all choose."""
     images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
     """First flat token of a sequence → the pictures in it."""
 
@@ -79,6 +82,8 @@ class TokenTree:
     branches: list[TokenBranch]
     images: tuple[Image, ...] = ()
     """The pictures in each of its samples; a tree with some has no prefix."""
+    routing: Routing | None = None
+    """The experts that they take again; then it has no prefix either."""
 
     @property
     def size(self) -> int:
@@ -93,15 +98,16 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     branch. With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
-    # Equal tokens are not the same sequence where they stand for different pictures.
-    kinds = {(s.learner, tuple(image.hash for image in s.images)): s.images for s in samples}
-    for (learner, hashes), images in sorted(kinds.items(), key=lambda kind: kind[0]):
+    # Equal tokens are not the same sequence where they stand for different pictures, or take different experts.
+    kinds = {_kind(sample): (sample.images, sample.routing) for sample in samples}
+    for kind, (images, routing) in sorted(kinds.items(), key=lambda each: each[0]):
+        learner = kind[0]
         # The distinct sequences, each with all samples whose tokens are its beginning: sorted backwards, a sequence comes
         # right before its beginnings.
         needed = {
             k: sample.tokens[: sample.targets[-1]]
             for k, sample in enumerate(samples)
-            if sample.learner == learner and tuple(image.hash for image in sample.images) == hashes
+            if _kind(sample) == kind
         }
         branches: list[TokenBranch] = []
         for k in sorted(needed, key=lambda k: (needed[k], k), reverse=True):
@@ -112,16 +118,21 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
         prompts: dict[tuple[int, ...], list[TokenBranch]] = {}
         for branch in branches[::-1]:
             start = min(samples[k].targets[0] for k in branch.samples)
-            prompts.setdefault(branch.tokens[:start] if share and not images else branch.tokens, []).append(
-                branch
-            )
+            prompts.setdefault(
+                branch.tokens[:start] if share and not (images or routing) else branch.tokens, []
+            ).append(branch)
         for prompt, members in prompts.items():
             if len(members) == 1:
-                trees.append(TokenTree(learner, (), members, images))
+                trees.append(TokenTree(learner, (), members, images, routing))
             else:
                 cut = [TokenBranch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
                 trees.append(TokenTree(learner, prompt, cut))
     return trees
+
+
+def _kind(sample: Sample) -> tuple[str, tuple[str, ...], bytes]:
+    routing = b"" if sample.routing is None else sample.routing.data
+    return sample.learner, tuple(image.hash for image in sample.images), routing
 
 
 def pack(
@@ -156,11 +167,11 @@ def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     filled = len(tree.prefix)
     for branch in tree.branches:
         if branches and filled + len(branch.tokens) > max_tokens:
-            yield TokenTree(tree.learner, tree.prefix, branches, tree.images)
+            yield replace(tree, branches=branches)
             branches, filled = [], len(tree.prefix)
         branches.append(branch)
         filled += len(branch.tokens)
-    yield TokenTree(tree.learner, tree.prefix, branches, tree.images)
+    yield replace(tree, branches=branches)
 
 
 def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
@@ -169,6 +180,7 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
     spans: list[Span] = []
     owners: list[tuple[str, int, int]] = []
     images: dict[int, tuple[Image, ...]] = {}
+    experts: dict[int, Tensor] = {}
     source: list[int] = []
     order: dict[str, list[int]] = {}
     for tree in trees:
@@ -182,6 +194,8 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
             tokens.extend(branch.tokens)
             if tree.images:
                 images[start] = tree.images
+            if tree.routing is not None:
+                experts[start] = unpacked(tree.routing)[: len(branch.tokens)]
             positions.extend(range(stem, stem + len(branch.tokens)))
             spans.append(Span(start, len(branch.tokens), (begin, stem) if stem else None))
             for k in branch.samples:
@@ -207,8 +221,20 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
         parts=_parts_by_learner(order, samples),
         tokens=tuple(tokens),
         images=images,
+        experts_NLk=_at_their_places(experts, len(tokens)),
     )
     return _sent(here, device)
+
+
+def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None:
+    """Return the experts `_NLk` of a pass of so many tokens, given those of sequences by their first token."""
+    if not experts:
+        return None
+    some = next(iter(experts.values()))
+    experts_NLk = some.new_full((count, *some.shape[1:]), -1)
+    for first, own_TLk in experts.items():
+        experts_NLk[first : first + len(own_TLk)] = own_TLk
+    return experts_NLk
 
 
 def _parts_by_learner(
@@ -244,6 +270,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
     if torch.device(device).type == "cpu":
         return batch
     tensors = [batch.tokens_N, batch.positions_N, batch.source_K, batch.token_K, batch.temperature_K]
+    tensors += [] if batch.experts_NLk is None else [batch.experts_NLk]
     for part in batch.parts.values():
         targets = part.targets
         tensors += [targets.segment_K, targets.mask_K, *targets.columns.values()]
@@ -262,6 +289,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
 
     return replace(
         batch,
+        experts_NLk=there.get(id(batch.experts_NLk)),
         tokens_N=there[id(batch.tokens_N)],
         positions_N=there[id(batch.positions_N)],
         source_K=there[id(batch.source_K)],

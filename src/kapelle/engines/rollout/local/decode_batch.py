@@ -375,11 +375,14 @@ class Decoder:
 
     def _fill(self, rows: Sequence[int]) -> None:
         """Fill in the outputs of finished rows."""
+        place = {id(row): number for number, row in enumerate(self._flying)}
         for row, ids, logprobs in self._said(rows):
             output = row.output
             output.ids, output.logprobs = ids, logprobs
             stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
             output.finish_reason = "stop" if stopped else "length"
+            # The last token was chosen and not read; a row may have read more since it ended.
+            output.routing = self._rows.routing(place[id(row)], len(row.first.prompt) + len(ids) - 1)
 
     def _said(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
         """Yield these rows, the tokens that they have generated, and their log-probs."""
@@ -459,10 +462,10 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
 class _FlyingRow:
     """A row in flight."""
 
-    __slots__ = ("_first", "ids", "job", "joined", "length", "logprobs", "output", "reported", "stop")
+    __slots__ = ("first", "ids", "job", "joined", "length", "logprobs", "output", "reported", "stop")
 
     def __init__(self, model: LanguageModel, job: Job) -> None:
-        self.job = self._first = job
+        self.job = self.first = job
         """What it continues: what it had generated when it was preempted is the end of the prompt."""
         self.ids: list[int] = []
         """What it had generated when it was preempted."""
@@ -480,7 +483,7 @@ class _FlyingRow:
     def preempt(self, ids: list[int], logprobs: list[float]) -> None:
         """Go on from these tokens, all that it has generated here, when it joins again."""
         self.ids, self.logprobs = ids, logprobs
-        first = self._first
+        first = self.first
         self.job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
 
     def newest(self) -> list[int]:

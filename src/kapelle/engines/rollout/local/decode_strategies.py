@@ -30,8 +30,9 @@ from kapelle.models.fast.fused import FusedPass
 from kapelle.models.fast.kv_cache import KVCache, Prefixes, PromptBlock, Text
 from kapelle.models.language_model import LanguageModel, in_float32
 from kapelle.models.lora_bank import Route, route_at, route_of
+from kapelle.models.routing import packed
 from kapelle.models.weights import RoundedWeights
-from kapelle.types import FinishReason, Image, Sampling
+from kapelle.types import FinishReason, Image, Routing, Sampling
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -59,6 +60,8 @@ class RowOutput:
     finish_reason: FinishReason | None = None
     text: str | None = None
     """Text up to a stop string, if one was found; with what was sampled before."""
+    routing: Routing | None = None
+    """Experts that prompt and completion took, where the model records them."""
 
 
 class Rows:
@@ -88,6 +91,10 @@ class Rows:
     def arrange(self, rows: Sequence[int]) -> None:
         """Go on with these rows, in this order; drop all others."""
         raise NotImplementedError
+
+    def routing(self, row: int, tokens: int) -> Routing | None:
+        """Return the experts that the first tokens of a row took; None where nothing records them."""
+        return None
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
@@ -359,9 +366,20 @@ class PaddedRows(Rows):
         accepted = inspect.signature(model.body.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
         self._adapters: list[str | None] = []
+        self._left: list[int] = []
+        """Padding before each row's prompt."""
+        self._experts_RPLk: list[Tensor] = []
+        """Of each pass, the experts that its tokens took, where the model records them."""
 
     def __len__(self) -> int:
         return len(self._adapters)
+
+    def routing(self, row: int, tokens: int) -> Routing | None:
+        """Return the experts that the first tokens of a row took."""
+        if not self._experts_RPLk:
+            return None
+        first = self._left[row]
+        return packed(torch.cat([each[row] for each in self._experts_RPLk])[first : first + tokens])
 
     @property
     def open(self) -> bool:
@@ -375,6 +393,7 @@ class PaddedRows(Rows):
         self._cache = self._cache_of(self._model)
         longest = max(len(job.prompt) for job in jobs)
         pad = [longest - len(job.prompt) for job in jobs]
+        self._left, self._experts_RPLk = list(pad), []
         rows = [(0,) * p + job.prompt for p, job in zip(pad, jobs, strict=True)]
         self._pad_R = torch.tensor(pad, device=self._model.device)
         self._mask_RP = (
@@ -402,12 +421,18 @@ class PaddedRows(Rows):
     def arrange(self, rows: Sequence[int]) -> None:
         """Go on with these rows; nothing of others is kept, because the library's cache cannot continue single rows."""
         self._adapters = [self._adapters[row] for row in rows]
+        self._left = [self._left[row] for row in rows]
         kept_R = torch.tensor(rows, dtype=torch.long, device=self._pad_R.device)
+        self._experts_RPLk = [each[kept_R] for each in self._experts_RPLk]
         self._cache.reorder_cache(cast("torch.LongTensor", kept_R))
         self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
 
     def _forward(self, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
-        with self._model.computing(route_of(self._adapters)):
+        choices = self._model.choices
+        with (
+            self._model.computing(route_of(self._adapters)),
+            choices.recording() if choices else nullcontext() as taken,
+        ):
             output = self._model.body(
                 **inputs,
                 position_ids=positions,
@@ -415,6 +440,8 @@ class PaddedRows(Rows):
                 use_cache=True,
                 **{self._cache_name: self._cache},
             )
+            if taken is not None:
+                self._experts_RPLk.append(taken().unflatten(0, inputs["input_ids"].shape))
             return self._model.logits(output.last_hidden_state[:, -1])
 
 

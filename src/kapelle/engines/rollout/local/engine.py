@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
-from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput, decode_strategy
 from kapelle.engines.rollout.local.sampling import likeliest
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.engines.rollout.protocol import (
@@ -100,6 +100,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         on a device, `patience` is how many seconds to wait for episodes that wait for something else.
         """
         played = [policy for policy in policies if policy.endpoint is None]
+        for model in models.values():
+            if model.choices is not None and decode_strategy(model).name != "cache":
+                raise ModelError(
+                    f"`model.routing: replayed` records experts where a model decodes through its KV cache, and '{model.name}' "
+                    "reads each text anew. Set `model.routing: free`."
+                )
         queues = {
             id(model): _ModelQueue(
                 model,
@@ -364,6 +370,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
                 text,
                 loaded.version,
                 loaded.hash,
+                output.routing,
             )
             answers.append((pending, completion))
         queue.in_flight = unfinished

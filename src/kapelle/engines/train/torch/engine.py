@@ -556,7 +556,7 @@ class ForwardPass:
         placement = self._placements[batch.owners[0][0]]
         route = [(self._placements[name].adapter, first, last) for name, first, last in batch.owners]
         recompute = self._limits.gradient_checkpointing and torch.is_grad_enabled()
-        with placement.model.computing(route, keys_N):
+        with placement.model.computing(route, keys_N, batch.experts_NLk):
             hidden_ND = placement.model.hidden(
                 batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute, images=batch.images
             )
