@@ -22,6 +22,7 @@ from kapelle.environments.programming import (
     SHOWN,
     TEMPLATES,
     Programming,
+    candidates,
     problem,
     tells_apart,
     with_tests,
@@ -377,15 +378,14 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 def test_no_problem_is_in_both_splits_and_templates_are_held_out_whole() -> None:
     asked = {
-        split: {problem(0, split, k, (1, 3), (), "problem").asked for k in range(250)} for split in SPLITS
+        split: {problem(0, split, k, (1, 3), (), "problem").asked for k in range(40)} for split in SPLITS
     }
     assert not asked["train"] & asked["test"]
-    assert len(asked["train"]) > 150
-    names = {
-        split: {problem(0, split, k, (1, 3), (), "template").template for k in range(300)} for split in SPLITS
-    }
-    assert names["test"] == HELD_OUT
-    assert names["train"] == set(TEMPLATES) - HELD_OUT
+    assert len(asked["train"]) > 30
+    names = {split: set(candidates(split, (1, 3), (), "template")) for split in SPLITS}
+    assert names == {"test": HELD_OUT, "train": set(TEMPLATES) - HELD_OUT}
+    for split in SPLITS:
+        assert {problem(0, split, k, (1, 3), (), "template").template for k in range(8)} <= names[split]
     assert {level for level, _ in (TEMPLATES[name] for name in HELD_OUT)} == {1, 2, 3}, (
         "a level is never without"
     )
@@ -395,8 +395,9 @@ def test_no_problem_is_in_both_splits_and_templates_are_held_out_whole() -> None
 
 def test_difficulty_templates_and_seed_decide_what_is_asked() -> None:
     for level in (1, 2, 3):
-        drawn = {problem(0, "train", k, (level, level), (), "problem").template for k in range(60)}
-        assert drawn == {name for name, (own, _) in TEMPLATES.items() if own == level}
+        known = set(candidates("train", (level, level), (), "problem"))
+        assert known == {name for name, (own, _) in TEMPLATES.items() if own == level}
+        assert {problem(0, "train", k, (level, level), (), "problem").template for k in range(8)} <= known
     only = Code(format="generated", templates=("coins", "paths"))
     assert all(
         "coins(" in task or "ways(" in task for task in (only.task("test", k).question for k in range(10))
@@ -423,12 +424,16 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str
         Code(**settings)
 
 
-def test_code_is_served_without_data_and_says_so_where_it_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_code_is_served_without_data() -> None:
     found = named("code,math=word_problems,debate", ["code.format=generated", "code.max_attempts=3"])
     assert {name: each.name for name, each in found.items()} == {
         "code": "code", "math": "word_problems", "debate": "debate_topics",
     }  # fmt: skip
     assert json.dumps(found["code"].task("train", 0).question)
+
+
+@pytest.mark.slow
+def test_where_no_data_are_found_generated_problems_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"Generated problems need no data: `environment\.format: generated`"):
         Code(path="nobody/nothing").task("train", 0)
