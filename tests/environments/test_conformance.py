@@ -54,6 +54,8 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 ELSEWHERE = {
     "code": "each check runs programs in a sandbox; `kapelle validate code environment.path=…` holds it to all",
+    "summarisation": "likeness pays in part: tests/environments/test_texts.py",
+    "translation": "likeness pays in part: tests/environments/test_texts.py",
     "plain": "it is as deterministic as the class that it wraps",
     "siirl_env": "it is as deterministic as the class that it is answered by",
     "trajectories": "records are read, not played",

@@ -37,6 +37,14 @@ def test_an_environment_of_ones_own_is_trained_on(
     assert capsys.readouterr().out.count("reward") == 2
 
 
+@pytest.mark.parametrize("main", ["summarise.py"], indirect=True)
+def test_summaries_are_paid_by_their_likeness(
+    main: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(2)
+    assert capsys.readouterr().out.count("ROUGE-L") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("main", ["exploitability.py"], indirect=True)
 def test_the_distance_from_an_equilibrium_is_printed_for_policies_and_their_average(

@@ -20,6 +20,8 @@ BUILTIN: Mapping[str, str] = {
     "trajectories": "kapelle.environments.recorded:Trajectories",
     "preferences": "kapelle.environments.recorded:Preferences",
     "labelled": "kapelle.environments.recorded:Labelled",
+    "summarisation": "kapelle.environments.texts:Summarisation",
+    "translation": "kapelle.environments.texts:Translation",
     "code": "kapelle.environments.code:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
@@ -91,6 +93,8 @@ if TYPE_CHECKING:
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.squares import Squares as Squares
+    from kapelle.environments.texts import Summarisation as Summarisation
+    from kapelle.environments.texts import Translation as Translation
     from kapelle.environments.tool_questions import Tools as Tools
     from kapelle.environments.tool_tasks import ToolTasks as ToolTasks
 

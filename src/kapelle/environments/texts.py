@@ -1,0 +1,176 @@
+"""Summaries and translations of the user's own rows, graded by their likeness to references and by their length.
+
+    {"document": "…", "summary": "…"}                summarisation
+    {"source": "…", "target": ["…", "…"]}            translation; a list has several references
+
+A text earns the weighted mean of its metrics (`grading.text.overlap`), of which it keeps a share by its length. The script writes
+the first reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, text_in
+from kapelle.environments.questions import Answers, Questions
+from kapelle.errors import DataError
+from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked
+from kapelle.grading.text.overlap import BleuTokeniser, Length, Metric, check_packages, similarity, too_long
+from kapelle.grading.verdict import Grade, no_answer
+from kapelle.runtime.row_files import DataRow
+from kapelle.types import Json, Message, Split, Task
+
+
+def _weights(metrics: Mapping[Metric, float]) -> Mapping[Metric, float]:
+    for metric, weight in metrics.items():
+        if weight <= 0.0:
+            raise ValueError(
+                f"`metrics.{metric}` is {weight}; a weight is above 0. Leave out what should not count"
+            )
+    return metrics
+
+
+Metrics = Annotated[Mapping[Metric, float], AfterValidator(_weights)]
+
+
+class _Referenced(DataSettings, Questions):
+    """What summaries and translations share: rows with a text and references, metrics, and a length."""
+
+    doing: ClassVar[str]
+    """The first words of the default prompt."""
+    metrics: Metrics = Field(min_length=1)
+    """Metric → weight; a text earns their weighted mean."""
+    stem: bool = False
+    """Whether ROUGE compares stems of English words (`runs` and `running`)."""
+    tokeniser: BleuTokeniser = "13a"
+    """How BLEU finds words."""
+    length: Length | None = None
+    """How long a text should be; null does not mind."""
+    prompt: str | None = None
+    """What is asked: `{text}` stands for the row's text, `{length}` for the words of `length`; null asks in plain words."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
+    """Where the text is looked for in an agent's answer."""
+
+    if TYPE_CHECKING:  # settings of each subclass, which have defaults of their own
+        text_field: str
+        reference_field: str
+
+    @property
+    def answers(self) -> Answers:
+        """A text, as far as it says what a reference says."""
+        return Answers(
+            self._graded,
+            lambda text: answer_in(text, self.extraction, lambda found: " ".join(found.split()) or None),
+            # A text alone is an answer wherever the whole of it is taken.
+            lambda answer: answer if "whole" in self.extraction else marked(answer, self.extraction[0]),
+        )
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Look for the packages and the tokeniser, then read both splits."""
+        check_packages(self.metrics)
+        if self.length is not None:
+            self.length.check()
+        super().check(agents)
+
+    def _key(self) -> tuple[str, str, Words]:
+        return self.text_field, "text_field", question_in
+
+    def _read(self, row: DataRow) -> tuple[str, list[str]]:
+        return question_in(row, self.text_field, "text_field"), self._references(row)
+
+    def _references(self, row: DataRow) -> list[str]:
+        value = field_of(row, self.reference_field, "reference_field")
+        texts = value if isinstance(value, list) else [text_in(row, self.reference_field, "reference_field")]
+        found = [text for text in texts if isinstance(text, str) and text.strip()]
+        if not found or len(found) < len(texts):
+            raise DataError(
+                f"{row.place}: the field '{self.reference_field}' is no text and no list of texts. Fix or drop the row, or set "
+                "`environment.reference_field`."
+            )
+        for text in found:
+            if too_long(text):
+                raise DataError(
+                    f"{row.place}: a reference has {len(text.split()):,} words; no text so long is scored. Drop the row."
+                )
+        return found
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the text at an index, with what is asked of it."""
+        text, references = self._read(self.rows.of(split)[index])
+        asked = self.prompt
+        if asked is None:
+            within = "" if self.length is None else f" in {self.length}"
+            asked = f"{self._asks()}{within}.\n\n{{text}}"
+        question = asked.replace("{length}", str(self.length or "")).replace("{text}", text)
+        return Task(f"{split}-{index}", question, {"answer": references[0], "references": references})
+
+    def _asks(self) -> str:
+        return self.doing
+
+    def _graded(self, text: str, task: Task) -> Grade:
+        found = answer_in(text, self.extraction, lambda found: found.strip() or None)
+        if found is None:
+            return no_answer("there is no text")
+        if too_long(found):
+            return no_answer(f"a text of {len(found.split()):,} words is not scored")
+        references = [str(each) for each in task.data["references"]]
+        scores = {
+            metric: similarity(metric, found, references, stem=self.stem, tokeniser=self.tokeniser)
+            for metric in self.metrics
+        }
+        score = sum(weight * scores[metric] for metric, weight in self.metrics.items()) / sum(
+            self.metrics.values()
+        )
+        said = [f"{metric} {value:.3f}" for metric, value in scores.items()]
+        if self.length is not None:
+            count = self.length.count(found)
+            score *= self.length.kept(count)
+            said.append(f"{count} {self.length.unit}, {self.length} asked")
+        return Grade(min(1.0, score), found, "; ".join(said))
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return the first reference."""
+        return self.answers.written(str(task.data["answer"]))
+
+
+class Summarisation(_Referenced):
+    """Documents in, summaries out."""
+
+    doing: ClassVar[str] = "Summarise this text"
+    name: Literal["summarisation"] = "summarisation"
+    text_field: str = "document"
+    """The field of the text."""
+    reference_field: str = "summary"
+    """The field of its summary, or of a list of summaries."""
+    metrics: Metrics = Field(default={"rougeL": 1.0}, min_length=1)
+    """Metric → weight; a summary earns their weighted mean."""
+
+
+class Translation(_Referenced):
+    """Texts of one language in, texts of another out."""
+
+    doing: ClassVar[str] = "Translate this text"
+    name: Literal["translation"] = "translation"
+    text_field: str = "source"
+    """The field of the text; dots reach into objects (`translation.en`)."""
+    reference_field: str = "target"
+    """The field of its translation, or of a list of translations."""
+    source_language: str | None = None
+    """The language of the texts, which the prompt names; null leaves it out."""
+    target_language: str | None = None
+    """The language to translate into, which the prompt names; null leaves it out."""
+    metrics: Metrics = Field(default={"chrf": 1.0}, min_length=1)
+    """Metric → weight; a translation earns their weighted mean."""
+
+    def _asks(self) -> str:
+        source = f" from {self.source_language}" if self.source_language else ""
+        target = f" into {self.target_language}" if self.target_language else ""
+        return f"{self.doing}{source}{target}"
+
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the languages, where they are named."""
+        named = {"source_language": self.source_language, "target_language": self.target_language}
+        return {name: language for name, language in named.items() if language}

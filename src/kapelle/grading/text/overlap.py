@@ -1,0 +1,212 @@
+"""How much of a reference a text says: ROUGE, chrF and BLEU, and whether it keeps to a length.
+
+The measures are those of the packages `rouge-score` (ROUGE, 2004, as Google's implementation has it) and `sacrebleu` (chrF, 2015; BLEU, 2002), of one text against one
+or several references, divided by 100 where they go up to that: every score lies in [0, 1]. They compare words and letters, not meaning, and a corpus's BLEU or
+chrF is not the mean of its sentences'.
+
+`rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion`, and a column `reference` of the row.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from kapelle.errors import ConfigError
+from kapelle.settings.base import Settings
+
+Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
+"""`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line; all as
+F1, after Porter's stemmer where that is asked for. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four words in a row, smoothed (`exp`)
+and of no higher order than the text has."""
+BleuTokeniser = Literal["13a", "intl", "char", "zh", "none"]
+"""How BLEU finds words: `13a` for most languages, `intl` by Unicode, `char` and `zh` for texts without spaces, `none` for spaces alone."""
+MAX_WORDS = 1_000
+"""Words of an answer; a longer one scores 0, as the time for ROUGE-L grows with the product of both lengths."""
+MAX_CHARACTERS = 20_000
+
+
+def check_packages(metrics: Mapping[Metric, float]) -> None:
+    """Raise ConfigError, naming the extra, if a metric's package is missing."""
+    for metric in metrics:
+        package = "rouge_score" if metric.startswith("rouge") else "sacrebleu"
+        if find_spec(package) is None:
+            raise ConfigError(f"The metric `{metric}` needs an extra: pip install 'kapelle[text]'.")
+
+
+def similarity(
+    metric: Metric,
+    text: str,
+    references: Sequence[str],
+    *,
+    stem: bool = False,
+    tokeniser: BleuTokeniser = "13a",
+) -> float:
+    """Return how close a text is to the nearest reference (BLEU: to all of them together), in [0, 1]; 0 for an empty or oversized text.
+
+    `stem` is ROUGE's (English alone), `tokeniser` BLEU's.
+    """
+    if not text.strip() or too_long(text):
+        return 0.0
+    if metric.startswith("rouge"):
+        scored = _rouge(metric, stem).score_multi(list(references), text)
+        return float(scored[metric].fmeasure)
+    return min(1.0, float(_bleu(metric, tokeniser).sentence_score(text, list(references)).score) / 100)
+
+
+def too_long(text: str) -> bool:
+    """Return whether a text is longer than any that is scored."""
+    return len(text) > MAX_CHARACTERS or len(text.split()) > MAX_WORDS
+
+
+@functools.lru_cache(maxsize=16)
+def _rouge(metric: Metric, stem: bool) -> Any:
+    check_packages({metric: 1.0})
+    from rouge_score.rouge_scorer import RougeScorer
+
+    # The package's own words are of a to z and digits alone; with a stemmer, which is English, that is right.
+    return RougeScorer([metric], use_stemmer=True) if stem else RougeScorer([metric], tokenizer=_Words())
+
+
+class _Words:
+    """Words as ROUGE counts them, in every alphabet."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Return the words of a text in small letters."""
+        return _WORD.findall(text.lower())
+
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+@functools.lru_cache(maxsize=16)
+def _bleu(metric: Metric, tokeniser: BleuTokeniser) -> Any:
+    check_packages({metric: 1.0})
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if metric == "bleu":
+        return BLEU(tokenize=tokeniser, effective_order=True)
+    return CHRF(word_order=2 if metric == "chrf++" else 0)
+
+
+# -------- Reward functions, for `kapelle.train` and the environment `rewarded`
+
+
+def _rewarding(metric: Metric) -> Callable[[str, str | list[str]], float]:
+    def reward(completion: str, reference: str | list[str]) -> float:
+        return similarity(metric, completion, [reference] if isinstance(reference, str) else reference)
+
+    reward.__name__ = reward.__qualname__ = re.sub("([a-z])([0-9L])", r"\1_\2", metric).lower()
+    reward.__doc__ = f"Return {metric} of a completion against the row's `reference`, a text or a list of texts, in [0, 1]."
+    return reward
+
+
+rouge_1 = _rewarding("rouge1")
+rouge_2 = _rewarding("rouge2")
+rouge_l = _rewarding("rougeL")
+rouge_lsum = _rewarding("rougeLsum")
+chrf = _rewarding("chrf")
+bleu = _rewarding("bleu")
+
+
+# -------- Length: how far a text is from what is allowed, and what that costs
+
+
+class Length(Settings):
+    """How long a text may be, and what it costs to miss that.
+
+    A text that misses the length by a share d of it (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
+    """
+
+    target: int | None = Field(default=None, ge=1)
+    """What to be near: `tolerance` more or less is free."""
+    tolerance: float = Field(default=0.1, ge=0.0)
+    """Share of the target that may be missing or too much."""
+    most: int | None = Field(default=None, ge=1)
+    """The greatest length that costs nothing."""
+    least: int | None = Field(default=None, ge=1)
+    """The smallest length that costs nothing."""
+    unit: Literal["words", "characters", "tokens"] = "words"
+    """What is counted: words between spaces, characters, or tokens of `tokeniser`."""
+    tokeniser: str | None = None
+    """For tokens: the folder of a model with `tokenizer.json`, or that file."""
+    penalty: float = Field(default=1.0, gt=0.0)
+    """Share of the score that is lost for each share of the length that is missed; large values make the length a hard limit."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Length:
+        if self.target is None and self.most is None and self.least is None:
+            raise ValueError("`length` sets no length. Give `target`, `most` or `least`")
+        if self.target is not None and (self.most is not None or self.least is not None):
+            raise ValueError(
+                "`length` has a `target` and a limit. Give the target with its `tolerance`, or `least` and `most`"
+            )
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ValueError(f"`length.least: {self.least}` is above `most: {self.most}`")
+        if (self.unit == "tokens") != (self.tokeniser is not None):
+            raise ValueError(
+                "`length.unit: tokens` needs a `tokeniser`, the folder of a model; other units need none"
+            )
+        return self
+
+    def check(self) -> None:
+        """Raise ConfigError if the tokeniser cannot be read."""
+        if self.tokeniser is not None:
+            _tokeniser(self.tokeniser)
+
+    def count(self, text: str) -> int:
+        """Return how long a text is, in the unit."""
+        if self.unit == "words":
+            return len(text.split())
+        if self.unit == "characters":
+            return len(text.strip())
+        assert self.tokeniser is not None, "the validator asks for it"
+        return len(_tokeniser(self.tokeniser).encode(text.strip(), add_special_tokens=False).ids)
+
+    def missed(self, count: int) -> float:
+        """Return the share of the length by which a count misses it; 0 where it is kept."""
+        low, high = float(self.least or 0), (math.inf if self.most is None else float(self.most))
+        if self.target is not None:
+            low, high = self.target * (1 - self.tolerance), self.target * (1 + self.tolerance)
+        if count > high:
+            return (count - high) / high
+        return (low - count) / low if count < low else 0.0
+
+    def kept(self, count: int) -> float:
+        """Return the share of its score that a text of this length keeps, in [0, 1]."""
+        return max(0.0, 1.0 - self.penalty * self.missed(count))
+
+    def __str__(self) -> str:
+        """Return what an agent reads about it."""
+        if self.target is not None:
+            return f"about {self.target} {self.unit}"
+        if self.least is not None and self.most is not None:
+            return f"{self.least} to {self.most} {self.unit}"
+        return (
+            f"at most {self.most} {self.unit}"
+            if self.most is not None
+            else f"at least {self.least} {self.unit}"
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _tokeniser(path: str) -> Any:
+    from tokenizers import Tokenizer
+
+    place = Path(path).expanduser()
+    file = place / "tokenizer.json" if place.is_dir() else place
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
+        # The library raises plain exceptions for whatever is wrong with a file.
+        raise ConfigError(
+            f"`length.tokeniser: {path}` cannot be read: {error}. Name the folder of a model that has a tokenizer.json."
+        ) from error
