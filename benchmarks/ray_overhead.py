@@ -21,7 +21,7 @@ from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
 from kapelle.cluster.ray_workers import RayWorkers
 from kapelle.rollout.play import shared_rollout
 from kapelle.settings.schema import Resources
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.selection import training_tasks
 
 TASKS, SAMPLES, ROUNDS = 64, 8, 5
 GROUP = "kapelle-benchmark"

@@ -12,7 +12,7 @@ from torch import Tensor
 from kapelle import Trainer
 from kapelle.rollout.play import shared_rollout
 from kapelle.runtime.ranks import Peers, Ranks
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.selection import training_tasks
 
 
 class Shared(Exception):

@@ -24,7 +24,7 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.selection import training_tasks
 from kapelle.training.trainer import Trainer
 from kapelle.types import Task
 

@@ -19,7 +19,7 @@ from kapelle.runs.named_checkpoint import check_verifier
 from kapelle.runs.reader import read_episodes, read_evaluations
 from kapelle.setup.recipe import resolve
 from kapelle.training.held_out import Judged, held_out_tasks, judgement_of
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.selection import training_tasks
 from kapelle.training.trainer import Trainer
 
 

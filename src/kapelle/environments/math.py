@@ -91,6 +91,8 @@ class Math(DataSettings, Questions, Doubting):
     """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
     answer_field: str = "answer"
     """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
+    level_field: str = "level"
+    """Field that says how hard a question is; tasks keep it as `level`, for `tasks.curriculum`, where rows have it."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
     answer_by: Literal["text", "program"] = "text"
@@ -171,7 +173,9 @@ class Math(DataSettings, Questions, Doubting):
         row = self.rows.of(split)[index]
         question = question_in(row, self.question_field, "question_field")
         part = {"part": str(row.fields.get("data_source"))} if self._parts else {}
-        return Task(f"{split}-{index}", question, {"answer": self.gold_of(row), **part})
+        level = row.fields.get(self.level_field)
+        hard = {"level": level} if isinstance(level, str | int | float) else {}
+        return Task(f"{split}-{index}", question, {"answer": self.gold_of(row), **part, **hard})
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the part of the data that the question is from, where there are several."""

@@ -30,6 +30,8 @@ from kapelle.types import Message, Split, Task
 # 5 a quadratic with whole roots (equations) or fractions on both sides (inequalities).
 
 Kind = Literal["equation", "inequality"]
+_DIGITS = re.compile(r"\d+")
+"""Numbers, which a template leaves open."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
@@ -66,7 +68,7 @@ class Algebra(Generated):
             answer = f"x={','.join(map(str, sorted({one, other})))}"
         else:
             question, answer = _linear(draw, level, kind)
-        return Problem(question, {"answer": answer}, question)
+        return Problem(question, {"answer": answer}, question, _DIGITS.sub("#", question))
 
 
 _ROOT = re.compile(r"(?:x\s*=\s*)?(?P<number>[^=<>≤≥]+)")
@@ -188,13 +190,14 @@ class MultiStep(Generated):
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a chain of `level` steps."""
         value = draw.randint(1, 20)
-        said, values = [str(value)], []
+        said, values, moved = [str(value)], [], []
         for _ in range(level):
             word, operand, value = draw.choice(_moves(value, self.largest, self.steps, draw))
             said.append(f"{word} {operand}")
+            moved.append(word)
             values.append(value)
         question = " ".join(said)
-        return Problem(question, {"answer": value, "values": values}, question)
+        return Problem(question, {"answer": value, "values": values}, question, " ".join(words))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the value after every step; the last one is the answer."""
@@ -257,7 +260,8 @@ class WordProblems(Generated):
             sentences.append(sentence)
             worked.append(f"{calculation}={value}")
         question = " ".join([*sentences, f"How many {things} does {name} have now?"])
-        return Problem(question, {"answer": value, "steps": worked}, ";".join(worked))
+        template = ";".join(_DIGITS.sub("#", step.partition("=")[0]) for step in worked)
+        return Problem(question, {"answer": value, "steps": worked}, ";".join(worked), template)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return every step and the answer, marked as GSM8K does."""

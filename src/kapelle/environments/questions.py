@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -297,6 +297,10 @@ def up_to(hardest: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+HeldOutBy = Literal["problem", "template"]
+"""What lies in one split as a whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What one draw made."""
@@ -305,6 +309,8 @@ class Problem:
     data: Mapping[str, Json]
     key: str
     """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
+    template: str | None = None
+    """What is left of it without its numbers and names; None where nobody says so (`held_out: template`)."""
 
 
 def split_of(key: str) -> Split:
@@ -320,10 +326,11 @@ def draw_task(
     index: int,
     difficulty: tuple[int, int],
     make: Callable[[random.Random, int], Problem],
+    held_out: HeldOutBy = "problem",
 ) -> Task:
     """Return the task at an index: a level, then the first problem of that level that belongs to the split.
 
-    Raises DataError if a level has no problem for the split.
+    With `held_out: template` whole templates belong to a split. Raises DataError if a level has no problem for the split.
     """
     draw = random.Random(f"{name}/{seed}/{split}/{index}")
     level = draw.randint(*difficulty)
@@ -331,20 +338,28 @@ def draw_task(
         problem: object = make(draw, level)
         if not isinstance(problem, Problem):
             raise Unfit(f"`problem` returns {problem!r:.60}; return a kapelle.environments.Problem.")
-        if split_of(problem.key) == split:
+        key = problem.key
+        if held_out == "template":
+            if problem.template is None:
+                raise Unfit(
+                    f"`problem` gives no `template`, and `environment.held_out: template` of `{name}` asks for it. Give each "
+                    "kapelle.environments.Problem one, or set it to `problem`."
+                )
+            key = f"{name}, template: {problem.template}"
+        if split_of(key) == split:
             return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
     raise DataError(
-        f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws. "
-        "Set `environment.difficulty` higher."
+        f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws"
+        f"{': all its templates lie in the other one' if held_out == 'template' else ''}. Set `environment.difficulty` higher."
     )
 
 
-def describe(what: str, difficulty: tuple[int, int]) -> dict[Split, str]:
+def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "problem") -> dict[Split, str]:
     """Return where the tasks of both splits come from, in words."""
     kind = f"generated {what} of difficulty {difficulty[0]} to {difficulty[1]}"
     return {
-        "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} problems",
-        "test": f"{kind}, the other problems",
+        "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} {held_out}s",
+        "test": f"{kind}, the other {held_out}s",
     }
 
 
@@ -358,6 +373,9 @@ class Generated(Questions):
         difficulty: tuple[int, int]
         seed: int
 
+    held_out: HeldOutBy = "problem"
+    """What tests never share with training: problems; or templates, what is left of a problem without its numbers and names."""
+
     @abstractmethod
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a problem of a level, drawn from `draw` alone."""
@@ -365,11 +383,11 @@ class Generated(Questions):
     @property
     def sources(self) -> Mapping[Split, str]:
         """Generated; a hash of each problem decides its split."""
-        return describe(self.things, self.difficulty)
+        return describe(self.things, self.difficulty, self.held_out)
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index: the same in every process."""
-        return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
+        return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem, self.held_out)
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the task's difficulty."""

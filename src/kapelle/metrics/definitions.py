@@ -184,6 +184,36 @@ STEP_METRICS: tuple[Metric, ...] = (
         "Rises together with clip_share and drift: samples are too old for this learning rate.",
     ),
     Metric(
+        "tasks_left",
+        "tasks",
+        "Training tasks that `tasks.difficulty` leaves; with that setting only.",
+        "Few: the same tasks come again and again; widen `low` and `high`.",
+    ),
+    Metric(
+        "tasks_solve_rate",
+        "share",
+        "How often the first weights solved those tasks, as it was measured before the first step.",
+        "Near 0 or 1: groups have no variance to learn from.",
+    ),
+    Metric(
+        "replay_groups",
+        "groups",
+        "Past groups that the step learned from beside its own (`tasks.replay`).",
+        "0 for long: no group has both success and failure.",
+    ),
+    Metric(
+        "replay_age",
+        "steps",
+        "How many steps ago those groups were played; other metrics of episodes leave them out.",
+        "Rises together with replay_log_ratio: set `tasks.replay.max_age`.",
+    ),
+    Metric(
+        "replay_log_ratio",
+        "nats",
+        "Mean of |log π(token) − log π_then(token)| over their tokens, before the update.",
+        "Above the clip range's logarithm most of their tokens teach nothing: they are too old.",
+    ),
+    Metric(
         "time/tokens_per_second",
         "tokens per second",
         "Tokens sampled in a step, over the time of the whole step.",

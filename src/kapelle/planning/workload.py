@@ -20,7 +20,7 @@ from kapelle.rollout.play import make_play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import training_tasks
+from kapelle.training.selection import training_tasks
 from kapelle.types import Message
 
 PLAYED = 8

@@ -7,6 +7,8 @@ from typing import Literal, TypedDict
 
 from kapelle.settings.schema import (
     AgentConfig,
+    CurriculumConfig,
+    DifficultyConfig,
     DType,
     EmbeddedConfig,
     EndpointConfig,
@@ -16,6 +18,7 @@ from kapelle.settings.schema import (
     PastAdapter,
     PerTurn,
     RateConfig,
+    ReplayConfig,
     Resources,
     SamplingConfig,
     Schedule,
@@ -361,12 +364,49 @@ class TrainingDict(TypedDict, total=False):
     """What happens to a step whose loss or gradient is not finite."""
 
 
+class DifficultyDict(TypedDict, total=False):
+    """Tasks of a finite train split by how often the team solves them, measured with its first weights before the first step."""
+
+    low: float
+    """Tasks that are solved less often are left out."""
+    high: float
+    """Tasks that are solved more often are left out."""
+    samples: int
+    """Answers to each task, sampled as in training."""
+
+
+class CurriculumDict(TypedDict, total=False):
+    """Easy tasks first: each step draws from the easiest share, which grows until all tasks take part."""
+
+    by: str
+    """What says how hard a task is: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number,
+    or ends in one (`Level 3`), the larger the harder."""
+    start: float
+    """Share of the tasks that the first step draws from."""
+    steps: int
+    """Steps until all tasks take part; the share grows evenly."""
+
+
+class ReplayDict(TypedDict, total=False):
+    """Past groups in which some episodes succeeded and others did not, learned from again."""
+
+    groups: int
+    """Most past groups that a step learns from, beside its own."""
+    capacity: int
+    """Newest such groups that are kept, one for each task."""
+    max_age: int | None
+    """Steps after which a group is dropped; null keeps it as long as there is room."""
+
+
 class TasksDict(TypedDict, total=False):
     """Which of the environment's tasks are played."""
 
     max_prompt_tokens: int | None
     """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
     out, and refuses a run whose first tasks do not fit the model."""
+    difficulty: DifficultyConfig | DifficultyDict | None
+    curriculum: CurriculumConfig | CurriculumDict | None
+    replay: ReplayConfig | ReplayDict | None
 
 
 class EvaluationDict(TypedDict, total=False):

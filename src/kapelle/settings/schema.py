@@ -408,12 +408,58 @@ class TrainingConfig(Settings):
     """What happens to a step whose loss or gradient is not finite."""
 
 
+class DifficultyConfig(Settings):
+    """Tasks of a finite train split by how often the team solves them, measured with its first weights before the first step."""
+
+    low: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Tasks that are solved less often are left out."""
+    high: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Tasks that are solved more often are left out."""
+    samples: int = Field(default=4, ge=1)
+    """Answers to each task, sampled as in training."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DifficultyConfig:
+        if self.low > self.high:
+            raise ValueError(f"`low: {self.low}` is above `high: {self.high}`, which leaves no task")
+        return self
+
+
+class CurriculumConfig(Settings):
+    """Easy tasks first: each step draws from the easiest share, which grows until all tasks take part."""
+
+    by: str = "solve_rate"
+    """What says how hard a task is: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number,
+    or ends in one (`Level 3`), the larger the harder."""
+    start: float = Field(default=0.25, gt=0.0, le=1.0)
+    """Share of the tasks that the first step draws from."""
+    steps: int = Field(default=100, ge=1)
+    """Steps until all tasks take part; the share grows evenly."""
+
+
+class ReplayConfig(Settings):
+    """Past groups in which some episodes succeeded and others did not, learned from again.
+
+    Their ratios are to the weights that sampled them, as for `training.max_staleness`.
+    """
+
+    groups: int = Field(default=1, ge=1)
+    """Most past groups that a step learns from, beside its own."""
+    capacity: int = Field(default=64, ge=1)
+    """Newest such groups that are kept, one for each task."""
+    max_age: int | None = Field(default=None, ge=1)
+    """Steps after which a group is dropped; null keeps it as long as there is room."""
+
+
 class TasksConfig(Settings):
     """Which of the environment's tasks are played."""
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
     out, and refuses a run whose first tasks do not fit the model."""
+    difficulty: DifficultyConfig | None = None
+    curriculum: CurriculumConfig | None = None
+    replay: ReplayConfig | None = None
 
 
 TestSet = Annotated[

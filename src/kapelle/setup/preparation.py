@@ -8,9 +8,10 @@ engine = build_engine(config, models, prepared.team)
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -105,6 +106,30 @@ def short_enough(
             return False
 
     return fits
+
+
+# -------- How hard a task is, for a curriculum (`tasks.curriculum`).
+
+SOLVE_RATE = "solve_rate"
+"""In place of a field: how often the team solves it (`tasks.difficulty`)."""
+_LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
+
+
+def hardness(task: Task, field: str) -> float:
+    """Return how hard a field of a task's data says that it is: its number, or the last one in its text.
+
+    Infinite where it has none: such tasks come last. Raises ConfigError where there is no such field.
+    """
+    if field not in task.data:
+        known = ", ".join(sorted(task.data)) or "none"
+        raise ConfigError(
+            f"`tasks.curriculum.by: {field}` is no field of task {task.id} (its fields: {known}). Name one, or `{SOLVE_RATE}`."
+        )
+    value = task.data[field]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    number = _LAST_NUMBER.search(value) if isinstance(value, str) else None
+    return float(number.group()) if number else inf
 
 
 # -------- Whether agents' prompts fit their models: read with the models' tokenisers, before a model is loaded.
@@ -343,6 +368,9 @@ def _counted(
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the settings with the steps that `training.epochs` makes, and lines about the tasks that are left."""
     environment, training, most = config.environment, config.training, config.tasks.max_prompt_tokens
+    curriculum = config.tasks.curriculum
+    if curriculum is not None and curriculum.by != SOLVE_RATE:
+        hardness(task_of(environment, "train", 0), curriculum.by)
     splits: tuple[Split, ...] = ("train", "test")
     left = {split: environment.size(split) for split in splits}
     notes = []
@@ -367,6 +395,11 @@ def _counted(
                     )
     if training.epochs is None:
         return config, tuple(notes)
+    if config.tasks.difficulty is not None:
+        raise ConfigError(
+            "`training.epochs` counts tasks before the first step, and `tasks.difficulty` finds out there how many it leaves. Set "
+            "`training.epochs: null` and `training.steps`."
+        )
     count = left["train"]
     if count is None:
         raise ConfigError(

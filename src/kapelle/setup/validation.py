@@ -292,6 +292,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
             # A process alone shares nothing out.
             config.optimizer.name if launched_rank() is not None else "adamw",
         )
+    _check_selection(config, algorithm)
     _check_worlds(config, algorithm, team)
     environment = config.environment
     _check_own_rewards(config, environment, team)
@@ -314,6 +315,37 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         _check_one_tokeniser(algorithm, team)
     if algorithm.plays:
         _check_sampling(team)
+
+
+def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse to choose among tasks, or to learn again, where that is not possible or would not mean what it says."""
+    tasks, name = config.tasks, config.environment.name
+    exchanges = any(hook.moves_weights for hook in algorithm.after_update)
+    measured, by_rate = tasks.difficulty is not None, tasks.curriculum and tasks.curriculum.by == "solve_rate"
+    faults: Mapping[str, object] = {
+        f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it": (
+            measured and config.environment.size("train") is None
+        ),
+        "`tasks.difficulty` is measured by this process, and `training.overlap` plays in another. Set `training.overlap: false`": (
+            measured and config.training.overlap
+        ),
+        f"`tasks.difficulty` measures the team, and `{algorithm.name}` does not play. Remove it": measured
+        and not algorithm.plays,
+        "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too, or "
+        "`tasks.curriculum.by` to a field of the tasks": by_rate and not measured,
+        f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` does not play. Remove it": (
+            tasks.replay and not algorithm.plays
+        ),
+        f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it": (
+            tasks.replay and exchanges
+        ),
+        f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set `algorithm.tree: false`": (
+            tasks.replay and algorithm.data.tree is not None
+        ),
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise ConfigError(f"{fault}.")
 
 
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:

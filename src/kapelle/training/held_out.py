@@ -22,7 +22,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import short_enough
 from kapelle.signals.verifier import VerifierScores, verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.rollouts import TrainingTasks
+from kapelle.training.selection import TrainingTasks
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task
 

@@ -33,10 +33,12 @@ from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
+from kapelle.signals.samples import policy_sample
 from kapelle.signals.verifier import calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead, tasks_of
+from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
+from kapelle.training.selection import Replay, remembered, replayed, tasks_of
 from kapelle.training.step_report import credit_metrics, critic_metrics, traces, why_idle
 from kapelle.types import Group
 
@@ -221,7 +223,7 @@ class Loop:
             update.entropy,
             update.epochs,
             update.minibatches,
-            parity=algorithm.plays and not config.training.max_staleness,
+            parity=algorithm.plays and not config.training.max_staleness and config.tasks.replay is None,
         )
 
     def start_step(self, *, may_go_back: bool = False) -> StepStart:
@@ -240,22 +242,31 @@ class Loop:
 
         # Rollout: play the step's tasks, or take what a step before it has played ahead.
         doing(f"step {number}, rollout")
+        self.tasks.measure(play)
         groups, parity = self._episodes(replace(play, tree=algorithm.data.tree), number)
         halt_on_failures(groups, config.training.max_failed_share)
         metrics = rollout_metrics(groups, algorithm.returns or own_returns)
         if not algorithm.plays:
             metrics = demonstrated(metrics)
         if config.training.max_staleness:
-            metrics |= {"staleness": self._queue.staleness(groups), **parity}
+            metrics |= {"staleness": self._queue.staleness(groups)}
+        metrics |= {**parity, **self.tasks.metrics()}
+        again: Replay = ()
+        if (replay := config.tasks.replay) is not None:
+            again = replayed(self._queue.replay, replay, number, config.seed, groups)
+            self._queue.replay = remembered(self._queue.replay, replay, number, groups)
 
         # Signals: what credit and loss need to know of the turns (values, reference log-probs, a verifier's scores).
         doing(f"step {number}, scores")
         clock.enter("score")
-        sampled = Sampled(number, groups, play.team, lambda: self._greedily(play, groups, number))
+        learning = [*groups, *(group for _, group in again)]
+        sampled = Sampled(number, learning, play.team, lambda: self._greedily(play, learning, number))
         signals = gather_signals(algorithm, sampled, self._engine)
         clock.leave()
         if signals.score:
-            metrics |= verifier_metrics(groups, signals.score)
+            metrics |= verifier_metrics(learning, signals.score)
+        if config.tasks.replay is not None:
+            metrics |= self._age(again, number)
 
         # Credit and update.
         doing(f"step {number}, update")
@@ -267,7 +278,7 @@ class Loop:
         start.hold(learners=several)
         # Where nothing could restore the weights, a stop waits for the update's end.
         with unbroken() if start.lost and not start.may_go_back else nullcontext():
-            learned = self._learn(sampled, signals)
+            learned = self._learn(sampled, signals, len(groups))
         metrics |= learned.metrics
         clock.leave()
 
@@ -289,7 +300,7 @@ class Loop:
 
         seconds = clock.seconds()
         total = sum(seconds.values())
-        tokens = sum(len(turn.completion_ids) for _, turn in sampled.turns)
+        tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         judged = config.reward_model is not None or algorithm.data.scores
         idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)
@@ -318,13 +329,25 @@ class Loop:
                 else sampler.begin(k, left)()
             )
             # Where steps are played ahead, the update comes too late to compare trainer and sampler.
-            if config.training.max_staleness:
+            if config.training.max_staleness or config.tasks.replay:
                 parity = self._compare(step, versions, parity)
                 play.engine.release_caches()  # as a sampling process does: what is kept would be read by the next play
             return step
 
         groups = self._queue.take(number, versions, played, None if sampler is None else sampler.begin)
         return groups, parity
+
+    def _age(self, again: Replay, number: int) -> dict[str, float]:
+        """Return how many groups are learned from again, how old they are, and how far the weights have moved since."""
+        row = {"replay_groups": float(len(again))}
+        if again:
+            turns = turns_of([group for _, group in again])
+            scored = self._engine.score([policy_sample(t, self._play.team, t.policy, {}) for _, t in turns])
+            gaps = [now_T - torch.tensor(t.logprobs) for now_T, (_, t) in zip(scored, turns, strict=True)]
+            row["replay_age"] = sum(number - when for when, _ in again) / len(again)
+            if gaps:
+                row["replay_log_ratio"] = float(torch.cat(gaps).abs().mean())
+        return row
 
     def _compare(
         self,
@@ -342,8 +365,8 @@ class Loop:
         fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
         return merge_rows([before, self._engine.check_parity(fresh, weights)])
 
-    def _learn(self, sampled: Sampled, signals: Signals) -> Learned:
-        """Give credit to a step's turns, and update policies and critics."""
+    def _learn(self, sampled: Sampled, signals: Signals, fresh: int) -> Learned:
+        """Give credit to a step's turns, and update policies and critics; the first `fresh` groups are the step's own."""
         config, algorithm, engine, team = self._config, self._algorithm, self._engine, self._play.team
         groups, number = sampled.groups, sampled.number
         if config.reward_model is not None:
@@ -386,7 +409,9 @@ class Loop:
         found: tuple[Trace, ...] = ()
         if most := config.record.credit_episodes:
             with unbroken():  # weights have changed: a stop waits for the step's end
-                found = traces(groups, sampled.trained, credit, learned, engine, most, self._token_texts)
+                found = traces(
+                    groups[:fresh], sampled.trained, credit, learned, engine, most, self._token_texts
+                )
         return Learned(metrics, updated=bool(learned or critics), traces=found)
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
@@ -403,11 +428,12 @@ class Loop:
     def state(self) -> dict[str, object]:
         """Return the memory of credit and the queue of played steps, for a checkpoint."""
         memory = self._memory.state() if self._memory is not None else {}
-        return {"memory": memory, "ahead": self._queue.state()}
+        return {"memory": memory, "ahead": self._queue.state(), "tasks": self.tasks.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._queue.load_state(state["ahead"])
+        self.tasks.load_state(state.get("tasks", "null"))
         if self._memory is not None:
             self._memory.load_state(state["memory"])
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Environment, task_of
-from kapelle.errors import ConfigError, ParityError
+from kapelle.errors import ParityError
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Play, PlaysGroups, ask_groups, begun, play_groups
@@ -27,77 +25,8 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.setup.preparation import short_enough
-from kapelle.types import Group, Task
-
-REDRAWN = 1000
-"""Draws of a split without end after which no task fits."""
-
-
-class TrainingTasks:
-    """The tasks of every step: those of the training split that fit, each once per epoch in a new random order."""
-
-    def __init__(
-        self, environment: Environment, config: RunConfig, fits: Callable[[Task], bool] | None = None
-    ) -> None:
-        """Take tasks for which `fits` is true; a finite split is looked through at the first step."""
-        self._environment, self._config, self._fits = environment, config, fits
-        self._left: Sequence[int] | None = None
-        """Indices of a finite split that fit, once they are known."""
-
-    def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step (from 1).
-
-        `attempt` gives another draw for the same step, of tasks that later steps play too.
-        """
-        config, environment = self._config, self._environment
-        count = config.training.tasks_per_step
-        offset = attempt * config.training.steps
-        cursors = range((step - 1 + offset) * count, (step + offset) * count)
-        if environment.size("train") is None:
-            first = (step - 1) * count
-            return [self._drawn(cursor, first + number) for number, cursor in enumerate(cursors)]
-        left = self._finite()
-        orders: dict[int, list[int]] = {}
-        for epoch in {cursor // len(left) for cursor in cursors}:
-            orders[epoch] = list(left)
-            random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
-        return [
-            task_of(environment, "train", orders[cursor // len(left)][cursor % len(left)])
-            for cursor in cursors
-        ]
-
-    def _drawn(self, cursor: int, played: int) -> Task:
-        for again in range(REDRAWN):
-            more = (again,) if again else ()
-            index = derive_seed(self._config.seed, "task", cursor, *more) >> 16
-            task = task_of(self._environment, "train", index, played=played)
-            if self._fits is None or self._fits(task):
-                return task
-        raise ConfigError(
-            f"`tasks.max_prompt_tokens` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise it."
-        )
-
-    def _finite(self) -> Sequence[int]:
-        if self._left is None:
-            size = self._environment.size("train")
-            assert size is not None, "a split without end is drawn from"
-            fits = self._fits
-            self._left = [
-                k for k in range(size) if fits is None or fits(task_of(self._environment, "train", k))
-            ]
-        return self._left
-
-
-def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
-    """Return the tasks of a step of all that the environment has; see `TrainingTasks`."""
-    return TrainingTasks(environment, config).of(step, attempt)
-
-
-def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
-    """Return the tasks that a run's steps play."""
-    return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))
-
+from kapelle.training.selection import Replay, TrainingTasks
+from kapelle.types import Group
 
 # -------- The episodes of one step of training
 
@@ -304,6 +233,9 @@ Pending = Callable[[], PlayedStep]
 """Waits for the episodes of a step that another process plays."""
 
 
+Snapshot = tuple[deque[list[Group]], deque[dict[str, int]], Left, Replay]
+
+
 class RolloutQueue:
     """The queue, and which versions of each policy may be in it."""
 
@@ -318,6 +250,8 @@ class RolloutQueue:
         self._left: Left = ()
         self._versions: deque[dict[str, int]] = deque(maxlen=self._oldest + 1)
         self._pending: Pending | None = None
+        self.replay: Replay = ()
+        """Past groups that later steps learn from again (`tasks.replay`)."""
 
     def take(
         self,
@@ -390,13 +324,13 @@ class RolloutQueue:
             )
         return sum(ages) / len(ages) if ages else 0.0
 
-    def snapshot(self) -> tuple[deque[list[Group]], deque[dict[str, int]], Left]:
+    def snapshot(self) -> Snapshot:
         """Return the queue and its versions as they are now, for `restore`."""
-        return self._queue.copy(), self._versions.copy(), self._left
+        return self._queue.copy(), self._versions.copy(), self._left, self.replay
 
-    def restore(self, snapshot: tuple[deque[list[Group]], deque[dict[str, int]], Left]) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot, which is used once, with nothing under way."""
-        (self._queue, self._versions, self._left), self._pending = snapshot, None
+        (self._queue, self._versions, self._left, self.replay), self._pending = snapshot, None
 
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""
@@ -405,6 +339,8 @@ class RolloutQueue:
             "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
             "versions": [dict(versions) for versions in self._versions],
             **({"left": dump_partial(self._left)} if self._left else {}),
+            "replay": [dump_groups(step, [group]).decode("ascii") for step, group in self.replay],
+            "replay_steps": [step for step, _ in self.replay],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -414,3 +350,6 @@ class RolloutQueue:
         )
         self._versions = deque((dict(each) for each in state["versions"]), maxlen=self._oldest + 1)
         self._left = load_partial(state.get("left", ""))
+        texts = state.get("replay", [])
+        kept = [load_groups([json.loads(line) for line in text.splitlines()])[0] for text in texts]
+        self.replay = tuple(zip(state.get("replay_steps", []), kept, strict=True))

@@ -41,7 +41,8 @@ from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import Pending, PlayedStep, begin_share, tasks_of, together
+from kapelle.training.rollouts import Pending, PlayedStep, begin_share, together
+from kapelle.training.selection import tasks_of
 
 SERVE = (
     "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "

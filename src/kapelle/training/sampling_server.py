@@ -23,7 +23,7 @@ from kapelle.runtime.interrupts import SIGNALS
 from kapelle.runtime.process_tree import SharedStatus, live
 
 if TYPE_CHECKING:
-    from kapelle.training.rollouts import TrainingTasks
+    from kapelle.training.selection import TrainingTasks
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
@@ -89,7 +89,8 @@ class _Player:
         from kapelle.metrics.timeline import Timeline
         from kapelle.rollout.partial import load_partial
         from kapelle.runtime.randomness import random_from_lists, restore_random
-        from kapelle.training.rollouts import begin_share, dump_share, tasks_of
+        from kapelle.training.rollouts import begin_share, dump_share
+        from kapelle.training.selection import tasks_of
 
         started = time.perf_counter()
         team = self._team

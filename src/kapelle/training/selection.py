@@ -1,0 +1,226 @@
+"""Which tasks the steps of training play: those that fit, of fitting difficulty, easy ones first; and groups that are learned from again.
+
+Everything here follows from the settings, the number of the step, and solve rates that are measured once and saved, so that a run
+that was stopped goes on with the same tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, inf
+
+from kapelle.environment import Environment, task_of
+from kapelle.errors import ConfigError
+from kapelle.rollout.play import Play, shared_rollout
+from kapelle.runtime.process_tree import doing
+from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
+from kapelle.settings.schema import ReplayConfig, RunConfig
+from kapelle.setup.preparation import SOLVE_RATE, hardness, short_enough
+from kapelle.types import Group, Task
+
+REDRAWN = 1000
+"""Draws of a split without end after which no task fits."""
+LOOKED_AT = 512
+"""Tasks of a split without end by which a curriculum knows how hard they are."""
+PLAYED = 256
+"""Tasks whose solve rates are measured at once."""
+
+
+class TrainingTasks:
+    """The tasks of every step: those of the training split that fit, each once per epoch in a new random order.
+
+    While a curriculum lasts, each step draws anew from its share of the tasks.
+    """
+
+    def __init__(
+        self, environment: Environment, config: RunConfig, fits: Callable[[Task], bool] | None = None
+    ) -> None:
+        """Take tasks for which `fits` is true; a finite split is looked through at the first step."""
+        self._environment, self._config, self._fits = environment, config, fits
+        self._left: Sequence[int] | None = None
+        """Indices of a finite split that fit, once they are known."""
+        self._rates: Mapping[int, float] | None = None
+        """Index of a task → how often it was solved, once that is measured."""
+        self._hard: Mapping[int, float] = {}
+        """Index of a task → how hard it is, of a finite split."""
+        self._levels: Sequence[float] | None = None
+        """How hard the tasks are, ascending, once that is known."""
+
+    def of(self, step: int, attempt: int = 0) -> list[Task]:
+        """Return the tasks of a step (from 1).
+
+        `attempt` gives another draw for the same step, of tasks that later steps play too.
+        """
+        config, environment = self._config, self._environment
+        count = config.training.tasks_per_step
+        offset = attempt * config.training.steps
+        cursors = range((step - 1 + offset) * count, (step + offset) * count)
+        hardest = self._hardest(step)
+        if environment.size("train") is None:
+            first = (step - 1) * count
+            return [self._drawn(cursor, first + number, hardest) for number, cursor in enumerate(cursors)]
+        left = self._finite()
+        if hardest < inf:
+            easy = [k for k in left if self._hard[k] <= hardest]
+            draw = random.Random(derive_seed(config.seed, "curriculum", step, attempt))
+            chosen: list[int] = []
+            while len(chosen) < count:
+                chosen += draw.sample(easy, min(len(easy), count - len(chosen)))
+            return [task_of(environment, "train", index) for index in chosen]
+        orders: dict[int, list[int]] = {}
+        for epoch in {cursor // len(left) for cursor in cursors}:
+            orders[epoch] = list(left)
+            random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
+        return [
+            task_of(environment, "train", orders[cursor // len(left)][cursor % len(left)])
+            for cursor in cursors
+        ]
+
+    def measure(self, play: Play) -> None:
+        """Measure how often the team solves each task, if the settings ask for it and it is not known; plays for a while."""
+        wanted = self._config.tasks.difficulty
+        if wanted is None or self._rates is not None:
+            return
+        doing("measuring how hard the tasks are")
+        drawn = capture_random()  # an undone step does not measure again, and goes on alike
+        rates: dict[int, float] = {}
+        left = self._finite()
+        for begin in range(0, len(left), PLAYED):
+            part = left[begin : begin + PLAYED]
+            tasks = [task_of(self._environment, "train", index) for index in part]
+            seed = derive_seed(self._config.seed, "difficulty", begin)
+            for index, group in zip(part, shared_rollout(play, tasks, wanted.samples, seed), strict=True):
+                scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
+                if scored:  # a task that nothing scored is as it was: unknown
+                    rates[index] = sum(scored) / len(scored)
+        restore_random(drawn)
+        self._rates, self._left, self._levels = rates, None, None
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many tasks are left and how often they were solved, where that was measured."""
+        if self._rates is None:
+            return {}
+        left = self._finite()
+        solved = [self._rates[k] for k in left if k in self._rates]
+        return {
+            "tasks_left": float(len(left)),
+            "tasks_solve_rate": sum(solved) / len(solved) if solved else 0.0,
+        }
+
+    def state(self) -> str:
+        """Return what was measured, for a checkpoint."""
+        return json.dumps(None if self._rates is None else list(self._rates.items()))
+
+    def load_state(self, state: str) -> None:
+        """Restore what `state` returned."""
+        rates = json.loads(state)
+        self._rates = None if rates is None else {int(index): float(rate) for index, rate in rates}
+        self._left = self._levels = None
+
+    def _drawn(self, cursor: int, played: int, hardest: float) -> Task:
+        for again in range(REDRAWN):
+            more = (again,) if again else ()
+            index = derive_seed(self._config.seed, "task", cursor, *more) >> 16
+            task = task_of(self._environment, "train", index, played=played)
+            if (self._fits is None or self._fits(task)) and (hardest == inf or self._value(task) <= hardest):
+                return task
+        raise ConfigError(
+            f"`tasks` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise `tasks.max_prompt_tokens` or "
+            "`tasks.curriculum.start`."
+        )
+
+    def _finite(self) -> Sequence[int]:
+        if self._left is not None:
+            return self._left
+        size, fits, wanted, rates = (
+            self._environment.size("train"),
+            self._fits,
+            self._config.tasks.difficulty,
+            self._rates,
+        )
+        assert size is not None, "a split without end is drawn from"
+        left = [k for k in range(size) if fits is None or fits(task_of(self._environment, "train", k))]
+        if wanted is not None and rates is not None:
+            known = [rates[k] for k in left if k in rates]
+            left = [k for k in left if k not in rates or wanted.low <= rates[k] <= wanted.high]
+            if not left:
+                raise ConfigError(
+                    f"`tasks.difficulty` leaves none of {len(known)} tasks: they are solved from {min(known):.0%} to {max(known):.0%} of "
+                    f"the time, and `low` and `high` are {wanted.low:.0%} and {wanted.high:.0%}. Widen them."
+                )
+        self._left = left
+        return left
+
+    def _hardest(self, step: int) -> float:
+        """Return how hard a task of a step may be; infinite where there is no curriculum, or it is over."""
+        wanted = self._config.tasks.curriculum
+        if wanted is None:
+            return inf
+        share = wanted.start + (1.0 - wanted.start) * (step - 1) / wanted.steps
+        if share >= 1.0:
+            return inf
+        if self._levels is None:
+            if self._environment.size("train") is None:
+                self._levels = sorted(
+                    self._value(task_of(self._environment, "train", k)) for k in range(LOOKED_AT)
+                )
+            else:
+                rates = self._rates if wanted.by == SOLVE_RATE else None
+                self._hard = {
+                    k: self._value(task_of(self._environment, "train", k))
+                    if rates is None
+                    else 1.0 - rates.get(k, 0.0)
+                    for k in self._finite()
+                }
+                self._levels = sorted(self._hard.values())
+        return self._levels[ceil(share * len(self._levels)) - 1]
+
+    def _value(self, task: Task) -> float:
+        wanted = self._config.tasks.curriculum
+        assert wanted is not None
+        return hardness(task, wanted.by)
+
+
+def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
+    """Return the tasks of a step of all that the environment has; see `TrainingTasks`."""
+    plain = config.model_copy(update={"tasks": config.tasks.model_copy(update={"curriculum": None})})
+    return TrainingTasks(environment, plain).of(step, attempt)
+
+
+def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
+    """Return the tasks that a run's steps play."""
+    return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))
+
+
+# -------- Groups that are learned from again
+
+Replay = tuple[tuple[int, Group], ...]
+"""Step → a group that it played, oldest first."""
+
+
+def replayed(kept: Replay, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Replay:
+    """Return the past groups that a step learns from beside its `fresh` ones: a seeded draw, of other tasks than these."""
+    now = {group.task.id for group in fresh}
+    free = [
+        (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
+    ]
+    draw = random.Random(derive_seed(seed, "replay", step))
+    return tuple(sorted(draw.sample(free, min(settings.groups, len(free))), key=lambda each: each[0]))
+
+
+def remembered(kept: Replay, settings: ReplayConfig, step: int, fresh: Sequence[Group]) -> Replay:
+    """Return what is kept after a step: its groups in which some episodes succeeded and others did not join, the oldest leave."""
+    mixed = []
+    for group in fresh:
+        scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
+        if any(scored) and not all(scored):
+            mixed.append((step, group))
+    newer = {group.task.id for _, group in mixed}
+    before = [each for each in kept if each[1].task.id not in newer and _young(settings, step + 1, each[0])]
+    return (*before, *mixed)[-settings.capacity :]
+
+
+def _young(settings: ReplayConfig, step: int, when: int) -> bool:
+    return settings.max_age is None or step - when <= settings.max_age
