@@ -50,6 +50,18 @@ def learned(case: Case, steps: int = STEPS) -> tuple[Weights, list[dict[str, flo
     return weights, [{k: v for k, v in row.items() if not k.startswith(OTHERWISE)} for row in rows]
 
 
+SELECTING: Mapping[str, Any] = {
+    "environment": {"tasks": 6, "levels": 2},
+    "tasks": {
+        "difficulty": {"samples": 3},
+        "curriculum": {"start": 0.5, "steps": 2},
+        "replay": {"groups": 2},
+    },
+    "training": {"critic_warmup": 1},
+}
+"""Choosing tasks, learning again, and critics alone at first."""
+
+
 def learn_all(cases: Sequence[Case], steps: int) -> list[tuple[Weights, list[dict[str, float]]]]:
     return [learned(case, steps) for case in cases]
 
@@ -127,6 +139,11 @@ def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> N
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns() -> None:
     check(FEW, 2)
+
+
+@pytest.mark.slow
+def test_two_processes_choose_the_same_tasks_and_learn_the_same_again() -> None:
+    check([("mappo", SELECTING)], 2)
 
 
 @pytest.mark.ranks

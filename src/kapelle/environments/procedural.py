@@ -197,7 +197,7 @@ class MultiStep(Generated):
             moved.append(word)
             values.append(value)
         question = " ".join(said)
-        return Problem(question, {"answer": value, "values": values}, question, " ".join(words))
+        return Problem(question, {"answer": value, "values": values}, question, " ".join(moved))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the value after every step; the last one is the answer."""

@@ -8,8 +8,8 @@ from typing import Literal, TypedDict
 from kapelle.settings.schema import (
     AgentConfig,
     CurriculumConfig,
-    DifficultyConfig,
     DType,
+    DifficultyConfig,
     EmbeddedConfig,
     EndpointConfig,
     LoraConfig,
