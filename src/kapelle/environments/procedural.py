@@ -57,7 +57,7 @@ class Algebra(Generated):
     def sources(self) -> Mapping[Split, str]:
         """Generated; a hash of each problem decides its split."""
         many = {"equation": "equations", "inequality": "inequalities"}
-        return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty)
+        return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty, self.held_out)
 
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a line of a level."""

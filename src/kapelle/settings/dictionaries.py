@@ -8,8 +8,8 @@ from typing import Literal, TypedDict
 from kapelle.settings.schema import (
     AgentConfig,
     CurriculumConfig,
-    DType,
     DifficultyConfig,
+    DType,
     EmbeddedConfig,
     EndpointConfig,
     LoraConfig,
