@@ -78,7 +78,7 @@ def sampled_otherwise(family: str) -> tuple[LanguageModel, Any, list[Sample]]:
     samples = []
     for job, output in zip(jobs(), outputs, strict=True):
         places = tuple(range(len(job.prompt), len(job.prompt) + len(output.ids)))
-        columns = {
+        columns: dict[str, Tensor] = {
             Column.BEHAVIOUR: torch.tensor(output.logprobs),
             Column.ADVANTAGE: torch.linspace(-1, 1, len(places)),
         }
@@ -169,12 +169,13 @@ class TestRefusals:
             LanguageModel(build("qwen2"), tokenizer(), replays_routing=True)
 
     def test_an_engine_that_does_not_say_which_experts_it_took_is_named(self) -> None:
+        settings: dict[str, Any] = {
+            "model": {"routing": "replayed"},
+            "team": {"agents": 1},
+            "environment": {"name": "arithmetic"},
+            "workflow": {"name": "solo"},
+            "algorithm": {"name": "grpo"},
+            "engine": {"name": "vllm"},
+        }
         with pytest.raises(ConfigError, match=r"`engine.name: vllm` does not say which these were"):
-            Trainer(
-                model={"routing": "replayed"},
-                team={"agents": 1},
-                environment={"name": "arithmetic"},
-                workflow={"name": "solo"},
-                algorithm={"name": "grpo"},
-                engine={"name": "vllm"},
-            )
+            Trainer(**settings)

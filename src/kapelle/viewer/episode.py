@@ -173,6 +173,7 @@ def _turn(row: Mapping[str, Any], place: int) -> ShownTurn:
             "role": text(each.get("role")),
             "content": text(each.get("content")),
             "speaker": text(each.get("speaker")),
+            "images": ", ".join(text(name) for name in listing(each.get("images"))),
         }
         for each in listing(row.get("heard"))
         if isinstance(each, Mapping)
