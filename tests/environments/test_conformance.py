@@ -31,6 +31,7 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "debate_topics": {"sides": ("A", "B", "C"), "reward": "zero_sum"},
     "mixture": {"parts": {"sums": {"environment": SUMS}, "chains": {"environment": {"name": "multi_step"}}}},
     "tools": {"questions": SUMS},
+    "conversation": {"user": "agent_1", "satisfaction": "user"},
     "tool_tasks": {"kinds": ("calculator", "search", "notes", "calendar")},
 }
 """Environments that need nothing but themselves, with settings that reach all of them."""

@@ -75,9 +75,11 @@ class EventSettings(Settings):
     """An event that a calendar begins with."""
 
     title: str = Field(min_length=1, max_length=MAX_TITLE)
+    """What it is called."""
     start: Moment
     """`YYYY-MM-DD HH:MM`."""
     minutes: int = Field(ge=1, le=LONGEST)
+    """How long it lasts."""
 
 
 class Calendar(ToolSettings):
