@@ -9,8 +9,9 @@ import pytest
 from tests.cli.conftest import call
 from tests.support.tiny import SIZE
 
-from kapelle.runs.reader import read_evaluations, read_metrics
+from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.setup.team_builder import seats_of
 from kapelle.training.stages import checkable, read_stages
 
 SMALL = (
@@ -48,6 +49,20 @@ def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
     (rows,) = rows_of(recipe, tmp_path / "run", *own).values()
     assert [row["step"] for row in rows] == [1, 2]
     assert any(name.startswith("loss/") for name in rows[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["mrlm_tools", "mrlm_conversation", "mrlm_conversation_model"])
+def test_tools_and_conversations_train(recipe: str, tmp_path: Path) -> None:
+    (rows,) = rows_of(
+        recipe, tmp_path / "run", "team.sampling.max_tokens=8", "model.embedded.context=512"
+    ).values()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0]["failed_episodes"] == 0.0
+    seats = {turn.agent for episode in read_episodes(tmp_path / "run") for turn in episode.turns}
+    assert seats == {seat.name for seat in seats_of(load_recipe(recipe).config.team)}
+    trained = {name for name in rows[0] if name.startswith("loss/")}
+    assert not any("user" in name or "frozen" in name for name in trained)
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ ERRANDS: Mapping[str, Errand] = {
         },
     ),
 }
+ErrandName = Literal["table", "train", "repair", "parcel"]
 Persona = Literal["terse", "open", "talkative"]
 """`terse`: answers one thing at a time. `open`: answers all that was asked. `talkative`: also names one wish at once."""
 SCRIPT = "script"
@@ -95,9 +96,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
     name: Literal["conversation"] = "conversation"
     user: str = SCRIPT
     """`script`, or the name of the agent that is the user: a frozen model, an endpoint, a past self."""
-    errands: tuple[Literal["table", "train", "repair", "parcel"], ...] = Field(
-        default=tuple(ERRANDS), min_length=1
-    )  # type: ignore[arg-type]
+    errands: tuple[ErrandName, ...] = Field(default=("table", "train", "repair", "parcel"), min_length=1)
     """What users want, drawn evenly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
     """Fewest and most things that matter to a user, 1 to 4."""
