@@ -75,6 +75,8 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "past of no run": (nothing, ("demo", "warmup=null", "team.agents.1.weights={past: runs/none@2}"), "Name a run (RUN, RUN@best, RUN@STEP), or a folder"),
     "processes as a setting": (nothing, ("demo", "distributed.strategy=ddp"), "Unknown key 'distributed' (set on the command line). `--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`."),
     "weights gathered in another type": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.param_dtype=bfloat16"), "`train_engine.param_dtype: bfloat16` is not the type in which 'base' computes (float32). Set `model.dtype: bfloat16`, or leave `param_dtype` out."),
+    "a text in several processes": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.context_parallel=2"), "Unknown key 'train_engine.context_parallel' (set on the command line). Each text is computed in one process; `training.gradient_checkpointing`"),
+    "products of half a process": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.tensor_parallel=0"), "'train_engine.tensor_parallel' cannot be 0 (set on the command line)"),
     "a type of no gradient": (nothing, ("demo", "train_engine.name=fsdp", "train_engine.reduce_dtype=int8"), "'train_engine.reduce_dtype' cannot be 'int8' (set on the command line)"),
     "an option as a setting": (nothing, ("demo", "run_dir=runs/x"), "Unknown key 'run_dir' (set on the command line). `--run-dir DIR` says where."),
     "a key like no other": (nothing, ("demo", "zzz=1"), "Unknown key 'zzz' (set on the command line). `kapelle train RECIPE --dry-run` prints all settings."),

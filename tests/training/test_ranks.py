@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,21 @@ def test_two_processes_choose_the_same_tasks_and_learn_the_same_again() -> None:
     check([("mappo", SELECTING)], 2)
 
 
+SPLIT: dict[str, Any] = {
+    **WHOLE,
+    "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 32}},
+    "train_engine": {"name": "fsdp", "tensor_parallel": 2},
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_that_compute_products_together_learn_what_one_learns(ranks: int) -> None:
+    full = {**SPLIT, "team": {"sharing": "shared", "critic_train": "full"}}
+    cases = [("grpo", FROZEN[0][1]), ("dpo", {}), ("qmix", {}), ("mappo", full)]
+    check([(name, {**over, **(full if over is full else SPLIT)}) for name, over in cases], ranks)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_algorithm(ranks: int) -> None:
@@ -162,10 +178,17 @@ def test_ten_steps_of_every_algorithm_with_a_part_of_the_base_in_each_process() 
     check([(name, {"training": {"steps": 10}, **FSDP}) for name in ALGORITHMS], 2, 10)
 
 
-def resumed(run: Path, steps: int, engine: str, settled: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Train a run, or go on with it, up to a step; return the engine's state."""
-    settings = run_of("ppo")  # critics, and a policy that trains all weights
-    settings["algorithm"]["gae"] = {"kl_in_reward": 0.05}  # and a reference
+def resumed(
+    run: Path, steps: int, engine: str, settled: Mapping[str, Any] | None = None, *, splits: bool = False
+) -> dict[str, Any]:
+    """Train a run, or go on with it, up to a step; return the engine's state.
+
+    Critics, a policy that trains all weights, and a reference of it; without critics, whose adapters nobody can split, if it `splits`.
+    """
+    settings = run_of("grpo" if splits else "ppo")
+    settings["algorithm"] |= {"loss": {"kl_coefficient": 0.1}} if splits else {"gae": {"kl_in_reward": 0.05}}
+    if splits:
+        settings |= {"team": {**settings["team"], "sharing": "shared"}, "model": SPLIT["model"]}
     settings["train_engine"] = {"name": engine, **(settled or {})}
     settings["checkpoint"] = {"every": 1}
     settings["training"]["steps"] = 6
@@ -194,18 +217,26 @@ def test_what_some_ranks_have_saved_others_load_to_the_bit(engine: str, tmp_path
     assert same_bits(alone["before"], saved[0]["after"])
 
 
+OFFLOAD = {"cpu_offload": True, "reshard_after_forward": False}
+PAIRS = {"tensor_parallel": 2}
+
+
 @pytest.mark.ranks
-def test_what_was_saved_in_one_way_is_loaded_in_every_other(tmp_path: Path) -> None:
-    """One process, `ddp`, `fsdp` and `fsdp` with offload; each saves a step that the next one loads."""
-    run, offload = tmp_path / "run", {"cpu_offload": True, "reshard_after_forward": False}
-    ways: list[tuple[int, str, Mapping[str, Any]]] = [
-        (1, "torch", {}), (2, "fsdp", {}), (3, "fsdp", offload), (2, "ddp", {}), (2, "fsdp", offload), (1, "fsdp", {}),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("ways", "splits"),
+    [
+        ([(1, "torch", {}), (2, "fsdp", {}), (3, "fsdp", OFFLOAD), (2, "ddp", {}), (2, "fsdp", OFFLOAD), (1, "fsdp", {})], False),
+        ([(1, "torch", {}), (2, "fsdp", PAIRS), (4, "fsdp", PAIRS), (3, "fsdp", {}), (2, "fsdp", PAIRS), (2, "ddp", {})], True),
+    ],
+)  # fmt: skip
+def test_what_was_saved_in_one_way_is_loaded_in_every_other(
+    ways: Sequence[tuple[int, str, Mapping[str, Any]]], splits: bool, tmp_path: Path
+) -> None:
+    """Each way trains a step from what the one before it has saved, and saves it."""
     saved: Any = None
     for done, (ranks, engine, settled) in enumerate(ways, 1):
-        given = run, 1, engine, settled
-        found = [resumed(*given)] if ranks == 1 else run_ranks(ranks, resumed, *given)
-        for each in found:
+        resume = partial(resumed, tmp_path / "run", 1, engine, settled, splits=splits)
+        for each in (found := [resume()] if ranks == 1 else run_ranks(ranks, resume)):
             assert not isinstance(each, str), each
             assert each["done"] == done
             assert saved is None or same_bits(each["before"], saved)

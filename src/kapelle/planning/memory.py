@@ -15,7 +15,7 @@ optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two sca
 Of several processes under `fsdp` each keeps its part of all bases and frozen copies, of their gradients and their moments; under
 `cpu_offload` a GPU holds none of these. Beside the part, the bases that are sampled from are whole while nobody learns; a pass
 gathers what lies outside the blocks (embeddings, head), and one block (two on a GPU, which fetches the next), or all of them without
-`reshard_after_forward`.
+`reshard_after_forward`. Under `tensor_parallel` the model that is sampled from stays whole all the time.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
     if run.shared_out is not None:
         gathered = max((_gathered_bytes(run, base) for base in bases), default=0)
         parts = sum(_part_bytes(run, base, size) for base, size in base_copies(run) if base in bases)
-        learning = {**resident, "weights": parts + gathered}
+        split = run.shared_out.tensor_parallel > 1  # the sampler's model then stays beside the parts
+        learning = {**resident, "weights": (resident["weights"] if split else parts) + gathered}
     left: Kinds = {}
     if run.engine == "local" and device == "cpu" and not run.overlap:
         # What sampling leaves in memory during an update: merged weights.

@@ -41,7 +41,14 @@ _NAMES = ("name", "path")
 _PROCESSES = (
     "`--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`"
 )
+_SPLIT_TEXTS = dict.fromkeys(
+    ("context_parallel", "sequence_parallel", "ulysses_sequence_parallel_size"),
+    "each text is computed in one process; `training.gradient_checkpointing`, a lower `training.microbatch_tokens` and "
+    "`train_engine.tensor_parallel` make room for long ones",
+)
+"""What kapelle has nowhere; a setting whose name is close is something else."""
 _ELSEWHERE = {
+    **_SPLIT_TEXTS,
     **dict.fromkeys(
         (
             *(
@@ -154,7 +161,7 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     # Among sections closeness of letters says less than what the word means elsewhere: `ranks` is no `trackers`.
     section, inside, _ = path.partition(".")
     guessed = inside and (section in PLUGGED or hint.startswith(" Did you mean"))
-    meant = "" if elsewhere or guessed else _ELSEWHERE.get(key, "")
+    meant = "" if (elsewhere or guessed) and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, "")
     if meant:
         hint = f" {meant[0].upper()}{meant[1:]}."
     if not inside and hint.startswith(" Known:"):

@@ -286,11 +286,15 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         places = {base: team.places.get(base, config.model) for base in team.bases}
         whole = [policy.name for policy in team.policies.values() if policy.trained and policy.lora is None]
         whole += [critic.name for critic in team.critics.values() if critic.trained and critic.whole]
+        adapted = [policy.name for policy in team.policies.values() if policy.lora is not None]
+        adapted += [critic.name for critic in team.critics.values() if not critic.whole]
+        started = launched_rank()
         config.train_engine.check(
             {base: place.dtype for base, place in places.items()},
             whole,
-            # A process alone shares nothing out.
-            config.optimizer.name if launched_rank() is not None else "adamw",
+            adapted,
+            config.optimizer.name,
+            1 if started is None else started.size,
         )
     _check_selection(config, algorithm)
     _check_worlds(config, algorithm, team)

@@ -11,6 +11,7 @@ Shapes: N flat tokens, D hidden size.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -36,11 +38,12 @@ from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, blank
 from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainEngine, TrainSetup
 from kapelle.engines.train.settings import Fsdp
+from kapelle.engines.train.tensor_parallel import beside_split, split_layers, weights_of_own_heads
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered
+from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, local_part
 from kapelle.errors import ModelError
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
-from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, whole_pass
+from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, copy_language_model, whole_pass
 from kapelle.models.weights import copy_weights
 from kapelle.rows import Sample
 from kapelle.team import reference_name
@@ -52,20 +55,49 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
     def __init__(self, setup: TrainSetup, settings: Fsdp | None = None) -> None:
         """Share the bases out, and frozen copies of them; then add adapters and heads, which every rank holds whole."""
         settings = settings or Fsdp()
-        models = {id(model): model for model in setup.models.values()}
-        kind = next(iter(models.values())).device.type
-        mesh = init_device_mesh(kind, (setup.ranks.size,))
+        split = settings.tensor_parallel
+        if split > 1:  # its advice to flatten meshes is for code that redistributes in every pass
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        kind = next(iter(setup.models.values())).device.type
+        mesh = init_device_mesh(kind, (setup.ranks.size // split, split), mesh_dim_names=("data", "tensor"))
         self._ranks = setup.ranks
         self._bases: list[ShardedBase] = []
+        self._sampled: dict[str, LanguageModel] = {}
+        if split > 1:
+            # Layers that are split wait for one another, and a sampler calls them at its own pace: it keeps a model of its own.
+            self._sampled = dict(setup.models)
+            setup = replace(
+                setup,
+                models={base: copy_language_model(each, each.name) for base, each in setup.models.items()},
+            )
+        models = {id(model): model for model in setup.models.values()}
+        spoken = {id(setup.models[policy.base]) for policy in setup.policies if policy.endpoint is None}
 
         def share_out(copies: Sequence[LanguageModel]) -> None:
-            spoken = {id(setup.models[policy.base]) for policy in setup.policies if policy.endpoint is None}
-            self._bases += [
-                ShardedBase(model, mesh, settings, sampled=key in spoken) for key, model in models.items()
-            ]
-            self._bases += [ShardedBase(model, mesh, settings, sampled=False) for model in copies]
+            for model in (*models.values(), *copies):
+                sampled = id(model) in spoken
+                if split > 1:
+                    split_layers(model, mesh["tensor"], setup.ranks.size // split)
+                own = ShardedBase(
+                    model, mesh["data"], settings, sampled=sampled and split == 1, headed=sampled
+                )
+                self._bases.append(own)
 
-        self._engine = TorchTrainEngine(setup, in_lockstep=True, equalise=self._equalise, share_out=share_out)
+        self._engine = TorchTrainEngine(
+            setup,
+            in_lockstep=True,
+            equalise=self._equalise,
+            share_out=share_out,
+            together=split,
+            complete=self._complete,
+        )
+        self._summed_apart = [
+            parameter
+            for model in (models.values() if split > 1 else ())
+            for parameter in weights_of_own_heads(model)
+        ]
+        self._tensor_group = mesh["tensor"].get_group() if split > 1 else None
+        self._bases_of = {p.name: p.base for p in setup.policies if p.endpoint is None}
         for base in self._bases:
             base.gather()
         kept: dict[str, Tensor] = {
@@ -78,8 +110,22 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
             kept |= {f"references.{name}.{key}": tensor for key, tensor in self._engine.weights(name).items()}
         self._sharded_tensors = {place: each for place, each in kept.items() if isinstance(each, DTensor)}
 
+    def _complete(self) -> None:
+        """Add up the gradients of weights that every process applies to its own heads alone."""
+        for parameter in self._summed_apart:
+            if parameter.grad is not None:
+                all_reduce(local_part(parameter.grad), group=self._tensor_group)
+
+    def _show_sampler(self) -> None:
+        """Copy what has been learned into the models that are sampled from."""
+        with torch.no_grad():
+            for name in self._engine.versions:
+                whole = self._sampled[self._bases_of[name]].base_parameters()
+                for key, part in self._engine.weights(name).items():
+                    whole[key].copy_(gathered(part.detach()))
+
     @contextmanager
-    def _sharded(self) -> Iterator[None]:
+    def _sharded(self, *, changes: bool = False) -> Iterator[None]:
         for base in self._bases:
             base.shard()
         try:
@@ -88,6 +134,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
             for base in self._bases:
                 base.shard()
                 base.gather()
+        if changes and self._sampled:
+            self._show_sampler()
 
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
@@ -137,7 +185,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
         """
         own = self._engine.weights(name)
         if name in self._engine.versions and any(isinstance(tensor, DTensor) for tensor in own.values()):
-            return self._engine.model_of(name).base_parameters()
+            model = self._engine.model_of(name)
+            return self._sampled.get(self._bases_of[name], model).base_parameters()
         return {key: gathered(tensor) for key, tensor in own.items()}
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
@@ -148,7 +197,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
             return
         copy_weights(self.weights(name), weights, f"'{name}'")
         given = {key: tensor.detach().clone() for key, tensor in weights.items()}  # they may be gathered ones
-        with self._sharded(), torch.no_grad():
+        with self._sharded(changes=True), torch.no_grad():
             for key, part in parts.items():
                 part.copy_(distributed_like(given[key], part))
         if name in self._engine.learners:
@@ -171,7 +220,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; see the protocol."""
-        with self._sharded():
+        with self._sharded(changes=True):
             return self._engine.update(samples, objective)
 
     def check_parity(
@@ -188,7 +237,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
 
     def exchange(self, one: str, other: str) -> None:
         """Swap two policies: weights, optimiser state and references, bit for bit."""
-        with self._sharded():
+        with self._sharded(changes=True):
             self._engine.exchange(one, other)
 
     def refresh_references(self) -> None:
@@ -213,7 +262,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Restore what `state` or `parts` returned, bit for bit, whatever number of ranks returned it."""
-        with self._sharded():
+        with self._sharded(changes=True):
             self._engine.load_state(state)
 
 
@@ -225,7 +274,9 @@ class ShardedBase:
     calls none, so that there each block becomes such a method. The whole pass is one for both.
     """
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh, settings: Fsdp, *, sampled: bool) -> None:
+    def __init__(
+        self, model: LanguageModel, mesh: DeviceMesh, settings: Fsdp, *, sampled: bool, headed: bool
+    ) -> None:
         """Share the weights out over the mesh; they are parts from now on, and stay so unless the model is `sampled` from."""
         self._model, self._sampled = model, sampled
         self._reshards = settings.reshard_after_forward
@@ -241,7 +292,13 @@ class ShardedBase:
             reduce_dtype=None if reduce == param else reduce,
             cast_forward_inputs=False,
         )
-        shard = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        shard = partial(
+            fully_shard,
+            mesh=mesh,
+            shard_placement_fn=beside_split,
+            mp_policy=precision,
+            offload_policy=offload,
+        )
         blocks: list[Any] = []
         if model.flat is not None:
             blocks = list(model.flat.layers)
@@ -267,7 +324,7 @@ class ShardedBase:
             part.set_gradient_divide_factor(1.0)  # sums: the engine divides by the global weight
             part.set_force_sum_reduction_for_comms(True)
         # A policy's passes read the head, and a pass over a single token does not; a critic's never do.
-        root.set_reduce_scatter_unused_params(sampled)
+        root.set_reduce_scatter_unused_params(headed)
         self.shard()
         # The first pass decides which module is the root: a sampler that calls a block alone must not be it.
         plan = plan_sequences([1], model.device)

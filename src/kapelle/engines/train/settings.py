@@ -46,19 +46,44 @@ class Fsdp(Settings):
     reshard_after_forward: bool = True
     """Whether a block's gathered weights are given back after its forward pass, and gathered once more for the backward pass."""
 
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Processes in a row that hold each block's products together, by torch's `parallelize_module`; the rest share parts out."""
     param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type in which weights are gathered, computed with and exported; parts, moments and checkpoints stay in float32."""
     reduce_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type in which gradients of shared-out weights are summed over the processes."""
 
-    def check(self, dtypes: Mapping[str, str], whole: Sequence[str], optimizer: str) -> None:
-        """Raise ConfigError for what cannot be shared out; `dtypes` by base, `whole` are learners that train all weights of a model."""
+    def check(
+        self,
+        dtypes: Mapping[str, str],
+        whole: Sequence[str],
+        adapted: Sequence[str],
+        optimizer: str,
+        ranks: int,
+    ) -> None:
+        """Raise ConfigError for what so many processes cannot share out.
+
+        `dtypes` by base; `whole` are learners that train all weights of a model, and those that are `adapted` have an adapter or
+        a head alone.
+        """
         for base, dtype in dtypes.items():
             if self.param_dtype not in ("float32", dtype):
                 raise ConfigError(
                     f"`train_engine.param_dtype: {self.param_dtype}` is not the type in which '{base}' computes ({dtype}). Set "
                     f"`model.dtype: {self.param_dtype}`, or leave `param_dtype` out."
                 )
+        if ranks == 1:
+            return  # nothing is shared out
+        if ranks % self.tensor_parallel:
+            raise ConfigError(
+                f"`train_engine.tensor_parallel: {self.tensor_parallel}` does not divide the {ranks} processes of this run. Set a number "
+                "that does, or start other processes."
+            )
+        if self.tensor_parallel > 1 and adapted:
+            raise ConfigError(
+                f"`train_engine.tensor_parallel: {self.tensor_parallel}` splits models that train all their weights, and '{adapted[0]}' "
+                "does not. Set `team.sharing: shared` (and `team.critic_train: full`), or `tensor_parallel: 1`."
+            )
         if whole and optimizer != "adamw":
             raise ConfigError(
                 f"'{whole[0]}' trains all weights of its model, and `optimizer.name: {optimizer}` takes no weights that processes "
@@ -74,5 +99,7 @@ class Fsdp(Settings):
         dtypes = {name: str(model.dtype).removeprefix("torch.") for name, model in setup.models.items()}
         whole = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
         whole += [critic.name for critic in setup.critics if critic.whole]
-        self.check(dtypes, whole, setup.optimizer.name)
+        adapted = [p.name for p in setup.policies if p.lora is not None and p.endpoint is None]
+        adapted += [critic.name for critic in setup.critics if not critic.whole]
+        self.check(dtypes, whole, adapted, setup.optimizer.name, setup.ranks.size)
         return FsdpTrainEngine(setup, self)

@@ -109,7 +109,15 @@ def test_what_cannot_be_sharded(group: RankGroup) -> None:
     eight_bit = OptimizerConfig(name="adamw_8bit")
     with pytest.raises(ConfigError, match=r"'a' trains all weights .* `optimizer.name: adamw`"):
         Fsdp().build(setup(Policy("a"), ranks=Two(), optimizer=eight_bit))
-    assert isinstance(Fsdp().build(setup(Policy("a"))), TorchTrainEngine)
+    with pytest.raises(
+        ConfigError, match=r"`train_engine.tensor_parallel: 3` does not divide the 2 processes"
+    ):
+        Fsdp(tensor_parallel=3).build(setup(Policy("a"), ranks=Two()))
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel: 2` splits models that train all .* 'a' does not"
+    ):
+        Fsdp(tensor_parallel=2).build(setup(Policy("a", lora=LORA), ranks=Two()))
+    assert isinstance(Fsdp(tensor_parallel=2).build(setup(Policy("a"))), TorchTrainEngine)
 
 
 def test_a_reference_stays_shared_out_and_follows_its_policy_when_it_is_refreshed(group: RankGroup) -> None:

@@ -84,12 +84,15 @@ class TorchTrainEngine(TrainEngine, Examines):
         in_lockstep: bool = False,
         equalise: EqualisePasses | None = None,
         share_out: Callable[[Sequence[LanguageModel]], None] | None = None,
+        together: int = 1,
+        complete: Callable[[], None] = lambda: None,
     ) -> None:
         """Add adapters and heads to the models and make one learner for each policy and critic that is trained.
 
         The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
         `equalise` decides which passes are taken. `share_out` gets the frozen copies of bases (references, embedders) while
-        everything is whole, before adapters, heads and learners are made.
+        everything is whole, before adapters, heads and learners are made. So many ranks in a row hold one model `together` and
+        work at one share of a step; `complete` adds up what each of them has of a gradient, once a step.
         """
         self._limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self._placements: dict[str, Placement] = {}
@@ -131,7 +134,8 @@ class TorchTrainEngine(TrainEngine, Examines):
         if setup.references:
             self.refresh_references()
         self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
-        self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep)
+        self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep, together=together)
+        self._complete = complete
 
     def _copied_bases(self, setup: TrainSetup) -> list[LanguageModel]:
         """Place references and embedders of whole bases; return the frozen copies that they stand on."""
@@ -284,6 +288,7 @@ class TorchTrainEngine(TrainEngine, Examines):
         sums = taken(waits=leaves_out and self._in_lockstep)
         if sums.bad and leaves_out and not self._in_lockstep:
             sums = taken(waits=True)
+        self._complete()
         return sums
 
     def _pass_over(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,9 @@ class Learner:
         self.device = next(iter(self.parameters.values())).device
         self._scale = LossScale() if scaled else None
         # Foreach operations take tensors of one kind: parts and whole ones (a critic's head) are groups of their own.
-        self._names = sorted(self.parameters, key=lambda key: not isinstance(self.parameters[key], DTensor))
-        ordered = [self.parameters[key] for key in self._names]
-        kinds = [[p for p in ordered if isinstance(p, DTensor) is parts] for parts in (True, False)]
-        self._optimizer = build_optimizer([kind for kind in kinds if kind], settings, lr)
+        kinds = of_one_kind(self.parameters)
+        self._names = [key for kind in kinds for key in kind]
+        self._optimizer = build_optimizer([list(kind.values()) for kind in kinds], settings, lr)
 
     @property
     def bytes_to_come(self) -> int:
@@ -103,11 +102,8 @@ class Learner:
             group["lr"] = rate
         pushed = [p for p in self.parameters.values() if p.grad is not None]
         # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
-        gradients = [p.grad for p in pushed if p.grad is not None]
-        kinds = [
-            [local_part(g) for g in gradients if isinstance(g, DTensor) is parts] for parts in (True, False)
-        ]
-        kinds = [kind for kind in kinds if kind]
+        gradients = of_one_kind({str(k): p.grad for k, p in enumerate(pushed) if p.grad is not None})
+        kinds = [[local_part(gradient) for gradient in kind.values()] for kind in gradients]
         for kind in kinds:
             if self._scale is not None:
                 torch._foreach_mul_(kind, 1.0 / self._scale.scale)
@@ -273,14 +269,25 @@ class LossScale:
         self.scale, self._sound_steps = float(state["scale"]), int(state["_growth_tracker"])
 
 
-def _norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the norm of gradients, of which processes may hold parts, the same in all of them."""
-    parts = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norms = [gathered(nn.utils.get_total_norm(kind)) for kind in (parts, whole) if kind or not gradients]
+Kind = TypeVar("Kind", bound=Tensor)
+
+
+def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
+    """Return tensors by how they are held: as parts on one mesh of processes, on another, or whole."""
+    kinds: dict[object, dict[str, Kind]] = {}
+    for key, tensor in tensors.items():
+        kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, {})[key] = tensor
+    return list(kinds.values())
+
+
+def _norm(gradients: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the norm of gradients of all kinds, of which processes may hold parts, the same in all of them."""
+    norms = [gathered(nn.utils.get_total_norm(list(kind.values()))) for kind in gradients]
+    if not norms:
+        return torch.tensor(0.0)
     here = [norm.to(norms[0].device) for norm in norms]
-    both: Tensor = torch.linalg.vector_norm(torch.stack(here)) if parts and whole else norms[0]
-    return both
+    together: Tensor = torch.linalg.vector_norm(torch.stack(here)) if len(here) > 1 else here[0]
+    return together
 
 
 def take_steps(

@@ -133,16 +133,22 @@ Accumulate = Callable[[Sequence[Sample]], UpdateSums]
 class AmongRanks:
     """The ranks of a run; each takes samples with about as many tokens as the others'. A process alone does all the work."""
 
-    def __init__(self, ranks: Ranks, *, in_lockstep: bool = False) -> None:
-        """Share with these ranks; in lockstep, a share is worked at together and nothing breaks it off."""
+    def __init__(self, ranks: Ranks, *, in_lockstep: bool = False, together: int = 1) -> None:
+        """Share with these ranks; in lockstep, a share is worked at together and nothing breaks it off.
+
+        So many ranks in a row hold one model `together` (tensor parallel): they work at one share.
+        """
         self._ranks = ranks
         self._in_lockstep = in_lockstep
+        self._together = together
+        self._shares = ranks.size // together
+        self._own = ranks.rank // together
 
     def _meet(self, at: str, share: Callable[[], bytes]) -> list[bytes]:
         if not self._in_lockstep:
             return self._ranks.all_gather(at, share)
         done = share()
-        return self._ranks.all_gather(at, lambda: done)
+        return self._ranks.all_gather(at, lambda: done)[:: self._together]
 
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
@@ -150,10 +156,10 @@ class AmongRanks:
         """Return what `work` returns, a tensor for each sample; every rank works at its own and gathers all."""
         if self._ranks.size == 1:
             return work(samples)
-        dealt = shard_samples(samples, self._ranks.size)
+        dealt = shard_samples(samples, self._shares)
 
         def share() -> bytes:
-            own = work([samples[k] for k in dealt[self._ranks.rank]])
+            own = work([samples[k] for k in dealt[self._own]])
             return packed(None, {str(k): row for k, row in enumerate(own)})
 
         found: dict[int, Tensor] = {}
@@ -168,7 +174,7 @@ class AmongRanks:
         """Accumulate this rank's samples and add up what all ranks have accumulated, sums and gradients."""
         if self._ranks.size == 1:
             return accumulate(samples)
-        dealt = shard_samples(samples, self._ranks.size)[self._ranks.rank]
+        dealt = shard_samples(samples, self._shares)[self._own]
 
         def share() -> bytes:
             sums = accumulate([samples[k] for k in dealt])
@@ -208,6 +214,8 @@ class AmongRanks:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         self._ranks.add(gradients)
+        if self._together > 1 and gradients:  # each share was added as often as there are ranks that hold it
+            torch._foreach_div_(gradients, float(self._together))
         return joined
 
     def agreed(self, wrong: str | None) -> str | None:

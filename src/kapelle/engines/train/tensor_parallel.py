@@ -1,0 +1,87 @@
+"""Blocks whose products several processes compute together (1909.08053), by torch's `parallelize_module`.
+
+`transformers` says of many architectures which linear layers are split by their outputs (`colwise`), which by their inputs
+(`rowwise`), and which norms every process applies to its own heads alone. Others are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from kapelle.errors import ConfigError
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import features_of, is_linear
+
+STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+OF_OWN_HEADS = "replicated_with_grad_allreduce"
+"""Weights whole in every process, which applies them to its own heads: the gradient is the sum of all processes'."""
+
+
+def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
+    """Split a model's blocks over the processes of a mesh, before their weights are shared out in so many parts.
+
+    Its passes are those of `transformers` from then on. Raises ConfigError, before anything is split, where it cannot be.
+    """
+    styles = _styles(model)
+    where = f"`train_engine.tensor_parallel: {mesh.size()}` cannot split '{model.name}'"
+    kind = model.model.config.model_type
+    if not styles or not {*styles.values()} <= {*STYLES, OF_OWN_HEADS}:
+        raise ConfigError(
+            f"{where}: `transformers` has no plan for models of type {kind} that consists of split linear layers. Set "
+            "`train_engine.tensor_parallel: 1`."
+        )
+    settings = model.model.config.get_text_config()
+    heads = {
+        name: int(count)
+        for name in ("num_attention_heads", "num_key_value_heads")
+        if (count := getattr(settings, name, None)) is not None
+    }
+    for name, count in heads.items():
+        if count % mesh.size():
+            raise ConfigError(
+                f"{where}: its {count} heads (`{name}`) are not divided by {mesh.size()}. Set a number that divides them."
+            )
+    for path, style in styles.items():
+        layer = model.body.get_submodule(path)
+        if style not in STYLES or not is_linear(layer):
+            continue
+        features_in, features_out = features_of(layer)  # type: ignore[arg-type]
+        split, rest = (features_out, features_in) if style == "colwise" else (features_in, features_out)
+        if split % mesh.size() or (style == "colwise" and rest % parts):
+            raise ConfigError(
+                f"{where}: layer '{path}' has {features_in} features in and {features_out} out, which {mesh.size()} × {parts} processes "
+                "do not divide. Set another number of processes."
+            )
+    model.flat = None  # it reads weights by itself; modules are what is split
+    parallelize_module(
+        model.body, mesh, {path: STYLES[style]() for path, style in styles.items() if style in STYLES}
+    )
+
+
+def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
+    """Return the weights whose gradients have to be added up over the processes that split a model."""
+    paths = [path for path, style in _styles(model).items() if style == OF_OWN_HEADS]
+    return [parameter for path in paths for parameter in model.body.get_submodule(path).parameters()]
+
+
+def beside_split(parameter: Tensor) -> Shard | None:
+    """Return the dimension along which a weight is shared out: of a matrix that is split by its outputs the other one."""
+    by_outputs = isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),)
+    return Shard(1) if by_outputs else None
+
+
+def _styles(model: LanguageModel) -> dict[str, str]:
+    """Return how each module below the decoder is split, by its path, as `transformers` says for the architecture."""
+    patterns: Mapping[str, str] = getattr(model.model.config, "base_model_tp_plan", None) or {}
+    found: dict[str, str] = {}
+    for path, _ in model.body.named_modules():
+        pattern = ".".join("*" if word.isdigit() else word for word in path.split("."))
+        if pattern in patterns:
+            found[path] = patterns[pattern]
+    return found
