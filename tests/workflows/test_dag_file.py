@@ -188,6 +188,13 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.parametrize("key", ["model.path", "critic.model.path"])
+def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
+    sections = read_workflow(changed("value_1", config={key: "Qwen/Qwen2.5-0.5B"}), "it").sections
+    assert sections["team"]["critic_model"] == "Qwen/Qwen2.5-0.5B"
+    assert "model" not in sections, "the agents' model stays"
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [

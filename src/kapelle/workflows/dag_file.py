@@ -4,7 +4,7 @@ Such a file says more than a workflow: who trains and how often, whose critic is
 shared, and which environment. `sections` turns it into the sections of a recipe, to be laid over one:
 
     workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`, `use_all_traj`
-    team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`
+    team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`; `critic_model`
     model      `config.model.path`, if all agents have one; else each gets its own
     algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
     environment  from `env_path`
@@ -241,6 +241,7 @@ class _Group:
     cycle: int | None = None
     critic: int | str | None = None
     model: str | None = None
+    critic_model: str | None = None
 
 
 def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
@@ -290,7 +291,8 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         _training_keys(group, options, where, name)
         config = node.get("config") or {}
         said |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
-        aside |= _engine_keys(group, samples, config, where, name)
+        judges = node["node_role"] == "CRITIC"
+        aside |= _engine_keys(group, samples, config, where, name, judges=judges)
         environments += [(name, path) for path in _as_list(options.get("env_path"))]
         if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
             learning.add(number)
@@ -353,12 +355,22 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
 
 
 def _engine_keys(
-    group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str
+    group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str, *, judges: bool
 ) -> dict[str, str]:
-    """Take the model and the number of samples from a node's `config`; return what is set aside."""
+    """Take the model and the number of samples from a node's `config`; return what is set aside.
+
+    A node that `judges` names the critic's model.
+    """
     aside = {}
     for key, value in config.items():
         if key in _SCRIPT:
+            continue
+        if key == "critic.model.path" or (judges and key == "model.path"):
+            if group.critic_model not in (None, str(value)):
+                raise ConfigError(
+                    f"{where} gives the critic of '{group.name}' two models, {group.critic_model} and {value}. Name one."
+                )
+            group.critic_model = str(value)
             continue
         if _SPEED.fullmatch(str(key)):
             aside[f"config.{key}"] = "decides how fast, not what"
@@ -399,6 +411,14 @@ def _assemble(
     models = {group.model for group in ordered}
     if len(models) == 1 and None not in models:
         sections["model"] = {"path": ordered[0].model}
+    critics = sorted({group.critic_model for group in ordered if group.critic_model is not None})
+    if len(critics) > 1:
+        raise ConfigError(
+            f"{where} gives its critics different models, {critics[0]} and {critics[1]}. Here all stand on one (`team.critic_model`): "
+            "name the same."
+        )
+    if critics:
+        sections["team"]["critic_model"] = critics[0]
     algorithm: dict[str, Any] = {}
     training = [group for group in ordered if group.trains]
     cycles = {group.name: group.cycle for group in training if group.cycle is not None}
