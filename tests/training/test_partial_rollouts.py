@@ -23,7 +23,8 @@ from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import TrainingConfig
 from kapelle.setup.recipe import resolve
 from kapelle.training.collate import fresh_samples
-from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead, training_tasks
+from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead
+from kapelle.training.selection import training_tasks
 
 ON = {"steps": 5, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": 0.5}
 
