@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, text_in
+from kapelle.environments.data.source import DataSettings, Splits, Words, field_of, question_in, text_in
 from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
 from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
 from kapelle.errors import DataError, EpisodeError, did_you_mean
@@ -538,15 +538,20 @@ class Code(DataSettings, Answerable, Scripted):
             raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
 
     @cached_property
-    def _problems(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
+    def rows(self) -> Splits:
+        """The usable rows of both splits; DataError for data that are missing, damaged or mostly unusable."""
         try:
-            chosen: dict[Split, tuple[DataRow, ...]] = {"train": self.rows.train, "test": self.rows.test}
+            return super().rows
         except DataError as fault:
             if Path(self.path).expanduser().exists():
                 raise
             raise DataError(
                 f"{fault} Generated problems need no data: `environment.format: generated`."
             ) from None
+
+    @cached_property
+    def _problems(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
+        chosen: dict[Split, tuple[DataRow, ...]] = {"train": self.rows.train, "test": self.rows.test}
         if self._by_id:
             every = sorted(
                 (*self.rows.train, *self.rows.test), key=lambda row: int(text_in(row, "task_id", "format"))

@@ -437,3 +437,5 @@ def test_where_no_data_are_found_generated_problems_are_named(monkeypatch: pytes
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"Generated problems need no data: `environment\.format: generated`"):
         Code(path="nobody/nothing").task("train", 0)
+    with pytest.raises(DataError, match="Generated problems need no data"):
+        Code(path="nobody/nothing").skipped()
