@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -75,15 +75,26 @@ class TableModel:
 
     @contextmanager
     def computing(
-        self, route: Sequence[tuple[str | None, int, int]], keys_N: Tensor | None = None
+        self,
+        route: Sequence[tuple[str | None, int, int]],
+        keys_N: Tensor | None = None,
+        experts_NLk: Tensor | None = None,
     ) -> Iterator[None]:
         assert keys_N is None, "tables have no dropout"
+        assert experts_NLk is None, "tables have no experts"
         self._route = route
         yield
 
     def hidden(
-        self, tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan, *, recompute: bool = False
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        plan: AttentionPlan,
+        *,
+        recompute: bool = False,
+        images: Mapping[int, object] = MappingProxyType({}),
     ) -> Tensor:
+        assert not images, "tables see nothing"
         rows = torch.tensor([self.row(prefix) for prefix in _prefixes(tokens_N, positions_N, plan)])
         pieces = []
         for adapter, first, last in self._route:
