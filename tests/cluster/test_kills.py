@@ -102,6 +102,18 @@ def test_a_rollout_worker_is_replaced(moment: str, tmp_path: Path, undisturbed: 
 
 
 @pytest.mark.ranks
+def test_a_rollout_worker_that_plays_ahead_is_replaced(tmp_path: Path) -> None:
+    ahead = "training.max_staleness=2", "training.overlap=true", "training.partial_rollouts=0.5"
+    words = *ahead, "team.sampling.max_tokens=120", "team.sampling.stop=[a, e, i, o, u]"
+    code, said = run(tmp_path / "whole", *words)
+    assert code == 0, said
+    code, said = run(tmp_path / "run", *words, kill=("rollout", "worker"))
+    assert code == 0, said
+    assert (tmp_path / "run.killed").exists()
+    check_same(tmp_path / "run", end_of(tmp_path / "whole"))
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("victim", ["world", "world host"])
 def test_an_environment_worker_is_replaced(victim: str, tmp_path: Path, undisturbed: Any) -> None:
     words = "episode.environment_workers=1", "ray.environment.cpus=0.1"

@@ -54,7 +54,9 @@ def test_all_hear_all_in_order_and_one_that_begins_again_hears_it_again(form: di
     assert met(meetings, 3, 1) == [said(3, 1)] * 3
 
 
-def test_those_that_wait_hear_of_one_that_fails(form: dict[str, Any]) -> None:
+def test_those_that_wait_hear_of_one_that_fails(
+    form: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second, third = (at(form, rank) for rank in range(3))
     for each in (first, second, third):
         each.begin(7)
@@ -66,6 +68,7 @@ def test_those_that_wait_hear_of_one_that_fails(form: dict[str, Any]) -> None:
     for each in (first, second):
         with pytest.raises(PeerFailed, match="Rank 2 failed while it played: no memory for the KV cache"):
             each.all_gather("groups", bytes)
+    assert capfd.readouterr().err == "", "torch prints nothing while one waits"
     meetings = [first, second, third]
     assert met(meetings, 8, 1) == [said(8, 1)] * 3
 

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import (  # type: ignore[attr-defined]  # no stub names the stores
     DistNetworkError,
-    DistStoreError,
     PrefixStore,
     TCPStore,
 )
@@ -297,6 +296,10 @@ LOOK = 0.2
 """Seconds between two checks whether another one has failed, or this process should stop, while one waits at a meeting."""
 
 
+LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
+"""Seconds between two looks at whether what one waits for at a meeting has been said: few at first, more later."""
+
+
 class StoreMeeting(Meeting):
     """A meeting over the store. What is said stands there until the next play, so that a process that is started again finds it.
 
@@ -347,17 +350,19 @@ class StoreMeeting(Meeting):
         return found
 
     def _wait(self, key: str) -> bytes:
-        while True:
-            try:
-                self._store.wait([key], timedelta(seconds=LOOK))
-                return bytes(self._store.get(key))
-            except DistStoreError:  # not yet
-                stop_if_asked()
-                if self._store.check([f"{self._play}/failed"]):
-                    said = json.loads(self._store.get(f"{self._play}/failed"))
-                    raise PeerFailed(
-                        f"Rank {said['rank']} failed while it played: {said['message']}"
-                    ) from None
+        # The store's own `wait` would print two lines on stderr whenever it gives up.
+        pause, looked = LEAST_PAUSE, time.monotonic()
+        while not self._store.check([key]):
+            time.sleep(pause)
+            pause = min(1.5 * pause, MOST_PAUSE)
+            if time.monotonic() - looked < LOOK:
+                continue
+            looked = time.monotonic()
+            stop_if_asked()
+            if self._store.check([f"{self._play}/failed"]):
+                said = json.loads(self._store.get(f"{self._play}/failed"))
+                raise PeerFailed(f"Rank {said['rank']} failed while it played: {said['message']}")
+        return bytes(self._store.get(key))
 
     def fail(self, error: BaseException) -> None:
         """See `Meeting`; of all failures the first is kept."""
