@@ -22,6 +22,7 @@ from pydantic import Field
 from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
 from kapelle.algorithms.ppo import IPPO, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig
+from kapelle.algorithms.shared.orders import Joint, OrderConfig
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.functional import divergences, masking, policy_losses
@@ -41,6 +42,8 @@ class A2C(Settings):
     entropy_coefficient: float = Field(default=0.01, ge=0.0)
     """Weight of the entropy bonus, per nat."""
     value_loss: ValueLossConfig = ValueLossConfig()
+    order: OrderConfig = Joint()
+    """Which policies a step updates."""
     reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy of `gae.kl_in_reward`; 0 never refreshes it."""
 
@@ -55,6 +58,7 @@ class A2C(Settings):
                 loss=SurrogateConfig(entropy_coefficient=self.entropy_coefficient),
                 value_loss=self.value_loss,
                 reference_every=self.reference_every,
+                order=self.order,
                 epochs=1,
                 minibatches=1,
             ),
