@@ -147,6 +147,15 @@ class TestWithoutSettings:
         assert Path("trajectories.json").read_text()[:2] == "[\n"
         assert [(row["agent"], row["episode"]) for row in array] == [("reasoner", 0), ("actor", 0)] * 5
 
+    def test_one_missing_folder_is_made_and_goes_again_with_what_failed(
+        self, kapelle: Kapelle, finished: tuple[Path, Said]
+    ) -> None:
+        words = ("collect", str(finished[0]), "-n", "2", "-o", "data/trajectories.json")
+        assert kapelle(*words, "--filter-reward", "2").code == 2
+        assert list(Path().iterdir()) == []
+        assert kapelle(*words).code == 0
+        assert [path.name for path in Path("data").iterdir()] == ["trajectories.json"]
+
     def test_a_filter_keeps_some(
         self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
     ) -> None:

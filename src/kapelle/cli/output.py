@@ -76,12 +76,15 @@ def writing(path: Path, other: str) -> Iterator[None]:
 def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
     """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
 
-    Raises OutputError, which names the `option`, before the block begins when `out` exists or cannot be written.
+    The folder of `out` is made where it alone is missing, and removed again with the file. Raises OutputError, which names the `option`, before the block begins when `out` exists or cannot be written.
     """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     if out.exists():
         raise OutputError(f"{out} exists already. Name another {option}, or remove it first.")
+    made = not out.parent.exists() and out.parent.parent.is_dir()
     with writing(out, option):
+        if made:
+            out.parent.mkdir()
         file = beside.open("wb", buffering=0)  # so that closing never writes
     try:
         with file:
@@ -92,6 +95,9 @@ def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             beside.unlink()
+        with suppress(OSError):
+            if made:
+                out.parent.rmdir()  # refuses to remove a folder that holds anything
 
 
 def program() -> str:
