@@ -226,6 +226,33 @@ def test_two_processes_write_one_run(recipe: Path, tmp_path: Path) -> None:
     assert "step 5" not in log_path(run, 0).read_text()  # a single process keeps none
 
 
+FULL = (
+    "team.sharing=shared",
+    "algorithm.loss.kl_coefficient=0.001",
+    "algorithm.loss.kl_estimator=k3",
+    "train_engine.name=fsdp",
+    "train_engine.cpu_offload=true",
+    "training.parity_tolerance=10",
+)
+"""What scripts of verl and siiRL set: all weights, a KL to a frozen copy in the loss, FSDP with offload."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_weights_train_beside_a_frozen_copy_in_half_precision(
+    dtype: str, recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = [str(recipe), *FULL, f"model.dtype={dtype}", "--run-dir", str(run)]
+    narrow = ["train_engine.param_dtype=bfloat16"] if dtype == "bfloat16" else []
+    one = started([*words, *narrow, "--launch", "torchrun", "--processes", "2", "--json"])
+    out, said = one.communicate(timeout=300)
+    assert (one.returncode, json.loads(out)["steps"]) == (0, 4), said
+    for row in read_metrics(run):
+        assert row["kl/shared"] >= 0.0
+    assert main(["train", "--resume", str(run), "training.steps=5", "--json"]) == 0
+
+
 FAILING = """
 import sys
 from kapelle.cli import main
