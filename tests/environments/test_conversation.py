@@ -201,6 +201,17 @@ async def test_the_expert_satisfies_every_user(wording: Any, view: Any, user: st
         assert episode.info["ended_by"] == "user"
 
 
+async def test_an_errand_has_as_many_things_as_are_set() -> None:
+    environment = Conversation(things=2, difficulty=(1, 2), wording="short", errands=("table",))
+    assert environment.assistants_head(USER) == "table: day time"
+    assert {slot for k in range(40) for slot in environment.task("train", k).data["wishes"]} == {
+        "day",
+        "time",
+    }
+    task = environment.task("train", 0)
+    assert (await talk(environment, {"assistant": expert(environment)}, task)).success == 1.0
+
+
 async def test_a_flawed_expert_books_before_it_asks() -> None:
     environment = Conversation(wording="short", flaws={"assistant": 1.0})
     episode = await talk(environment, {"assistant": expert(environment)})
@@ -243,6 +254,7 @@ def test_users_of_both_splits_want_different_things() -> None:
         ({"turn_cost": 2.0}, "turn_cost"),
         ({"errands": []}, "errands"),
         ({"difficulty": (1, 5)}, "`difficulty` goes to 5; the hardest is 4"),
+        ({"things": 2}, "`difficulty` goes to 4, and an errand has 2 `things`. Set `things` higher"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:

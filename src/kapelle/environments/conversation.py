@@ -100,6 +100,8 @@ class Conversation(BaseEnvironment, Scripted, Private):
     """What users want, drawn evenly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
     """Fewest and most things that matter to a user, 1 to 4."""
+    things: int = Field(default=4, ge=1, le=4)
+    """Things that an assistant may have to find out: the first so many of an errand's four."""
     personas: tuple[Persona, ...] = Field(default=("terse", "open", "talkative"), min_length=1)
     """How users talk, drawn evenly."""
     max_turns: int = Field(default=8, ge=1)
@@ -118,6 +120,15 @@ class Conversation(BaseEnvironment, Scripted, Private):
     """Another seed gives other tasks in another order; the split of the wishes stays."""
     flaws: Flaws = Field(default_factory=dict)
     """Assistant → share of its demonstrations that book at once, by guessing."""
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> Conversation:
+        if self.difficulty[1] > self.things:
+            raise ValueError(
+                f"`difficulty` goes to {self.difficulty[1]}, and an errand has {self.things} `things`. Set `things` higher, or "
+                "`difficulty` lower."
+            )
+        return self
 
     @model_validator(mode="after")
     def _somebody_to_ask(self) -> Conversation:
@@ -150,13 +161,17 @@ class Conversation(BaseEnvironment, Scripted, Private):
 
     def _user(self, draw: random.Random, level: int) -> Problem:
         errand = draw.choice(self.errands)
-        slots = ERRANDS[errand].slots
+        slots = self._slots(errand)
         matters = sorted(draw.sample(list(slots), level), key=list(slots).index)
         wishes = {slot: draw.choice(slots[slot]) for slot in matters}
         persona = draw.choice(self.personas)
         told = draw.choice(matters) if persona == "talkative" else None
         data = {"errand": errand, "wishes": wishes, "persona": persona, "told": told}
         return Problem("", data, f"{errand} {wishes}")
+
+    def _slots(self, errand: str) -> Mapping[str, tuple[str, ...]]:
+        """Return what may matter, with the values of each."""
+        return dict(list(ERRANDS[errand].slots.items())[: self.things])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
         """Return the user's wishes as it reads them."""
@@ -178,7 +193,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
     def assistants_head(self, task: Task) -> str:
         """Return what an assistant reads first: what it may have to find out, and how it books."""
         errand = str(task.data["errand"])
-        slots = list(ERRANDS[errand].slots)
+        slots = list(self._slots(errand))
         if self.wording == "short":
             return f"{errand}: {' '.join(slots)}"
         form = "; ".join(f"{slot}=…" for slot in slots[:2])
@@ -231,7 +246,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
     def _asked(self, task: Task, said: str) -> list[str]:
         """Return the things that a text asks about, by their names or values, in the order of the text."""
         words = re.findall(r"[a-z0-9:]+", said[:READ].casefold())
-        slots = ERRANDS[str(task.data["errand"])].slots
+        slots = self._slots(str(task.data["errand"]))
         place = {word.strip(":"): k for k, word in reversed(list(enumerate(words)))}
         first = {
             slot: min(place[word] for word in (slot, *map(str.casefold, values)) if word in place)
@@ -250,7 +265,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
             if RATE in last:
                 return "10"
             return self.opening(task) if self.users_head(task) in said else self.answer(task, said)
-        slots = ERRANDS[str(task.data["errand"])].slots
+        slots = self._slots(str(task.data["errand"]))
         told = dict(re.findall(rf"\b({'|'.join(slots)}): ([\w:]*\w)", "\n".join(heard)))
         open_ones = [slot for slot in slots if slot not in told]
         if flawed(self.flaws, agent, seed):

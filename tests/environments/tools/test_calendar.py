@@ -64,6 +64,7 @@ def test_an_overlap_is_refused_and_names_what_is_in_the_way() -> None:
     assert events.state() == before
     # Back to back is no overlap, and an event is not in its own way.
     assert call(events, "create_event", title="x", start="2031-03-04 17:00", minutes=60).startswith("Created")
+    assert call(events, "create_event", title="x", start="2031-03-05 13:00", minutes=60).startswith("Created")
     assert call(events, "move_event", number=1, start="2031-03-04 18:15").startswith("Moved")
 
 
