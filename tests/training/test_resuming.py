@@ -27,6 +27,7 @@ STEPS = 4
 OTHERWISE: dict[str, Any] = {
     "description": "in other words",
     "training.steps": 3,
+    "training.epochs": 0.75,  # three steps of two of eight tasks
     "training.overlap": True,
     "training.max_failed_share": 0.9,
     "training.parity_tolerance": 1.0,
@@ -84,6 +85,7 @@ ELSEWHERE = {
 
 def settings(key: str = "", value: Any = None, **over: Any) -> dict[str, Any]:
     base = sections(
+        environment={"name": "tests.support.plugins:Digest", "tasks": 8},
         training={"steps": STEPS, "tasks_per_step": 2},
         evaluation={"problems": 3, "before_and_after": False},
         checkpoint={"every": 2, "keep": 9},
