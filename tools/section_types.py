@@ -108,7 +108,8 @@ def written() -> str:
     types = {"schema.py": ("DType", "Schedule")}
     imports = []
     for file, nodes in modules.items():
-        names = sorted({*types.get(file, ()), *(node.name for node in nodes)})
+        # In ruff's order: without regard to case.
+        names = sorted({*types.get(file, ()), *(node.name for node in nodes)}, key=str.lower)
         used = [name for name in names if re.search(rf"\b{name}\b", body)]
         if used:
             imports.append(f"from kapelle.settings.{file.removesuffix('.py')} import {', '.join(used)}")
