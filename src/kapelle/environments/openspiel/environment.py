@@ -14,6 +14,7 @@ from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Progress
 from kapelle.environments.base import GameSettings
 from kapelle.environments.openspiel.games import (
     Choose,
+    Demonstrator,
     Opponent,
     Value,
     count_decisions,
@@ -22,12 +23,14 @@ from kapelle.environments.openspiel.games import (
     spiel,
     walk,
 )
+from kapelle.environments.openspiel.hanabi import advise, read_short
 from kapelle.environments.openspiel.measures import tally_of
 from kapelle.environments.openspiel.text import (
     View,
     Wording,
     listed,
     match,
+    open_words,
     plain_move,
     read_listed,
     words_of,
@@ -86,6 +89,8 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
     the same way."""
     opponents: Mapping[int, Opponent] = Field(default={})
     """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
+    demonstrator: Demonstrator | None = None
+    """Who shows a warm-up its moves, in Hanabi in few bytes; null shows the form of a move and not its sense."""
 
     @property
     def loaded(self) -> Any:
@@ -180,6 +185,13 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
             raise ConfigError(f"{self.game} has no information states. Set `environment.view: observation`.")
         if self.view == "observation" and not kind.provides_observation_string:
             raise ConfigError(f"{self.game} has no observations. Set `environment.view: information`.")
+        if self.demonstrator is not None:
+            self.demonstrator.check(game)
+            if self.wording != "short" or self.conduct.view != "observation" or not self.list_moves:
+                raise ConfigError(
+                    "`environment.demonstrator` reads what a player sees in few bytes. Set `environment.wording: short`, "
+                    "`environment.view: observation` and `environment.list_moves: true`."
+                )
         for seat, opponent in self.opponents.items():
             if not 1 <= seat <= players:
                 raise ConfigError(
@@ -274,9 +286,9 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
         return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: half the time any, else the one that a hash of the view prefers.
+        """Return a listed move: the `demonstrator`'s or, without one, half the time any, else the one that a hash of the view prefers.
 
-        It demonstrates only the form of a move, but a model that imitates it has to read the view.
+        The latter demonstrates only the form of a move, but a model that imitates it has to read the view.
         Raises EpisodeError where `list_moves` is off: the script knows no more than a player.
         """
         seen = messages[-1].content if messages else ""
@@ -287,6 +299,11 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
                 "Set `environment.list_moves: true`, or remove `warmup`."
             )
         draw = random.Random(f"{seed}/{agent}")
+        if self.demonstrator is not None:
+            if draw.random() < self.demonstrator.slips:
+                return draw.choice(moves)
+            written = {open_words(move): move for move in moves}
+            return written[advise(read_short(seen), list(written), draw, bold=False)]
         return draw.choice(
             moves if draw.random() < 0.5 else [moves[derive_seed("script", seen) % len(moves)]]
         )

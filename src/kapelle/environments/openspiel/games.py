@@ -381,6 +381,21 @@ class ScriptedOpponent(_PlaysAll):
         return int(legal[next((place for place in places if place is not None), 0)])
 
 
+class Demonstrator(Settings):
+    """Shows a warm-up sensible moves: the careful player of Hanabi, who errs now and then."""
+
+    name: Literal["hanabi"] = "hanabi"
+    slips: float = Field(default=0.5, ge=0.0, le=1.0)
+    """How often it makes any legal move instead, each equally likely."""
+
+    def check(self, game: Any) -> None:
+        """Raise ConfigError for any other game."""
+        if game.get_type().short_name != "hanabi":
+            raise ConfigError(
+                f"`environment.demonstrator` plays Hanabi alone, and this is {game}. Set it to null."
+            )
+
+
 class HanabiOpponent(Settings):
     """Plays Hanabi by simple rules and by what its seat may see: `environments.openspiel.hanabi.choose`."""
 

@@ -7,7 +7,8 @@ other would: never its own cards.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,22 +90,57 @@ def read_table(raw: str) -> Table:
     )
 
 
+_SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z]\d)+) X(\S*) (\S+)")
+"""The line of a view in few bytes, `text.short`."""
+
+
+def read_short(seen: str) -> Table:
+    """Return what a player sees, from the view in few bytes that a model reads; ValueError where there is none in it.
+
+    What was told is not in it, only what each card may be.
+    """
+    found = _SHORT.search(seen)
+    if found is None:
+        raise ValueError(f"no view of Hanabi: {seen[:80]!r}")
+    lives, hints, deck, fireworks, discards, hands = found.groups()
+
+    def card(written: str) -> str:
+        face, _, may = written.rpartition("=")
+        return f"{face or 'XX'} || XX|{may}"
+
+    return Table(
+        lives,
+        hints,
+        " ".join(fireworks[at : at + 2] for at in range(0, len(fireworks), 2)),
+        tuple(tuple(card(each) for each in hand.split(",")) for hand in hands.split(";")),
+        deck,
+        discards,
+    )
+
+
 def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
+    """Return the action of a simple player, see `advise`, in a seat of a game."""
+    moves = {
+        state.action_to_string(seat, action).strip("()"): int(action) for action in state.legal_actions(seat)
+    }
+    return moves[advise(read_table(state.observation_string(seat)), list(moves), draw, bold=bold)]
+
+
+def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: bool) -> str:
     """Return a simple player's move: play what fits, tell of what fits, else discard the oldest card.
 
-    A `bold` one also plays a card that it was told of and that may fit, while a mistake does not end the game. A hint names the
-    rank of the next player's first card that fits and is not known to, or its colour where the rank is known.
+    `moves` are the legal ones in OpenSpiel's words without brackets. A `bold` player also plays a card that it was told of and that
+    may fit, while a mistake does not end the game. A hint names the rank of the next player's first card that fits and is not
+    known to, or its colour where the rank is known.
     """
-    moves = {state.action_to_string(seat, action): int(action) for action in state.legal_actions(seat)}
-    table = read_table(state.observation_string(seat))
     stacks, own = table.stacks, table.cards(0)
     for place, card in enumerate(own):
         if card.fits(stacks):
-            return moves[f"(Play {place})"]
+            return f"Play {place}"
     if bold and int(table.lives) > 1:
         for place, card in enumerate(own):
             if card.told != "XX" and card.may_fit(stacks):
-                return moves[f"(Play {place})"]
+                return f"Play {place}"
     for player in range(1, len(table.hands)):
         for card in table.cards(player):
             if stacks[card.face[0]] != int(card.face[1]) - 1 or card.fits(stacks):
@@ -113,11 +149,9 @@ def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
                 (card.ranks, f"rank {card.face[1]}"),
                 (card.colors, f"color {card.face[0]}"),
             ):
-                action = moves.get(f"(Reveal player +{player} {hint})")
-                if len(unknown) > 1 and action is not None:
-                    return action
-    if "(Discard 0)" in moves:
-        return moves["(Discard 0)"]
-    return draw.choice(
-        [action for written, action in moves.items() if "Reveal" in written] or [*moves.values()]
-    )
+                written = f"Reveal player +{player} {hint}"
+                if len(unknown) > 1 and written in moves:
+                    return written
+    if "Discard 0" in moves:
+        return "Discard 0"
+    return draw.choice([written for written in moves if "Reveal" in written] or list(moves))

@@ -120,6 +120,13 @@ def _hanabi_move(raw: str) -> str:
     return f"{words[2][1:]}{words[-1]}" if words[0] == "Reveal" else f"{words[0][0]}{words[1]}"
 
 
+def open_words(short: str) -> str:
+    """Return a move of Hanabi in OpenSpiel's words, from those of `_hanabi_move`."""
+    if short[0] in "PD":
+        return f"{'Play' if short[0] == 'P' else 'Discard'} {short[1:]}"
+    return f"Reveal player +{short[:-1]} {'rank' if short[-1].isdigit() else 'color'} {short[-1]}"
+
+
 def _tiny_move(raw: str) -> str:
     """Return `a1` for OpenSpiel's `p0a1`."""
     return f"a{raw.partition('a')[2]}"
