@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "cut-off data": (broken_gzip, MATH, "train.jsonl.gz"),
     "model that is not there": (nothing, ("demo", "model.path=./model"), "Model folder './model' does not exist."),
     "model of no hub's name": (nothing, ("demo", "model.path=a/b/c"), "Model folder 'a/b/c' does not exist, and the hub has no names like it. Name a folder"),
-    "model of another hub": (nothing, ("demo", "model.path=modelscope://a/b"), "'modelscope://a/b' cannot be fetched: models come from folders and from the Hugging Face hub. Fetch it with a client of modelscope:// and name the folder."),
+    "model of another hub": (nothing, ("demo", "model.path=modelscope://a/b"), "'modelscope://a/b' cannot be fetched: models come from folders, the Hugging Face hub and ModelScope. Fetch it with a client of modelscope:// and name the folder."),
     "model by its address": (nothing, ("demo", "model.path=https://huggingface.co/Qwen/Qwen3-0.6B/tree/main"), "Name the model alone: `Qwen/Qwen3-0.6B`."),
     "model of a colleague's machine": (nothing, ("demo", "model.path=D:\\models\\x"), "Model folder 'D:\\models\\x' does not exist"),
     "model at home": (nothing, ("demo", "model.path='~'"), "was not expanded by the shell. Write /"),

@@ -23,14 +23,6 @@ def test_without_ray_one_line_says_what_to_install(
     )
 
 
-@pytest.mark.parametrize("setting", ["training.overlap=true", "training.partial_rollouts=true"])
-def test_what_rollout_workers_cannot_do_is_refused_before_ray_starts(
-    setting: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "demo", "--launch", "ray", setting]) == 2
-    assert f"`{setting.partition('=')[0]}` needs the trainer's own process to play" in capsys.readouterr().err
-
-
 def test_a_session_is_ended_with_what_it_started() -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -50,6 +50,7 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "pettingzoo": ("pettingzoo", {"path": "tests.environments.adapters.zoo_games"}),
     "textarena": ("textarena", {}),
     "reasoning_gym": ("reasoning_gym", {}),
+    "squares": ("PIL", {}),
 }
 """Environments over a package → what has to be importable, and settings."""
 

@@ -217,6 +217,14 @@ def test_the_embedded_model_s_light_tokeniser_gives_the_ids_of_the_one_of_transf
     assert light.same_tokens(whole)
 
 
+def test_a_light_tokenizer_of_a_model_that_sees_writes_what_the_whole_one_writes() -> None:
+    light = ChatRenderer(light_tokenizer(sees=True), 512)
+    whole = ChatRenderer(build_tokenizer(512, sees=True), 512)
+    heard = [Message("system", "h\u00e9"), Message("user", "<|image_pad|> x <|vision_end|>\n")]
+    assert light.start(heard) == whole.start(heard)
+    assert light.decode(range(270)) == whole.decode(range(270))
+
+
 RICH = (
     "{{ bos_token }}{% for m in messages %}\n{% if m['role'] == 'nobody' %}{% continue %}{% endif %}\n"
     "{{ '<|im_start|>' + m['role'] }} {{ m | tojson }} {{ eos_token }}\n{% if loop.index > 9 %}"

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import call
+from tests.support.tiny import SIZE
 
 from kapelle.models.language_model import load_language_model
-from kapelle.models.weights import save_adapter
-from kapelle.settings.schema import ModelConfig
+from kapelle.models.weights import save_adapter, save_model
+from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 from kapelle.team import Lora
 
@@ -61,6 +62,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, pretrained: str) -> Path:
     write(folder / "open.jsonl", OPEN)
     write(folder / "graded.jsonl", GRADED)
     save_verifier(folder / "verifier", pretrained)
+    save_model(
+        folder / "seeing", load_language_model(ModelConfig(embedded=EmbeddedConfig(sees=True, **SIZE)))
+    )
     return folder
 
 
@@ -101,8 +105,10 @@ def data_of(name: str, kind: str, files: Path, data_folder: Path) -> list[str]:
     return [f"environment.path={local[kind]}"] if kind in local else []
 
 
-def models_of(name: str, pretrained: str) -> list[str]:
+def models_of(name: str, pretrained: str, files: Path) -> list[str]:
     """Return the settings that put a small model in place of every one that a recipe names."""
+    if name == "squares":
+        return [f"model.path={files / 'seeing'}"]
     own = {"maporl_two_models": (f"team.agents.1.weights.model={pretrained}",)}
     return [f"model.path={pretrained}", *own.get(name, ())]
 
@@ -136,7 +142,7 @@ def test_a_section_real_has_values_for_a_pretrained_model_and_their_sources(name
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, files: Path) -> None:
     settings = data_of(name, kind_of(name, real=True), files, files)
-    said = call("train", name, "--real", *models_of(name, pretrained), *settings, "--dry-run")
+    said = call("train", name, "--real", *models_of(name, pretrained, files), *settings, "--dry-run")
     assert said.code == 0, said.err
     assert "--real" in said.out, "where each setting came from"
     assert "# warm-up" not in said.out
@@ -157,7 +163,13 @@ def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path
     gate = ("stages.debate.algorithm.least_auc=null",) if "stage:judge" in REAL[name] else ()
     settings = (*data_of(name, kind_of(name, real=True), files, files), *small, *gate)
     said = call(
-        "train", name, "--real", *models_of(name, pretrained), *settings, "--run-dir", str(tmp_path / "run")
+        "train",
+        name,
+        "--real",
+        *models_of(name, pretrained, files),
+        *settings,
+        "--run-dir",
+        str(tmp_path / "run"),
     )
     assert said.code == 0, said.err
 

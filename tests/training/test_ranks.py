@@ -63,7 +63,7 @@ SELECTING: Mapping[str, Any] = {
 """Choosing tasks, learning again, and critics alone at first."""
 
 
-def learn_all(cases: Sequence[Case], steps: int) -> list[tuple[Weights, list[dict[str, float]]]]:
+def learn_all(cases: Sequence[Case], steps: int = 3) -> list[tuple[Weights, list[dict[str, float]]]]:
     return [learned(case, steps) for case in cases]
 
 

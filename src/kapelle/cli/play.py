@@ -94,7 +94,8 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
 
         stages = load_stages(name, (), settings)
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
-        team = build_team(config, build_algorithm(config))
+        # Nobody learns here, so that what scores for learning (a verifier) need not be there.
+        team = build_team(config, replace(build_algorithm(config), needs=()))
         return PlayedTable(config.environment, config.workflow, None, team.agents)
     environment = environment_named(named[0], settings)
     against = arguments.against or "random"

@@ -37,6 +37,7 @@ from kapelle.environment import (
     Environment,
     Private,
     Scripted,
+    ShowsImages,
     Symmetric,
     asks_questions,
     check_capabilities,
@@ -231,8 +232,13 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
 
 
 def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether train and test share a question among the checked tasks."""
-    questions = {split: {task.question for task in tasks if task.question} for split, tasks in chosen.items()}
+    """Return whether train and test share a question among the checked tasks; of pictures, whether one about the same picture."""
+    pictures = offers(environment, ShowsImages)  # what a picture shows is in the task's data
+
+    def asked(task: Task) -> str:
+        return task.question + (f" of {json.dumps(task.data, sort_keys=True)}" if pictures else "")
+
+    questions = {split: {asked(task) for task in tasks if task.question} for split, tasks in chosen.items()}
     shared = questions["train"] & questions["test"]
     if shared:
         game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"

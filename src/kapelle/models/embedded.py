@@ -75,11 +75,14 @@ def _byte_tokenizer() -> Tokenizer:
     return raw
 
 
-def light_tokenizer() -> LightTokenizer:
+def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
     """Return the same tokeniser as `build_tokenizer`'s, without transformers."""
     raw = _byte_tokenizer()
-    raw.add_special_tokens(list(SPECIAL))
-    return LightTokenizer("", raw, CHAT_TEMPLATE, dict(enumerate(SPECIAL)), {"eos_token": END})
+    special = [*SPECIAL, *EYES] if sees else [*SPECIAL]
+    raw.add_special_tokens(special)
+    template = SEEING_TEMPLATE if sees else CHAT_TEMPLATE
+    known = {raw.token_to_id(token): token for token in special}
+    return LightTokenizer("", raw, template, known, {"eos_token": END})
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:

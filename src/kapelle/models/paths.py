@@ -14,6 +14,7 @@ from kapelle.runtime.hub import (
     MODELSCOPE,
     fetch_modelscope,
     hub_fault,
+    is_of_modelscope,
     modelscope_cache,
     modelscope_fault,
     modelscope_folder,
@@ -71,7 +72,7 @@ def located(path: str, *, weights: bool = False) -> str:
 
     What was not downloaded is fetched: settings and tokeniser, or with `weights` all of it. Raises ModelError where that fails.
     """
-    if not path.startswith(MODELSCOPE):
+    if not is_of_modelscope(path):
         return path
     name = path.removeprefix(MODELSCOPE)
     folder = modelscope_folder(name)
@@ -141,7 +142,7 @@ def check_model_path(path: str) -> None:
     folder = Path(path)
     if path == "embedded":
         return
-    if path.startswith(MODELSCOPE):
+    if is_of_modelscope(path):
         known = modelscope_folder(path.removeprefix(MODELSCOPE))
         if known is None:
             _check_modelscope(path)

@@ -34,7 +34,7 @@ from kapelle.errors import ContextError, KapelleError, ModelError
 from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
-from kapelle.runtime.hub import MODELSCOPE
+from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.machine import refusal
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image, Json, Message, images_in
@@ -659,13 +659,9 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return how a model's conversations become tokens, without loading its weights."""
     if path == "embedded":
-        from kapelle.models.embedded import build_tokenizer, light_tokenizer
+        from kapelle.models.embedded import light_tokenizer
 
-        sees = config.embedded.sees
-        own: ChatTokenizer = (
-            build_tokenizer(config.embedded.context, sees=True) if sees else light_tokenizer()
-        )
-        return ChatRenderer(own, config.embedded.context)
+        return ChatRenderer(light_tokenizer(sees=config.embedded.sees), config.embedded.context)
     check_model_path(path)
     path = located(path)
     local = local_only(path)
@@ -680,7 +676,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return `load_renderer`'s, without torch where a folder's files allow that; its tokens are counted, not learned from."""
-    if path.startswith(MODELSCOPE):
+    if is_of_modelscope(path):
         check_model_path(path)
         path = located(path)
     folder = Path(path).expanduser()

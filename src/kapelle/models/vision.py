@@ -20,10 +20,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from kapelle.errors import ContextError, DataError, ModelError
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image
 
 MOST_PIXELS = 50_000_000

@@ -23,7 +23,7 @@ from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
 from kapelle.models.paths import check_loaded, loading, local_only, located
 from kapelle.models.vision import auto_class
-from kapelle.runtime.hub import MODELSCOPE, modelscope_folder
+from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -150,7 +150,7 @@ def folder_of(path: str) -> Path | None:
     """Return the folder that holds the weights of a model; None for the embedded one and one that was not downloaded."""
     if path == "embedded":
         return None
-    if path.startswith(MODELSCOPE):
+    if is_of_modelscope(path):
         known = modelscope_folder(path.removeprefix(MODELSCOPE))
         return known if known is not None and any(known.glob("*.safetensors")) else None
     if Path(path).expanduser().is_dir():

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
@@ -27,9 +27,10 @@ from kapelle.runs.step_rows import (
     stored_steps,
 )
 from kapelle.runtime.files import plain_bytes, step_of
-from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import RunConfig
 from kapelle.types import Episode, Group, Json, Split
+
+if TYPE_CHECKING:
+    from kapelle.settings.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,10 @@ def planned_steps(run: Path, config: RunConfig) -> int:
     """Return the steps that a run takes: those of its settings, or what it has made of `training.epochs` if it has begun."""
     if config.training.epochs is None or not is_run(run):
         return config.training.steps
+    from kapelle.settings.overlays import (
+        parse_yaml,  # reading anything else of a run needs the standard library alone
+    )
+
     written = parse_yaml(read_config(run))
     return int(written["training"]["steps"])
 

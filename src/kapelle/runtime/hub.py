@@ -117,6 +117,11 @@ SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Files that say what a model is and how it reads text; its weights are in others."""
 
 
+def is_of_modelscope(path: str) -> bool:
+    """Return whether a model's path is a name on ModelScope; an address (`modelscope://…`) is none."""
+    return path.startswith(MODELSCOPE) and not path.startswith(f"{MODELSCOPE}//")
+
+
 def modelscope_cache() -> Path:
     """Return the folder in which ModelScope's package keeps what it downloads: MODELSCOPE_CACHE, or its default."""
     return Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()

@@ -485,7 +485,9 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None = None, *_: object
+    ) -> None:
         if raised is not None:
             RANK_LOG.error("ended by an error", exc_info=raised)
         try:
