@@ -81,7 +81,7 @@ def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
     special = [*SPECIAL, *EYES] if sees else [*SPECIAL]
     raw.add_special_tokens(special)
     template = SEEING_TEMPLATE if sees else CHAT_TEMPLATE
-    known = {raw.token_to_id(token): token for token in special}
+    known = {number: token for token in special if (number := raw.token_to_id(token)) is not None}
     return LightTokenizer("", raw, template, known, {"eos_token": END})
 
 
