@@ -241,3 +241,18 @@ class Team:
     def agents_of(self, policy: str) -> tuple[str, ...]:
         """Return the agents that act with a policy in some turn, in seat order."""
         return tuple(name for name in self.names if policy in self.policies_of(name))
+
+
+def split_scored(team: Team) -> tuple[Team, Team]:
+    """Return a team without what is only scored (frozen critics, and what is beside it), and with nothing else that is scored.
+
+    Each has the bases that it needs; one that both need is in both.
+    """
+    scored = {name: critic for name, critic in team.critics.items() if not critic.trained}
+    others = {name: critic for name, critic in team.critics.items() if critic.trained}
+    read = {critic.base for critic in scored.values()} | {policy.base for policy in team.beside.values()}
+    kept = {critic.base for critic in others.values()} | {policy.base for policy in team.policies.values()}
+    paths = team.bases.items()
+    rest = {base: path for base, path in paths if base in kept or base not in read}
+    apart = {base: path for base, path in paths if base in read}
+    return replace(team, critics=others, beside={}, bases=rest), replace(team, critics=scored, bases=apart)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.kills import MOMENTS, marked
-from tests.support.tiny import same_bits
+from tests.support.tiny import same_bits, tiny_model
 
 from kapelle import Trainer
+from kapelle.models.weights import save_model
 from kapelle.runs import checkpoint
 from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import resolve
@@ -121,6 +122,99 @@ def test_an_environment_worker_is_replaced(victim: str, tmp_path: Path, undistur
     assert code == 0, said
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", undisturbed)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a verifier that has learned a step of what the recipe's team says."""
+    place = tmp_path_factory.mktemp("judge")
+    debate = {"name": "debate", "rounds": 1, "score_rounds": True}
+    changes = {"algorithm": {"name": "verifier", "group_size": 2}, "workflow": debate}
+    team = {"agents": 2, "sharing": "frozen", "sampling": {"max_tokens": 3}}
+    settings = {**yaml.safe_load(RECIPE), **changes, "team": team}
+    with Trainer(**{name: each for name, each in settings.items() if name != "ray"}) as trainer:
+        trainer.train(1)
+        trainer.save_policies(place)
+    return str(place / "verifier")
+
+
+def paid_by(judge: str, scorers: int) -> tuple[str, ...]:
+    pays = f"reward_model.path={judge}", "reward_model.device=cpu"
+    return *pays, "ray.rollout_workers=1", f"ray.scoring_workers={scorers}", "ray.scoring.cpus=0.1"
+
+
+@pytest.mark.ranks
+def test_a_scoring_worker_scores_as_the_rank_does_and_is_replaced(judge: str, tmp_path: Path) -> None:
+    code, said = run(tmp_path / "here", *paid_by(judge, 0))
+    assert code == 0, said
+    code, said = run(tmp_path / "run", *paid_by(judge, 1), kill=("score", "scorer"))
+    assert code == 0, said
+    assert (tmp_path / "run.killed").exists()
+    check_same(tmp_path / "run", end_of(tmp_path / "here"))
+
+
+@pytest.mark.ranks
+def test_a_rank_that_dies_resumes_with_scoring_workers(judge: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(tmp_path / "here", *paid_by(judge, 0))[0] == 0
+    code, said = run(folder, *paid_by(judge, 1), kill=("update", "rank"))
+    assert code == 2, said
+    assert "Rank 0 was killed by signal 9" in said
+    assert run(folder)[0] == 0
+    check_same(folder, end_of(tmp_path / "here"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_ranks_share_scoring_workers(engine: str, judge: str, tmp_path: Path) -> None:
+    ends = []
+    for scorers in (0, 1, 2):
+        folder = tmp_path / f"{scorers}"
+        words = *paid_by(judge, scorers), "--processes", "2", f"train_engine.name={engine}"
+        code, said = run(folder, *words)
+        assert code == 0, said
+        ends.append(end_of(folder))
+    assert same_bits(ends[2][0], ends[0][0]), "two workers score the batches of two ranks"
+    assert ends[2][1] == ends[0][1]
+    for one, other in zip(ends[1][1], ends[0][1], strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.ranks
+def test_a_team_in_two_pools_plays_as_one_in_one_place_and_a_sampling_worker_is_replaced(
+    tmp_path: Path,
+) -> None:
+    save_model(tmp_path / "other", tiny_model(seed=3))
+    own = f"{{model: {tmp_path / 'other'}, train: full}}"
+    team = (
+        f"team.agents=[{{name: ada, weights: lora}}, {{name: ben, weights: {own}}}]",
+        "ray.rollout_workers=1",
+    )
+    pools = "ray.pools={small: {agents: [ada], cpus: 0.1}, big: {agents: [ben], cpus: 0.1}}"
+    code, said = run(tmp_path / "together", *team)
+    assert code == 0, said
+    code, said = run(tmp_path / "apart", *team, pools)
+    assert code == 0, said
+    code, said = run(tmp_path / "run", *team, pools, kill=("rollout", "sampler"))
+    assert code == 0, said
+    assert (tmp_path / "run.killed").exists()
+    check_same(tmp_path / "run", end_of(tmp_path / "apart"))
+    for one, other in zip(end_of(tmp_path / "apart")[1], end_of(tmp_path / "together")[1], strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.ranks
+def test_a_pool_without_its_agent_is_refused(tmp_path: Path) -> None:
+    code, said = run(tmp_path / "run", "ray.pools={big: {agents: [agent_7]}}")
+    assert code == 2
+    assert "`ray.pools.big.agents` names 'agent_7', which is no agent of this team" in said
+
+
+@pytest.mark.ranks
+def test_nothing_to_score_is_refused(tmp_path: Path) -> None:
+    code, said = run(tmp_path / "run", "ray.scoring_workers=1")
+    assert code == 2
+    assert "`ray.scoring_workers` is 1, but nothing of this run is only scored" in said
 
 
 ENDS = {

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
+from tests.algorithms.test_every_algorithm import run_of
 from tests.support.tiny import sections
 
+from kapelle.cli import main
+from kapelle.cluster import launcher
 from kapelle.cluster.placement import (
     Bundles,
     RayPlacement,
     RolloutPlace,
+    check_pools,
     check_workers,
     lay_out,
     placement_here,
 )
 from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig
+from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 
 LEFT: dict[str, object] = {"max_staleness": 1, "partial_rollouts": 0.5}
@@ -37,6 +46,51 @@ def test_ranks_that_play_have_the_worlds() -> None:
     held, places = lay_out(RayConfig(rollout_workers=0), ranks=2, worlds=2)
     assert places == [Bundles(worlds=(2, 3)), Bundles(worlds=(4, 5))]
     assert len(held) == 6
+
+
+def test_scoring_workers_are_dealt_in_turn_whatever_their_number() -> None:
+    config = RayConfig.model_validate({"scoring_workers": 3, "scoring": {"gpus": 2}})
+    held, places = lay_out(config, ranks=2, worlds=0)
+    assert [each.gpus for each in held] == [0, 0, 0, 2, 2, 2]
+    assert [each.scoring for each in places] == [(3, 5), (4,)]
+    placed = RayPlacement("here", "of this run", "kapelle-1", places[0])
+    assert placement_here(placed.variable()) == placed
+    fewer = RayConfig(scoring_workers=1, rollout_workers=0)
+    assert [each.scoring for each in lay_out(fewer, ranks=2, worlds=0)[1]] == [(2,), ()]
+
+
+def test_stages_are_checked_with_the_verifier_that_one_of_them_will_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [
+        {"name": "judge", "algorithm": {"name": "verifier", "group_size": 2}, "team": {"sharing": "frozen"}},
+        {"name": "play", "reward_model": {"path": "stage:judge"}},
+    ]
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump({**run_of("grpo"), "stages": stages}))
+    launched: list[Any] = []
+    monkeypatch.setattr(launcher, "check_installed", lambda: None)
+
+    def launch(*given: Any) -> int:
+        launched.append(given)
+        return 0
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    words = "train", str(tmp_path / "both.yaml"), "--run-dir", str(tmp_path / "run"), "--launch", "ray"
+    assert main([*words, "ray.scoring_workers=1"]) == 0, capsys.readouterr().err
+    assert launched[0][0].scoring_workers == 1
+
+
+def test_scoring_workers_without_work_are_refused() -> None:
+    idle = prepare(resolve(sections(ray={"scoring_workers": 2})))
+    with pytest.raises(
+        ConfigError, match=r"`ray.scoring_workers` is 2, but nothing of this run is only scored"
+    ):
+        check_pools([idle])
+    check_pools([prepare(resolve(sections()))])
+    works = resolve(
+        sections(algorithm={"name": "distill", "teacher": "embedded"}, ray={"scoring_workers": 2})
+    )
+    check_pools([idle, prepare(works)])
 
 
 def test_workers_that_may_join_have_no_bundle() -> None:

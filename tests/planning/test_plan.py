@@ -109,6 +109,30 @@ def test_a_second_process_has_weights_of_its_own() -> None:
     assert [phase.name for phase in two.processes[0].phases] == ["update", "evaluation"]
 
 
+def test_what_is_only_scored_leaves_the_trainer_for_scoring_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "teacher", tiny_model())
+    words = "demo", "algorithm.name=distill", f"algorithm.teacher={tmp_path / 'teacher'}"
+    here, apart = plan(*words), plan(*words, "ray.scoring_workers=2")
+    assert [(process.name, process.count) for process in apart.processes] == [
+        ("training", 1),
+        ("scoring worker", 2),
+    ]
+    moved = apart.processes[1].phases[0].kinds["weights"]
+    assert moved == sum(4 * parameter.numel() for parameter in tiny_model().base_parameters().values())
+    assert (
+        here.processes[0].phases[0].kinds["weights"] == moved + apart.processes[0].phases[0].kinds["weights"]
+    )
+    assert main(["plan", *words, "ray.scoring_workers=2"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "scoring worker on cpu, each of 2 (`ray.scoring_workers`, with `--launch ray`), for teacher:reasoner"
+        in said
+    )
+    assert plan("demo", "ray.scoring_workers=2").processes == plan("demo").processes
+
+
 def test_what_an_outside_program_asks_may_fill_the_context() -> None:
     team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
     found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")

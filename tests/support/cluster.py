@@ -63,13 +63,23 @@ class Cluster:
         self.ended: list[int] = []
         self.started = 0
         self.left = False
+        self.named: dict[str, Fake] = {}
 
     def join(self, *_: str) -> Cluster:
         return self
 
-    def actor(self, kind: type, _bundle: int, _resources: object, calls: int = 1) -> Fake:
+    def of_actor(self, _group: str) -> Cluster:
+        return self
+
+    def actor(
+        self, kind: type, _bundle: int, _resources: object, calls: int = 1, name: str | None = None
+    ) -> Fake:
+        if name in self.named and not self.named[name].dead:
+            return self.named[name]
         self.started += 1
-        return Fake(self.started - 1, kind, self)
+        made = Fake(self.started - 1, kind, self)
+        self.named |= {} if name is None else {name: made}
+        return made
 
     def store(self, data: bytes) -> bytes:
         return data

@@ -18,6 +18,8 @@ STEP = 2
 MOMENTS = ("rollout", "update", "publish", "save")
 SIGNS = {
     "worker": "ray::RayPlayer",
+    "scorer": "ray::RayScorer",
+    "sampler": "ray::RaySampler",
     "host": "ray::RankHost",
     "rank": "kapelle.runtime.process_tree",
     "driver": "kapelle.cluster.launcher",
@@ -77,6 +79,7 @@ def _armed(moment: str, victim: str, done: Path) -> None:
 
     places: dict[str, tuple[type, str]] = {
         "rollout": (Actor, "ask"),
+        "score": (Actor, "ask"),
         "update": (Loop, "_learn"),
         "publish": (RayWorkers, "load"),
         "save": (Progress, "save"),
@@ -91,12 +94,13 @@ def _armed(moment: str, victim: str, done: Path) -> None:
         return step(self, number, *start)
 
     def outer(*given: Any, **named: Any) -> Any:
-        answer = inner(*given, **named) if moment == "rollout" else None  # then its question is on its way
-        here = moment != "rollout" or given[1] == "play"
+        asks = {"rollout": "play", "score": "score"}.get(moment)
+        answer = inner(*given, **named) if asks else None  # then its question is on its way
+        here = asks is None or given[1] == asks
         if here and steps and steps[-1] >= STEP and not done.exists() and os.environ.get("RANK") == "0":
             done.touch()
             kill(victim)
-        return answer if moment == "rollout" else inner(*given, **named)
+        return answer if asks else inner(*given, **named)
 
     Loop.step = counted  # type: ignore[assignment, method-assign]
     setattr(kind, name, outer)

@@ -62,7 +62,12 @@ def lines(found: Plan) -> Iterator[str]:
     yield from _computing(found)
     for process in found.processes:
         yield ""
-        each = f", each of {found.run.ranks} processes" if found.run.ranks > 1 else ""
+        ranks, scoring = found.run.ranks, found.run.scoring
+        if process.name == "scoring worker" and scoring is not None:
+            held = ", ".join([*scoring.team.critics, *scoring.team.beside])
+            each = f", each of {scoring.workers} (`ray.scoring_workers`, with `--launch ray`), for {held}"
+        else:
+            each = f", each of {ranks} processes" if ranks > 1 else ""
         yield f"{process.name} on {process.device}{each}: {size(process.peak)}, in the {process.worst.name} phase"
         yield from _table(process)
     if found.times is not None:

@@ -14,10 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kapelle.cli.output import complain
 from kapelle.cli.stopping import EXIT_WRONG
@@ -35,6 +36,10 @@ from kapelle.runtime.process_tree import (
     memory_hint,
 )
 from kapelle.runtime.ranks import VARIABLES
+
+if TYPE_CHECKING:
+    from kapelle.settings.schema import RunConfig
+    from kapelle.setup.preparation import PreparedRun
 
 LOOK = 0.1
 """Seconds between two looks at the processes."""
@@ -306,19 +311,27 @@ def launch_ray(arguments: argparse.Namespace) -> int:
     # Imported here alone, so that the launcher of torchrun's ranks stays small.
     from kapelle.cli.source import find_stages, read_source
     from kapelle.cluster.launcher import check_installed, launch
-    from kapelle.cluster.placement import check_workers
+    from kapelle.cluster.placement import check_pools, check_workers
     from kapelle.setup.preparation import prepare
 
     refuse_second_launcher()
     check_installed()
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)
-    if staged is None:
-        configs = [read_source(arguments.words, arguments.run_dir, **how).config]
-    else:
-        configs = [config for _, config in staged.checked()]
-    processes, worlds = arguments.processes or 1, configs[0].episode.environment_workers
-    for config in configs:
+    configs: Iterable[RunConfig] = (
+        [read_source(arguments.words, arguments.run_dir, **how).config]
+        if staged is None
+        else (config for _, config in staged.checked())
+    )
+    processes = arguments.processes or 1
+    prepared: list[PreparedRun] = []
+    for (
+        config
+    ) in configs:  # one at a time: stages stand in for what those before them have yet to train only here
         check_workers(config, processes)
-        prepare(config)
-    return launch(configs[0].ray, processes, worlds, [*words_of(arguments), "--no-rich"])
+        prepared.append(prepare(config))
+    check_pools(prepared)
+    first = prepared[0].config
+    return launch(
+        first.ray, processes, first.episode.environment_workers, [*words_of(arguments), "--no-rich"]
+    )

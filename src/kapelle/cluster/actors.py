@@ -207,10 +207,13 @@ class ActorConnection:
             "`--processes`) or less for each (`ray.trainer.cpus`, `ray.rollout.cpus`, …), or wait longer (`ray.timeout`)."
         )
 
-    def actor(self, kind: type, bundle: int | None, resources: Resources, calls: int = 1) -> Actor:
+    def actor(
+        self, kind: type, bundle: int | None, resources: Resources, calls: int = 1, name: str | None = None
+    ) -> Actor:
         """Start an actor of a class where a bundle was placed; it answers `calls` at a time, one alone in order.
 
-        Without a bundle it starts when and where the cluster has room outside the run's placement group.
+        Without a bundle it starts when and where the cluster has room outside the run's placement group. One with a `name` is
+        shared: where it runs already it is returned. It ends with the process that has started it.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -224,6 +227,7 @@ class ActorConnection:
             scheduling_strategy=strategy,
             max_restarts=0,
             **({"max_concurrency": calls} if calls > 1 else {}),
+            **({"name": name, "get_if_exists": True} if name is not None else {}),
         )
         return Actor(made.remote())
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from kapelle.environments.external import External
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.settings.schema import RayConfig, Resources, RunConfig
+from kapelle.team import split_scored
+
+if TYPE_CHECKING:
+    from kapelle.setup.preparation import PreparedRun
+    from kapelle.team import Team
 
 VARIABLE = "KAPELLE_RAY"
 """Environment variable of a rank that Ray has placed."""
@@ -23,6 +29,8 @@ class RolloutPlace:
     """None for a worker that joins when the cluster has room."""
     worlds: tuple[int | None, ...] = ()
     """Bundles of its environment workers; None as for itself."""
+    samplers: tuple[tuple[str, int], ...] = ()
+    """Of each pool (`ray.pools`) its name, and the bundle of the sampling worker that it asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Bundles:
     """Those of the rollout workers that play for this rank."""
     worlds: tuple[int | None, ...] = ()
     """Those of the environment workers of a rank that plays itself."""
+    scoring: tuple[int, ...] = ()
+    """Those of the scoring workers that this rank asks: of all, every one by the number of ranks, from its own number on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,11 @@ def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | No
         return None
     said = json.loads(environ[VARIABLE])
     own = said["bundles"]
-    rollout = tuple(RolloutPlace(each["bundle"], tuple(each["worlds"])) for each in own["rollout"])
-    bundles = Bundles(rollout, tuple(own["worlds"]))
+    rollout = tuple(
+        RolloutPlace(each["bundle"], tuple(each["worlds"]), tuple((name, k) for name, k in each["samplers"]))
+        for each in own["rollout"]
+    )
+    bundles = Bundles(rollout, tuple(own["worlds"]), tuple(own["scoring"]))
     return RayPlacement(said["address"], said["namespace"], said["group"], bundles)
 
 
@@ -80,6 +93,15 @@ def check_workers(config: RunConfig, ranks: int) -> None:
                 "`training.partial_rollouts` lets all rollout workers agree on the end of a step, but with "
                 f"`ray.least_rollout_workers: {least}` some of {workers} may not be there. Leave one of the two out."
             )
+    if config.ray.pools and not workers:
+        raise ConfigError(
+            "`ray.pools` hold models for rollout workers, but `ray.rollout_workers` is 0. Set it to 1 or more, or leave the pools out."
+        )
+    if config.ray.pools and config.training.partial_rollouts:
+        raise ConfigError(
+            "`training.partial_rollouts` breaks off what is sampled, which the sampling workers of `ray.pools` do not. Leave one of the "
+            "two out."
+        )
     if not workers:
         return
     if workers < ranks and config.training.partial_rollouts:
@@ -94,11 +116,57 @@ def check_workers(config: RunConfig, ranks: int) -> None:
         )
 
 
+def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
+    """Return the policies that each pool of sampling workers holds, by its name; ConfigError for what cannot be in a pool."""
+    found: dict[str, tuple[str, ...]] = {}
+    held: dict[str, str] = {}
+    """Base → the pool that holds it."""
+    for pool, said in config.ray.pools.items():
+        where = f"ray.pools.{pool}.agents"
+        for agent in said.agents:
+            if agent not in team.names:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', which is no agent of this team.{did_you_mean(agent, team.names)}"
+                )
+            policy = team.policy(agent)
+            if policy.endpoint is not None:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', which a server plays ({policy.endpoint.url}): no model of it is held. Leave it out."
+                )
+            if held.setdefault(policy.base, pool) != pool:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all agents of a model in "
+                    "one pool."
+                )
+        bases = {team.policy(agent).base for agent in said.agents}
+        left = [name for name in team.names if team.policy(name).base in bases and name not in said.agents]
+        if left:
+            raise ConfigError(
+                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too, or give it a "
+                "model of its own (`weights: {model: …}`)."
+            )
+        found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
+    return found
+
+
+def check_pools(stages: Sequence[PreparedRun]) -> None:
+    """Raise ConfigError for pools of agents that cannot be held apart, and scoring workers that would have nothing to score."""
+    for stage in stages:
+        pools_of(stage.config, stage.team)
+    workers = stages[0].config.ray.scoring_workers
+    if workers and not any(split_scored(stage.team)[1].bases for stage in stages):
+        raise ConfigError(
+            f"`ray.scoring_workers` is {workers}, but nothing of this run is only scored: no verifier pays or teaches (`reward_model`, "
+            "`algorithm.verifier`), and there is no teacher and no embedding model of its own. Leave it out, or name one; references "
+            "and critics that learn stay in the trainer's processes."
+        )
+
+
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
     """Return the resources of each bundle, and the bundles of each rank; rank k itself is placed on bundle k.
 
-    `worlds` is the number of environment workers of each process that plays. Rollout workers are dealt to the ranks in turn. Those
-    beyond `least_rollout_workers` have no bundle.
+    `worlds` is the number of environment workers of each process that plays. Rollout workers and scoring workers are dealt to the
+    ranks in turn. Rollout workers beyond `least_rollout_workers` have no bundle.
     """
     least = config.rollout_workers if config.least_rollout_workers is None else config.least_rollout_workers
     held = [config.trainer] * ranks
@@ -108,16 +176,22 @@ def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources]
         held.extend([resources] * count)
         return tuple(range(len(held) - count, len(held)))
 
+    pools = {name: more(pool.takes, pool.workers) for name, pool in config.pools.items()}
+
+    def samplers(number: int) -> tuple[tuple[str, int], ...]:
+        return tuple((name, bundles[number % len(bundles)]) for name, bundles in pools.items())
+
     for rank in range(ranks):
         own = range(rank, config.rollout_workers, ranks)
         if own:
             players = [
-                RolloutPlace(more(config.rollout, 1)[0], more(config.environment, worlds))
+                RolloutPlace(more(config.rollout, 1)[0], more(config.environment, worlds), samplers(number))
                 if number < least
-                else RolloutPlace(None, (None,) * worlds)
+                else RolloutPlace(None, (None,) * worlds, samplers(number))
                 for number in own
             ]
             found.append(Bundles(tuple(players)))
         else:
             found.append(Bundles(worlds=more(config.environment, worlds)))
-    return held, found
+    scoring = more(config.scoring, config.scoring_workers)
+    return held, [replace(each, scoring=scoring[rank::ranks]) for rank, each in enumerate(found)]

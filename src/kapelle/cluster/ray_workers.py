@@ -27,13 +27,15 @@ from kapelle.cluster.actors import (
     own_address,
 )
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
+from kapelle.cluster.sampling import sampled_by_pools
+from kapelle.cluster.scoring import RayScorers
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
-from kapelle.rollout.replica import TeamReplica, moves
+from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
 from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
@@ -43,9 +45,10 @@ from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
-from kapelle.runtime.ranks import Meeting
+from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.settings.schema import Resources
+from kapelle.team import split_scored
 from kapelle.types import Group, Sampling, Task
 
 if TYPE_CHECKING:
@@ -99,28 +102,42 @@ def players_on(
     hashes: Mapping[str, str],
     models: Mapping[str, LanguageModel],
     engine: TrainEngine,
+    ranks: Ranks,
     closing: ExitStack,
-) -> tuple[RayWorkers | None, Hold]:
-    """Return what plays for the rank that Ray has placed here: rollout workers, or else what holds its own worlds.
+) -> tuple[RayWorkers | None, Hold, RayScorers | None, Mapping[str, str]]:
+    """Return what plays and scores for the rank that Ray has placed here.
 
-    `closing` releases what they need. See `RayWorkers` for the other arguments.
+    That is rollout workers, or else None; what holds the rank's own worlds; what asks scoring workers, where there are some and
+    something is only scored; and `hashes` with those of the bases that the scoring workers alone hold. `closing` releases what they
+    need. See `RayWorkers` and `RayScorers` for the other arguments.
     """
     placed = placement_here()
     assert placed is not None, "Ray has placed this rank"
     config, team, bundles = prepared.config, prepared.team, placed.bundles
-    if not bundles.rollout and not bundles.worlds:
-        return None, HeldHere
+    apart = config.ray.scoring_workers and split_scored(team)[1].bases
+    player: RayWorkers | None = None
+    hold: Hold = HeldHere
+    connection: ActorConnection | None = None
     in_memory = [path for path in team.bases.values() if path in prepared.given]
     if bundles.rollout and in_memory:
         raise ConfigError(
             f"Rollout workers read models from the disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
             "name its folder as `model.path`, or set `ray.rollout_workers: 0`."
         )
-    connection = ActorConnection.join(placed.address, placed.group, placed.namespace)
-    closing.callback(connection.leave)
-    if not bundles.rollout:
-        return None, partial(HeldByActor, connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
-    return RayWorkers(connection, placed, config, team, hashes, models, engine), HeldHere
+    if bundles.rollout or bundles.worlds or bundles.scoring:
+        connection = ActorConnection.join(placed.address, placed.group, placed.namespace)
+        closing.callback(connection.leave)
+    scorers = None
+    if apart:
+        scorers = RayScorers(connection, bundles.scoring, prepared, models, engine, ranks)
+        closing.callback(scorers.close)
+    if connection is not None and bundles.rollout:
+        player = RayWorkers(connection, placed, config, team, hashes, models, engine)
+    elif connection is not None and bundles.worlds:
+        hold = partial(HeldByActor, connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
+    if scorers is not None:  # while the rollout workers load their models too
+        hashes = scorers.hashes(hashes)
+    return player, hold, scorers, hashes
 
 
 class RayWorkers(PlaysGroups):
@@ -421,7 +438,7 @@ class RayWorkers(PlaysGroups):
     def _start(self, worker: _RayWorker) -> None:
         worker.actor = self._connection.actor(RayPlayer, worker.place.bundle, self._config.ray.rollout)
         worker.begun, worker.up = time.monotonic(), worker.actor.ask("here")
-        said = {**self._begin_with, "worlds": worker.place.worlds}
+        said = {**self._begin_with, "worlds": worker.place.worlds, "samplers": worker.place.samplers}
         worker.beginning = worker.actor.ask("begin", json.dumps(said).encode())
         worker.has = {}
 
@@ -465,7 +482,12 @@ class RayPlayer:
             connection = ActorConnection.of_actor(said["group"])
             takes = Resources.model_validate(said["config"]["ray"]["environment"])
             hold = partial(HeldByActor, connection, said["worlds"], takes, said["folder"])
-        self._team = TeamReplica(said["config"], said["bases"], torch.get_num_threads(), hold)
+        elsewhere: Elsewhere | None = None
+        if said["samplers"]:
+            connection = ActorConnection.of_actor(said["group"])
+            elsewhere = partial(sampled_by_pools, connection, said)
+        threads = torch.get_num_threads()
+        self._team = TeamReplica(said["config"], said["bases"], threads, hold, elsewhere)
         return json.dumps({"hashes": self._team.hashes}).encode()
 
     def play(self, question: bytes, *weights: bytes) -> bytes:

@@ -28,6 +28,7 @@ from kapelle.models.outline import Outline
 from kapelle.planning.planned_run import BYTES, PlannedRun
 from kapelle.planning.sampling_memory import sampling_moments
 from kapelle.planning.update_memory import update_moments
+from kapelle.team import Critic, Policy
 
 PROCESS = 470_000_000
 """Bytes of a process with Python, torch and transformers before a model is loaded; on a CPU, as measured."""
@@ -66,7 +67,7 @@ class Phase:
     """The worst moment of a phase in one process on one device."""
 
     name: str
-    """`sampling`, `update` or `evaluation`."""
+    """`sampling`, `update`, `evaluation` or `scoring`."""
     kinds: Kinds
 
     @property
@@ -106,6 +107,8 @@ def processes(run: PlannedRun) -> list[Process]:
         if run.overlap:
             kinds = _added(_resident(run, bases, device, learns=False), *_sampling(run, bases, run.own_tasks))
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
+    if run.scoring is not None:
+        found += _scoring(run.scoring)
     if run.engine == "vllm" and run.served == "start" and not run.overlap:
         device = next(iter(run.shapes and map(run.device, run.shapes)))
         weights = sum(run.size(base) * run.outlines[base].parameters for base in run.shapes)
@@ -116,6 +119,25 @@ def processes(run: PlannedRun) -> list[Process]:
         }
         found.append(Process("vLLM server", device, (Phase("sampling", kinds),)))
     return found
+
+
+def _scoring(run: PlannedRun) -> Iterator[Process]:
+    """Yield what scoring workers hold: each all of it, on a GPU of its own or together on a CPU."""
+    own: dict[str, Policy | Critic] = {**run.team.beside, **run.team.critics}
+    for device in dict.fromkeys(map(run.device, run.shapes)):
+        bases = [base for base in run.shapes if run.device(base) == device]
+        adapters = [name for name, each in own.items() if each.base in bases and each.lora is not None]
+        heads = [
+            run.outlines[each.base].hidden + 1 for each in run.team.critics.values() if each.base in bases
+        ]
+        cpu = device == "cpu"
+        kinds = {
+            "process": PROCESS if cpu else CONTEXT,
+            "weights": sum(size for base, size in base_copies(run) if base in bases),
+            "adapters": 4 * (sum(run.adapters[name].parameters for name in adapters) + sum(heads)),
+        }
+        where = device if cpu else f"{device} of a scoring worker"
+        yield Process("scoring worker", where, (Phase("scoring", kinds),), run.workers if cpu else 1)
 
 
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:

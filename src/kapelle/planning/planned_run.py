@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.team import Place, Team
+from kapelle.team import Place, Team, split_scored
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
@@ -97,6 +97,10 @@ class PlannedRun:
     """Processes that train together, each with a share of a step's tasks."""
     shared_out: Fsdp | None = None
     """How they share weights out; None where each holds all."""
+    scoring: PlannedRun | None = None
+    """What scoring workers hold (`ray.scoring_workers`): `team` and `outlines` are then of what is only scored."""
+    workers: int = 0
+    """Processes like this one that hold all of it, where this is what scoring workers hold."""
 
     @property
     def own_tasks(self) -> int:
@@ -182,7 +186,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         elsewhere = "cpu" if path == "embedded" else device
         places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
     tokens = config.training.microbatch_tokens
-    return PlannedRun(
+    whole = PlannedRun(
         team,
         prepared.outlines,
         shapes,
@@ -213,6 +217,23 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         tokens == "auto",
         ranks=ranks,
         shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
+    )
+    here, scored = split_scored(team)
+    workers = config.ray.scoring_workers
+    if not workers or not scored.bases:
+        return whole
+    return replace(_with(whole, here), scoring=replace(_with(whole, scored), workers=workers))
+
+
+def _with(run: PlannedRun, team: Team) -> PlannedRun:
+    """Return a plan's run with a team of fewer bases."""
+    kept = team.bases.keys()
+    return replace(
+        run,
+        team=team,
+        outlines={base: each for base, each in run.outlines.items() if base in kept},
+        shapes={base: each for base, each in run.shapes.items() if base in kept},
+        places={base: each for base, each in run.places.items() if base in kept},
     )
 
 

@@ -9,35 +9,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import make_play
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runtime.randomness import keep_imports_from_drawing
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, load_models
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.team import Policy
+from kapelle.team import Policy, Team
+
+Elsewhere = Callable[[RunConfig, Team], tuple[RolloutEngine, dict[str, str]]]
+"""Returns the engine of the policies that others sample, and the hashes of their bases' weights by base name."""
 
 
 class TeamReplica:
     """The team, its models and its rollout engine; weights come from the process that learns."""
 
     def __init__(
-        self, config: Mapping[str, Any], bases: Mapping[str, str], threads: int, hold: Hold = HeldHere
+        self,
+        config: Mapping[str, Any],
+        bases: Mapping[str, str],
+        threads: int,
+        hold: Hold = HeldHere,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_play`."""
+        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_play`.
+
+        Only the bases of policies are loaded: nothing is scored here. Those of policies that are sampled `elsewhere` are not.
+        """
         torch.set_num_threads(threads)
         keep_imports_from_drawing()
         self.config = resolve(config)
         self.algorithm = build_algorithm(self.config)
-        team = replace(build_team(self.config, self.algorithm), bases=bases)
+        team = build_team(self.config, self.algorithm)
+        others, hashes = None, dict[str, str]()
+        if elsewhere is not None:
+            others, hashes = elsewhere(self.config, team)
+        own = [
+            policy for name, policy in team.policies.items() if others is None or name not in others.policies
+        ]
+        played = {policy.base for policy in own}
+        team = replace(team, bases={base: path for base, path in bases.items() if base in played})
         models = load_models(team, self.config.model, {})
-        self.hashes = {base: hash_of_base(model) for base, model in models.items()}
+        self.hashes = {base: hash_of_base(model) for base, model in models.items()} | hashes
         """Base name → hash of its weights as they were read."""
-        for policy in team.policies.values():
+        for policy in own:
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
-        self.play = make_play(self.config, team, build_engine(self.config, models, team), hold=hold)
+        self.play = make_play(self.config, team, build_engine(self.config, models, team, others), hold=hold)
         self._loaded: dict[str, int] = {}
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:

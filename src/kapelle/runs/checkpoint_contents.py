@@ -285,11 +285,15 @@ def load_policies(
 
 
 def load_verifier(
-    folder: Path, critic: Critic, models: Mapping[str, LanguageModel], engine: TrainEngine
+    folder: Path,
+    critic: Critic,
+    models: Mapping[str, LanguageModel],
+    engine: TrainEngine,
+    bases: Mapping[str, str] | None = None,
 ) -> None:
     """Load the verifier in a folder into the critic that stands for it.
 
-    Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
+    `bases` holds the hash of every base as it was read (base → hash), where ranks have shared bases out since. Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
     """
     model = models[critic.base]
     assert critic.lora is not None, "a verifier is an adapter with its head"
@@ -304,7 +308,7 @@ def load_verifier(
             f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
             "`algorithm.name: verifier` wrote."
         ) from error
-    if base != hash_of_base(model):
+    if base != (hash_of_base(model) if bases is None else bases[critic.base]):
         raise ModelError(
             f"The verifier '{folder}' was trained on another base model than this team's '{model.name}'. Train it with the "
             "same `model` (its `dtype` too) and `warmup`, or run both as `stages` of one recipe."

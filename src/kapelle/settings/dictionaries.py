@@ -21,6 +21,7 @@ from kapelle.settings.schema import (
     ReplayConfig,
     Resources,
     SamplingConfig,
+    SamplingPool,
     Schedule,
 )
 
@@ -80,6 +81,19 @@ class ResourcesDict(TypedDict, total=False):
     """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
 
 
+class SamplingPoolDict(TypedDict, total=False):
+    """Sampling workers that hold the models of some agents, and nothing else."""
+
+    agents: Sequence[str]
+    """The agents whose models they hold; those that share a model are named together."""
+    workers: int
+    """How many there are; rollout workers are dealt to them in turn."""
+    cpus: float
+    """Cores of each; see `Resources`."""
+    gpus: float
+    """GPUs of each."""
+
+
 class RayDict(TypedDict, total=False):
     """What `--launch ray` places on a cluster, and what each of it takes."""
 
@@ -94,6 +108,14 @@ class RayDict(TypedDict, total=False):
     """What each rank of the trainer takes."""
     rollout: Resources | ResourcesDict
     """What each rollout worker takes."""
+    scoring_workers: int
+    """Actors that hold what is only scored, a verifier that pays (`reward_model`) or teaches, a teacher, an embedding model, and score
+    for all ranks; 0 lets the ranks hold it and score, as without Ray."""
+    scoring: Resources | ResourcesDict
+    """What each scoring worker takes."""
+    pools: dict[str, SamplingPool | SamplingPoolDict]
+    """Name → a pool of sampling workers: `{big: {agents: [solver], workers: 2, gpus: 2}}`. Rollout workers ask them for these agents'
+    turns, and hold the models of all other agents."""
     environment: Resources | ResourcesDict
     """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
     spread: bool

@@ -89,6 +89,10 @@ class TrackerConfig(Settings):
     """Steps between two tables of what a few episodes' agents said; 0 sends none."""
 
 
+NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+"""Allowed names of agents, adapters and pools: prompts put them in braces, files and metrics contain them."""
+
+
 # -------- A cluster that Ray places a run on (`kapelle train … --launch ray`).
 
 
@@ -99,6 +103,24 @@ class Resources(Settings):
     """Cores; also the number of threads that torch uses, at least one."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
+
+
+class SamplingPool(Settings):
+    """Sampling workers that hold the models of some agents, and nothing else."""
+
+    agents: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(min_length=1)
+    """The agents whose models they hold; those that share a model are named together."""
+    workers: int = Field(default=1, ge=1)
+    """How many there are; rollout workers are dealt to them in turn."""
+    cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    """Cores of each; see `Resources`."""
+    gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """GPUs of each."""
+
+    @property
+    def takes(self) -> Resources:
+        """What each of its workers takes."""
+        return Resources(cpus=self.cpus, gpus=self.gpus)
 
 
 class RayConfig(Settings):
@@ -115,6 +137,14 @@ class RayConfig(Settings):
     """What each rank of the trainer takes."""
     rollout: Resources = Resources()
     """What each rollout worker takes."""
+    scoring_workers: int = Field(default=0, ge=0)
+    """Actors that hold what is only scored, a verifier that pays (`reward_model`) or teaches, a teacher, an embedding model, and score
+    for all ranks; 0 lets the ranks hold it and score, as without Ray."""
+    scoring: Resources = Resources()
+    """What each scoring worker takes."""
+    pools: dict[str, SamplingPool] = Field(default={})
+    """Name → a pool of sampling workers: `{big: {agents: [solver], workers: 2, gpus: 2}}`. Rollout workers ask them for these agents'
+    turns, and hold the models of all other agents."""
     environment: Resources = Resources()
     """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
     spread: bool = False
@@ -122,9 +152,14 @@ class RayConfig(Settings):
     timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
     """Seconds that the cluster has to find room for all of them, and each actor to start."""
 
+    @field_validator("pools")
+    @classmethod
+    def _named(cls, value: dict[str, SamplingPool]) -> dict[str, SamplingPool]:
+        for name in value:
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"the name '{name}' does not fit: letters, digits and _ make one")
+        return value
 
-NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-"""Allowed names of agents and adapters: prompts put them in braces, files and metrics contain them."""
 
 DType = Literal["float32", "bfloat16", "float16"]
 

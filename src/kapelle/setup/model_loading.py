@@ -113,10 +113,21 @@ def load_weights(
     return weights
 
 
-def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: Team) -> RolloutEngine:
-    """Return the engine that plays all policies of a team: the recipe's engine, and one for endpoints where needed."""
-    engines: list[RolloutEngine] = []
-    local = [policy for policy in team.policies.values() if policy.endpoint is None]
+def build_engine(
+    config: RunConfig,
+    models: Mapping[str, LanguageModel],
+    team: Team,
+    others: RolloutEngine | None = None,
+) -> RolloutEngine:
+    """Return the engine that plays all policies of a team: the recipe's engine, and one for endpoints where needed.
+
+    `others` samples for the policies that it holds.
+    """
+    engines: list[RolloutEngine] = [] if others is None else [others]
+    taken = () if others is None else others.policies
+    local = [
+        policy for name, policy in team.policies.items() if policy.endpoint is None and name not in taken
+    ]
     if local:
         engines.append(cast("EngineSettings", config.engine).build(models, local))
     remote = {name: policy.endpoint for name, policy in team.policies.items() if policy.endpoint is not None}

@@ -26,7 +26,7 @@ from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, shared_rollout
-from kapelle.rows import Loads, Sample, Sampled, Signals, turns_of
+from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
@@ -193,12 +193,15 @@ class Loop:
         source: Source | None = None,
         player: RolloutEngine | None = None,
         sampler: Sampler | None = None,
+        learners: Learners | None = None,
     ) -> None:
         """Take what plays (`play`) and what learns (`engine`); for demonstrations a teacher plays.
 
         A `source` gives what each step learns from, and nothing is played. `player` is the rollout engine that gets new
-        weights; None for none. A `sampler` plays the steps in `play`'s place, and gets new weights too.
+        weights; None for none. A `sampler` plays the steps in `play`'s place, and gets new weights too. `learners` is asked by
+        signals and hooks; None for the engine.
         """
+        self._learners = learners or engine
         self._sampler = sampler
         self._source = source
         self._config = config
@@ -261,7 +264,7 @@ class Loop:
         clock.enter("score")
         learning = [*groups, *(group for _, group in again)]
         sampled = Sampled(number, learning, play.team, lambda: self._greedily(play, learning, number))
-        signals = gather_signals(algorithm, sampled, self._engine)
+        signals = gather_signals(algorithm, sampled, self._learners)
         clock.leave()
         if signals.score:
             metrics |= verifier_metrics(learning, signals.score)
@@ -294,7 +297,7 @@ class Loop:
         # Publish the new weights.
         doing(f"step {number}, publishing its weights")
         clock.enter("publish")
-        after_update(algorithm, sampled, self._engine)
+        after_update(algorithm, sampled, self._learners)
         self.publish()
         clock.leave()
 
@@ -422,7 +425,7 @@ class Loop:
         # The returns that it is compared with have the reward model's term too.
         if model is None:
             return played
-        judged = scores(played, self._engine, calibration_of(model.path))
+        judged = scores(played, self._learners, calibration_of(model.path))
         return with_scores(played, judged, model.weight)
 
     def state(self) -> dict[str, object]:

@@ -22,6 +22,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, PlaysGroups, make_play
 from kapelle.rollout.workers.pool import HeldHere
+from kapelle.rows import Learners
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
@@ -31,17 +32,18 @@ from kapelle.setup.model_loading import build_engine, build_train_engine, teache
 from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Team
+from kapelle.team import VERIFIER, Team, split_scored
 from kapelle.training.loop import Loop, Sampler
 from kapelle.training.provenance import provenance_of
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
 from kapelle.training.warmup import ReportStep, origin_notes, warmed_bases
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
-"""Variable in the environment of a rank that a cluster has placed → what plays for it.
+"""Variable in the environment of a rank that a cluster has placed → what plays and scores for it.
 
-The function gets the prepared run, the hashes of its bases, its models, its train engine and a stack that releases what it opens.
-It returns a rollout engine, or None where the recipe's own plays, and what starts the processes in which worlds live.
+The function gets the prepared run, the hashes of its bases, its models, its train engine, its ranks and a stack that releases what it
+opens. It returns a rollout engine, or None where the recipe's own plays; what starts the processes in which worlds live; what signals ask
+in the engine's place, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
 """
 SANDBOX_MODES = "kapelle.sandbox.pool:modes_required"
 """Returns a line for each sandbox that the run's environment has asked for."""
@@ -91,21 +93,25 @@ def load_pieces(
         say("cache", note)
     warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
-    models = warmed.load()
+    cluster = next((plays for variable, plays in CLUSTERS.items() if variable in os.environ), None)
+    here = warmed.team
+    if cluster is not None and rollout_engine is None and config.ray.scoring_workers:
+        here, _ = split_scored(here)
+    models = replace(warmed, team=here).load()
     hashes = {base: hash_of_base(model) for base, model in models.items()}
     check_same(
         ranks, "loading", {f"the content of '{team.bases[base]}'": found for base, found in hashes.items()}
     )
-    engine = build_train_engine(config, algorithm, warmed.team, models, ranks)
+    engine = build_train_engine(config, algorithm, here, models, ranks)
     with ExitStack() as failing:
         failing.callback(engine.close)
         check_abilities(engine, train_protocol.ABILITIES)
 
         # What other runs have saved: the verifier that pays, past policies, and what training starts from.
         verifier = algorithm.need(VerifierScores)
-        if verifier is not None:
-            load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
-        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
+        if verifier is not None and VERIFIER in here.critics:
+            load_verifier(Path(verifier.folder), here.critics[VERIFIER], models, engine, hashes)
+        past = {policy.name: Path(policy.past) for policy in here.every.values() if policy.past}
         load_policies(past, team, engine.weights, engine.load_weights, hashes)
         if start_from:
             load_policies(start_from, team, engine.weights, engine.load_weights, hashes)
@@ -114,9 +120,15 @@ def load_pieces(
 
         # What plays: the engine that was passed, what a cluster has placed for this rank, or the recipe's own.
         player, hold = rollout_engine, HeldHere
+        learners: Learners | None = None
         if rollout_engine is None:
-            for plays in (plays for variable, plays in CLUSTERS.items() if variable in os.environ):
-                player, hold = find_object(plays, "cluster")(warmed, hashes, models, engine, failing)
+            if cluster is not None:
+                begin = find_object(cluster, "cluster")
+                player, hold, learners, hashes = begin(warmed, hashes, models, engine, ranks, failing)
+            if learners is not None:
+                scored = split_scored(team)[1]
+                names = ", ".join([*scored.critics, *scored.beside])
+                say("scoring", f"{names}: in {config.ray.scoring_workers} scoring workers")
             player = player or build_engine(config, models, team)
             failing.callback(player.close)
         assert player is not None
@@ -162,7 +174,7 @@ def load_pieces(
                 )
             sampler = process = SamplingProcess(config, team, warmed.team.bases, hashes, engine, ranks)
             failing.callback(process.close)
-        loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
+        loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler, learners=learners)
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)

@@ -1,0 +1,271 @@
+"""Pools of sampling workers: a team whose models lie in several actors plays as one whose models lie together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.cluster import Cluster, Dies
+from tests.support.tiny import frozen_copy, same_bits, sections, tiny_model
+from tests.training.test_ranks import furthest
+
+from kapelle import Trainer
+from kapelle.cluster import ray_workers, sampling
+from kapelle.cluster.placement import RayPlacement, check_pools, check_workers, lay_out, placement_here
+from kapelle.cluster.ray_workers import RayPlayer
+from kapelle.cluster.sampling import RaySampler
+from kapelle.errors import ConfigError, EngineError
+from kapelle.models.weights import save_model
+from kapelle.settings.schema import RayConfig
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import resolve
+
+Learned = tuple[dict[str, Any], list[dict[str, float]], list[tuple[int, ...]]]
+POOLS = {"big": {"agents": ["ada"]}, "small": {"agents": ["ben"]}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of another model."""
+    folder = tmp_path_factory.mktemp("model") / "other"
+    save_model(folder, tiny_model(seed=3))
+    return str(folder)
+
+
+def settings(model: str, ray: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Two agents with a model of their own each, who hear one another."""
+    agents = [
+        {"name": "ada", "weights": "lora"},
+        {"name": "ben", "weights": {"model": model, "train": "full"}},
+    ]
+    return {
+        "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+        "environment": {"name": "tests.support.plugins:Digest"},
+        "workflow": {"name": "debate", "rounds": 2},
+        "team": {"agents": agents, "sampling": {"max_tokens": 4}, "lora": {"rank": 2}},
+        "algorithm": {"name": "grpo", "group_size": 2},
+        "training": {"steps": 2, "tasks_per_step": 3},
+        "optimizer": {
+            "lr": 1e-2,
+            "eps": 1e-4,
+        },  # Adam divides rounding by rounding where a gradient is nearly zero
+        "evaluation": {"problems": 3, "before_and_after": False},
+        "ray": {"rollout_workers": 1, **(ray or {})},
+        **changes,
+    }
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    def make(ray: dict[str, Any], dies: Dies = lambda *_: False) -> Cluster:
+        made = Cluster(dies)
+        monkeypatch.setattr(ray_workers, "ActorConnection", made)
+        monkeypatch.setattr(ray_workers, "first_answered", lambda asked, _: asked[0] if asked else None)
+        monkeypatch.setattr(sampling, "AGAIN", 0.0)
+        [bundles] = lay_out(RayConfig.model_validate(ray), ranks=1, worlds=0)[1]
+        for name, value in RayPlacement("here", "of it", "group", bundles).variable().items():
+            monkeypatch.setenv(name, value)
+        return made
+
+    return make
+
+
+def learned(said: dict[str, Any]) -> Learned:
+    with Trainer(**said) as trainer:
+        steps = list(trainer.steps(2))
+        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+        trainer.evaluate()
+    rows = [{k: v for k, v in step.metrics.items() if not k.startswith("time/")} for step in steps]
+    tokens = [
+        turn.completion_ids
+        for step in steps
+        for group in step.groups
+        for episode in group.episodes
+        for turn in episode.turns
+    ]
+    return weights, rows, tokens
+
+
+@pytest.mark.parametrize("pools", [{"big": {"agents": ["ben"]}}, POOLS])
+def test_a_team_in_pools_plays_as_one_in_one_place(
+    pools: dict[str, Any], model: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster({})
+    together = learned(settings(model))
+    ray = {"pools": pools}
+    held: list[set[str]] = []
+    begin = RaySampler._begin
+
+    def noted(worker: RaySampler, said: Any) -> None:
+        begin(worker, said)
+        held.append(set(worker._hashes))
+
+    monkeypatch.setattr(RaySampler, "_begin", noted)
+    made = cluster(ray)
+    apart = learned(settings(model, ray))
+    assert apart[2] == together[2], "the same tokens"
+    assert furthest(apart[0], together[0]) <= 1e-5
+    assert made.started == 1 + len(pools)
+    assert held == [{"base"}, {"own:ben"}][-len(pools) :], "each has a part of the team"
+
+
+def test_rollout_workers_share_the_workers_of_a_pool(model: str, cluster: Callable[..., Cluster]) -> None:
+    cluster({})
+    together = learned(settings(model))
+    ray = {"rollout_workers": 3, "pools": {"big": {"agents": ["ben"], "workers": 2}}}
+    made = cluster(ray)
+    apart = learned(settings(model, ray))
+    assert apart[2] == together[2]
+    assert furthest(apart[0], together[0]) <= 1e-5
+    assert made.started == 3 + 2
+    assert len(made.named) == 2
+
+
+@pytest.mark.parametrize(("method", "when"), [("begin", 1), ("sample", 1), ("sample", 5)])
+def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
+    method: str, when: int, model: str, cluster: Callable[..., Cluster]
+) -> None:
+    ray = {"pools": POOLS}
+    cluster(ray)
+    undisturbed = learned(settings(model, ray))
+    seen: list[str] = []
+
+    def dies(number: int, asked: str) -> bool:
+        seen.append(asked if number == 2 else "")
+        return number == 2 and asked == method and seen.count(method) == when
+
+    made = cluster(ray, dies)
+    disturbed = learned(settings(model, ray))
+    assert made.started == 4
+    assert same_bits(disturbed[0], undisturbed[0])
+    assert disturbed[1:] == undisturbed[1:]
+
+
+def test_a_worker_that_plays_and_dies_takes_its_sampling_workers_along(
+    model: str, cluster: Callable[..., Cluster]
+) -> None:
+    ray = {"pools": POOLS}
+    cluster(ray)
+    undisturbed = learned(settings(model, ray))
+    seen: list[str] = []
+
+    def dies(number: int, asked: str) -> bool:
+        seen.append(asked)
+        if number == 0 and asked == "play" and seen.count("play") == 2:
+            for each in made.named.values():
+                each.dead = True
+            return True
+        return False
+
+    made = cluster(ray, dies)
+    disturbed = learned(settings(model, ray))
+    assert made.started == 6
+    assert same_bits(disturbed[0], undisturbed[0])
+    assert disturbed[1:] == undisturbed[1:]
+
+
+def test_sampling_workers_that_die_again_and_again_stop_the_run(
+    model: str, cluster: Callable[..., Cluster]
+) -> None:
+    ray = {"pools": POOLS}
+    cluster(ray, lambda number, asked: asked == "sample" and number > 0)
+    with pytest.raises(
+        EngineError, match=r"5 sampling workers of the pool 'big' in a row have died.*`ray.pools.big`"
+    ):
+        learned(settings(model, ray))
+
+
+def test_what_a_sampling_worker_raises_is_raised_here(
+    model: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = {"pools": POOLS}
+    cluster(ray)
+
+    def fail(*_: object) -> None:
+        raise EngineError("no memory for the KV cache")
+
+    monkeypatch.setattr(RaySampler, "_sample", fail)
+    with pytest.raises(EngineError, match="no memory for the KV cache"):
+        learned(settings(model, ray))
+
+
+def test_workers_that_play_hold_nothing_of_a_pool(
+    model: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = {"pools": {"big": {"agents": ["ben"]}}}
+    cluster(ray)
+    found: list[Any] = []
+    begin = RayPlayer._begin
+
+    def noted(player: RayPlayer, said: Any) -> bytes:
+        answer = begin(player, said)
+        found.append(player._team)
+        return answer
+
+    monkeypatch.setattr(RayPlayer, "_begin", noted)
+    with Trainer(**settings(model, ray)) as trainer:
+        next(trainer.steps(1))
+        assert set(found[0].play.team.bases) == {"base"}
+        assert found[0].hashes == trainer.base_hashes, "what the pool has read is compared too"
+
+
+def test_pools_are_placed_once_and_rollout_workers_dealt_to_their_workers() -> None:
+    pools = {"big": {"agents": ["ben"], "workers": 2, "gpus": 2}, "small": {"agents": ["ada"]}}
+    config = RayConfig.model_validate({"rollout_workers": 3, "pools": pools})
+    held, places = lay_out(config, ranks=2, worlds=0)
+    assert [each.gpus for each in held] == [0, 0, 2, 2, 0, 0, 0, 0]
+    assert [each.samplers for place in places for each in place.rollout] == [
+        (("big", 2), ("small", 4)),
+        (("big", 2), ("small", 4)),
+        (("big", 3), ("small", 4)),
+    ]
+    placed = RayPlacement("here", "of this run", "kapelle-1", places[0])
+    assert placement_here(placed.variable()) == placed
+
+
+@pytest.mark.parametrize(
+    ("pools", "reason"),
+    [
+        (
+            {"big": {"agents": ["bem"]}},
+            r"`ray.pools.big.agents` names 'bem', which is no agent.*Did you mean 'ben'",
+        ),
+        ({"a": {"agents": ["ben"]}, "b": {"agents": ["ben"]}}, r"whose model is in the pool 'a' already"),
+        (
+            {"big": {"agents": ["ada"]}},
+            r"leaves out 'cleo', which shares a model with the agents that it names",
+        ),
+        ({"big": {"agents": ["dan"]}}, r"names 'dan', which a server plays \(http://127.0.0.1:9/v1\)"),
+        ({"big": {"agents": []}}, r"ray.pools.big.agents"),
+        ({"big one": {"agents": ["ben"]}}, r"the name 'big one' does not fit"),
+        ({"big": {"agents": ["ben"], "workers": 0}}, r"ray.pools.big.workers"),
+    ],
+)
+def test_pools_that_make_no_sense_are_refused(pools: dict[str, Any], reason: str, model: str) -> None:
+    said = settings(model, {"pools": pools})
+    served = {"endpoint": "http://127.0.0.1:9/v1", "model": "x"}
+    said["team"]["agents"] += [{"name": "cleo", "weights": "lora"}, {"name": "dan", "weights": served}]
+    with pytest.raises(ConfigError, match=reason):
+        check_pools([prepare(resolve(said))])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"ray": {"rollout_workers": 0, "pools": POOLS}},
+            r"but `ray.rollout_workers` is 0. Set it to 1 or more",
+        ),
+        (
+            {
+                "ray": {"pools": POOLS},
+                "training": {"steps": 1, "tasks_per_step": 4, "max_staleness": 1, "partial_rollouts": 0.5},
+            },
+            r"`training.partial_rollouts` breaks off what is sampled",
+        ),
+    ],
+)
+def test_pools_that_no_worker_asks_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_workers(resolve(sections(**changes)), 1)

@@ -1,0 +1,225 @@
+"""Scoring workers: what they score is what is scored in the ranks, whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms.test_every_algorithm import run_of
+from tests.support.cluster import Cluster, Dies
+from tests.support.tiny import frozen_copy, same_bits, tiny_model
+from tests.training.test_ranks import furthest
+
+from kapelle import Trainer
+from kapelle.cluster import ray_workers, scoring
+from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
+from kapelle.cluster.scoring import RayScorer, dump_samples, load_samples
+from kapelle.errors import ConfigError, EngineError
+from kapelle.rows import Sample
+from kapelle.setup.team_builder import REWARD_BASE
+from kapelle.team import VERIFIER
+from kapelle.types import Image, Routing
+
+Learned = tuple[dict[str, Any], list[dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a verifier that has learned a little."""
+    place = tmp_path_factory.mktemp("judge")
+    with Trainer(**run_of("verifier")) as trainer:
+        trainer.train(1)
+        trainer.save_policies(place)
+    return str(place / "verifier")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    def make(scorers: int, dies: Dies = lambda *_: False, players: int = 0) -> Cluster:
+        made = Cluster(dies)
+        monkeypatch.setattr(ray_workers, "ActorConnection", made)
+        for module in (ray_workers, scoring):
+            monkeypatch.setattr(module, "first_answered", lambda asked, _: asked[0] if asked else None)
+        rollout = tuple(RolloutPlace(number) for number in range(players))
+        bundles = Bundles(rollout, scoring=tuple(range(players, players + scorers)))
+        for name, value in RayPlacement("here", "of it", "group", bundles).variable().items():
+            monkeypatch.setenv(name, value)
+        return made
+
+    return make
+
+
+def paid(judge: str, **changes: Any) -> dict[str, Any]:
+    ray = {"rollout_workers": 0, "scoring_workers": 1}
+    return {**run_of("grpo"), "reward_model": {"path": judge, "weight": 0.5}, "ray": ray, **changes}
+
+
+def learned(settings: dict[str, Any], steps: int = 2) -> Learned:
+    with Trainer(**settings) as trainer:
+        rows = [dict(step.metrics) for step in trainer.steps(steps)]
+        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+    return weights, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def is_same(one: Learned, other: Learned) -> bool:
+    return same_bits(one[0], other[0]) and one[1] == other[1]
+
+
+def test_a_worker_scores_what_is_scored_here_to_the_bit(judge: str, cluster: Callable[..., Cluster]) -> None:
+    alone = learned(paid(judge))
+    made = cluster(1)
+    assert is_same(learned(paid(judge)), alone)
+    assert [method for _, method in made.asked].count("score") == 3, "two steps, and the start"
+    assert (made.started, made.ended, made.left) == (1, [0], True)
+
+
+def test_the_rank_holds_nothing_of_what_is_only_scored(judge: str, cluster: Callable[..., Cluster]) -> None:
+    own = {"path": judge, "device": "cpu"}
+    with Trainer(**paid(judge, reward_model=own)) as trainer:
+        assert VERIFIER in trainer.models[REWARD_BASE].bank.adapters
+        hashes = trainer.base_hashes
+        alone = dict(next(trainer.steps(1)).metrics)
+    cluster(1)
+    with Trainer(**paid(judge, reward_model=own)) as trainer:
+        assert REWARD_BASE not in trainer.models
+        assert all(VERIFIER not in model.bank.adapters for model in trainer.models.values())
+        with pytest.raises(KeyError):
+            trainer.engine.weights(VERIFIER)
+        assert trainer.base_hashes == hashes, "checkpoints of both name the same bases"
+        there = dict(next(trainer.steps(1)).metrics)
+    name = f"verifier_score/{trainer.team.names[0]}"
+    assert there[name] == alone[name]
+
+
+def test_rollout_workers_hold_nothing_of_it_either(
+    judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"path": judge, "device": "cpu"}
+    alone = learned(paid(judge, reward_model=own))
+    held: list[set[str]] = []
+    begin = ray_workers.RayPlayer._begin
+
+    def noted(player: ray_workers.RayPlayer, said: Any) -> bytes:
+        answer = begin(player, said)
+        assert player._team is not None
+        held.append(set(player._team.hashes))
+        return answer
+
+    monkeypatch.setattr(ray_workers.RayPlayer, "_begin", noted)
+    cluster(1, players=1)
+    ray = {"rollout_workers": 1, "scoring_workers": 1}
+    assert is_same(learned(paid(judge, reward_model=own, ray=ray)), alone)
+    assert held == [{"base"}]
+
+
+def test_several_workers_score_the_same_to_rounding(judge: str, cluster: Callable[..., Cluster]) -> None:
+    alone = learned(paid(judge))
+    made = cluster(3)
+    there = learned(paid(judge, ray={"rollout_workers": 0, "scoring_workers": 3}))
+    assert {number for number, method in made.asked if method == "score"} == {0, 1, 2}
+    assert furthest(there[0], alone[0]) <= 1e-5
+    assert there[1][0][f"verifier_score/{'agent_0'}"] == pytest.approx(
+        alone[1][0]["verifier_score/agent_0"], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "distill", "teacher": "embedded"}, {"name": "qmix", "group_size": 2, "embedder": "embedded"}],
+)
+def test_teachers_and_embedding_models_are_scored_there_too(
+    algorithm: dict[str, Any], cluster: Callable[..., Cluster]
+) -> None:
+    run = run_of(algorithm["name"])
+    settings = {**run, "algorithm": {**run["algorithm"], **algorithm}}
+    alone = learned(settings)
+    made = cluster(1)
+    settings["ray"] = {"rollout_workers": 0, "scoring_workers": 1}
+    assert is_same(learned(settings), alone)
+    assert {"score", "embed"} & {method for _, method in made.asked[3:]}
+
+
+@pytest.mark.parametrize("method", ["here", "begin", "score"])
+def test_a_worker_that_dies_is_replaced_and_nothing_changes(
+    method: str, judge: str, cluster: Callable[..., Cluster]
+) -> None:
+    cluster(1)
+    undisturbed = learned(paid(judge))
+    seen: list[str] = []
+
+    def dies(number: int, asked: str) -> bool:
+        seen.append(asked)
+        return asked == method and number == 0 and seen.count(method) > (method == "score")
+
+    made = cluster(1, dies)
+    assert is_same(learned(paid(judge)), undisturbed)
+    assert made.started == 2
+
+
+def test_a_run_goes_on_with_and_without_them(
+    judge: str, cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = learned(paid(judge), steps=3)
+    with Trainer(**paid(judge), run_dir=tmp_path / "run") as trainer:
+        trainer.train(1)
+    cluster(1)
+    with Trainer(**paid(judge), run_dir=tmp_path / "run", resume=True) as trainer:
+        trainer.train(1)
+    monkeypatch.delenv("KAPELLE_RAY")
+    with Trainer(**paid(judge), run_dir=tmp_path / "run", resume=True) as trainer:
+        trainer.train(1)
+        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+    assert same_bits(weights, whole[0])
+
+
+def test_workers_that_die_again_and_again_stop_the_run(judge: str, cluster: Callable[..., Cluster]) -> None:
+    made = cluster(1, lambda _, asked: asked == "score")
+    with pytest.raises(EngineError, match=r"5 scoring workers in a row have died before.*it was killed"):
+        learned(paid(judge))
+    assert made.started == scoring.DEATHS
+
+
+def test_what_a_worker_raises_is_raised_here(
+    judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(1)
+
+    def fail(*_: object) -> dict[str, str]:
+        raise EngineError("no memory for the verifier")
+
+    monkeypatch.setattr(RayScorer, "_begin", fail)
+    with pytest.raises(EngineError, match="no memory for the verifier"):
+        learned(paid(judge))
+
+
+def test_other_weights_on_the_disk_are_refused(
+    judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(1)
+    monkeypatch.setattr(RayScorer, "_begin", lambda *_: {"base": "another"})
+    with pytest.raises(ConfigError, match=r"has read other weights for 'embedded' \(another\)"):
+        learned(paid(judge))
+
+
+def test_a_model_in_memory_is_refused(cluster: Callable[..., Cluster]) -> None:
+    cluster(1)
+    settings = run_of("distill")
+    settings["ray"] = {"rollout_workers": 0, "scoring_workers": 1}
+    with pytest.raises(ConfigError, match=r"'teacher' is in the trainer's memory.*`ray.scoring_workers: 0`"):
+        Trainer(**settings, models={"teacher": tiny_model()})
+
+
+def test_samples_survive_the_way() -> None:
+    image = Image("0" * 32, "image/png", b"\x89PNG")
+    told = [
+        Sample("a", (5, 6, 7), (1, 3), temperature=0.5, bundle=4, images=(image, image)),
+        Sample("b", (9,), (1,), routing=Routing(2, 1, b"\x00\x01\xff\x00")),
+    ]
+    found = load_samples(dump_samples(told))
+    assert found == told
+    assert found[0].images[0].data == image.data
+    columns = {"advantage": torch.ones(2)}
+    assert load_samples(dump_samples([Sample("a", (5, 6), (1, 2), columns)])) == [Sample("a", (5, 6), (1, 2))]
