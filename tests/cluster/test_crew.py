@@ -14,7 +14,7 @@ from tests.training.test_queue import PPO, SMALL
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import ray_workers
+from kapelle.cluster import actors, ray_workers
 from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
 from kapelle.cluster.ray_workers import RayPlayer
 from kapelle.errors import ConfigError, EngineError
@@ -186,7 +186,7 @@ def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cl
     made = cluster(1, lambda _, asked: asked == "play")
     with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
         learned()
-    assert made.started == ray_workers.DEATHS
+    assert made.started == actors.DEATHS
 
 
 def test_what_a_worker_raises_is_raised_here(

@@ -14,7 +14,7 @@ from tests.support.tiny import frozen_copy, same_bits, tiny_model
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import ray_workers, scoring
+from kapelle.cluster import actors, ray_workers, scoring
 from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
 from kapelle.cluster.scoring import RayScorer, dump_samples, load_samples
 from kapelle.errors import ConfigError, EngineError
@@ -179,7 +179,7 @@ def test_workers_that_die_again_and_again_stop_the_run(judge: str, cluster: Call
     made = cluster(1, lambda _, asked: asked == "score")
     with pytest.raises(EngineError, match=r"5 scoring workers in a row have died before.*it was killed"):
         learned(paid(judge))
-    assert made.started == scoring.DEATHS
+    assert made.started == actors.DEATHS
 
 
 def test_what_a_worker_raises_is_raised_here(

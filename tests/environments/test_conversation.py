@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
-from kapelle.environments.conversation import ERRANDS, Conversation, booking, rating
+from kapelle.environments.conversation import ERRANDS, UserConversation, booking, rating
 from kapelle.errors import ConfigError
 from kapelle.types import Episode, Task
 from kapelle.workflows.play import PlayWorkflow
@@ -21,7 +21,7 @@ RIGHT = "BOOK day=Friday; people=four"
 TALK = PlayWorkflow(memory="conversation")
 
 
-async def talk(environment: Conversation, scripts: dict[str, Say], task: Task = USER) -> Episode:
+async def talk(environment: UserConversation, scripts: dict[str, Say], task: Task = USER) -> Episode:
     environment.check([*scripts])
     workflow = TALK if environment.view == "latest" else PlayWorkflow()
     [episode] = await play(environment, workflow, [*scripts], scripts, task)
@@ -30,7 +30,7 @@ async def talk(environment: Conversation, scripts: dict[str, Say], task: Task = 
 
 
 async def alone(*said: str, task: Task = USER, **settings: Any) -> Episode:
-    return await talk(Conversation(view="latest", **settings), {"assistant": lines(*said)}, task)
+    return await talk(UserConversation(view="latest", **settings), {"assistant": lines(*said)}, task)
 
 
 async def test_a_whole_conversation_with_the_scripted_user_is_as_stated() -> None:
@@ -67,12 +67,15 @@ async def test_a_whole_conversation_with_the_scripted_user_is_as_stated() -> Non
     ],
 )
 async def test_the_user_answers_what_it_is_asked_and_no_more(task: Task, said: str, answer: str) -> None:
-    assert Conversation().answer(task, said) == answer
+    assert UserConversation().answer(task, said) == answer
     assert (await alone(said, RIGHT, task=task)).turns[1].heard[0].content == answer
 
 
 async def test_a_talkative_user_names_a_wish_at_once() -> None:
-    assert Conversation().opening(TALKATIVE) == "Hello, I would like to book a table. As to the people: four."
+    assert (
+        UserConversation().opening(TALKATIVE)
+        == "Hello, I would like to book a table. As to the people: four."
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,9 @@ async def test_a_conversation_ends_with_the_users_patience_or_at_its_limit() -> 
 async def test_a_model_is_the_user_and_its_word_ends_the_conversation() -> None:
     user = lines("A table, please.", "On friday.", "We are four.", "Fine. GOODBYE")
     assistant = lines("Which day?", "How many people?", RIGHT)
-    episode = await talk(Conversation(user="guest", view="latest"), {"guest": user, "assistant": assistant})
+    episode = await talk(
+        UserConversation(user="guest", view="latest"), {"guest": user, "assistant": assistant}
+    )
     first, *_, last = transcript(episode)
     assert "Your wishes, which you alone know: day: friday; people: four." in first
     assert last.endswith(f"{RIGHT} -> guest: Fine. GOODBYE")
@@ -117,7 +122,7 @@ async def test_a_model_is_the_user_and_its_word_ends_the_conversation() -> None:
 @pytest.mark.parametrize("view", ["transcript", "latest"])
 @pytest.mark.parametrize("agents", [["guest", "assistant"], ["a", "guest", "b"]])
 async def test_nobody_but_the_user_reads_its_wishes(view: Any, agents: list[str]) -> None:
-    environment = Conversation(user="guest", view=view, personas=("open",))
+    environment = UserConversation(user="guest", view=view, personas=("open",))
     for k in range(20):
         task = environment.task("train", k)
         hm = {agent: lines(*["hm"] * 30) for agent in agents}
@@ -132,7 +137,7 @@ async def test_nobody_but_the_user_reads_its_wishes(view: Any, agents: list[str]
 
 
 async def test_the_scripted_users_wishes_stay_with_it_until_it_is_asked() -> None:
-    environment = Conversation(personas=("terse", "open"))
+    environment = UserConversation(personas=("terse", "open"))
     for k in range(40):
         task = environment.task("train", k)
         shown = environment.start(task, ["assistant"], 0).observe("assistant")
@@ -141,7 +146,7 @@ async def test_the_scripted_users_wishes_stay_with_it_until_it_is_asked() -> Non
 
 async def test_several_assistants_answer_in_turn_and_are_paid_alike() -> None:
     scripts = {"front": lines("Which day?", RIGHT), "back": lines("How many people?")}
-    episode = await talk(Conversation(view="latest"), scripts)
+    episode = await talk(UserConversation(view="latest"), scripts)
     assert [turn.agent for turn in episode.turns] == ["front", "back", "front"]
     # The second one reads what the first one has said and been told.
     assert (
@@ -153,7 +158,7 @@ async def test_several_assistants_answer_in_turn_and_are_paid_alike() -> None:
 
 
 async def test_every_reader_of_a_transcript_reads_all_of_it() -> None:
-    episode = await talk(Conversation(), {"assistant": lines("day?", RIGHT)})
+    episode = await talk(UserConversation(), {"assistant": lines("day?", RIGHT)})
     assert (
         episode.turns[1]
         .heard[0]
@@ -177,7 +182,7 @@ async def test_every_reader_of_a_transcript_reads_all_of_it() -> None:
     ],
 )
 async def test_the_users_agent_is_asked_for_a_number(said: str, satisfied: float) -> None:
-    environment = Conversation(user="guest", satisfaction="user", view="latest", turn_cost=0.0)
+    environment = UserConversation(user="guest", satisfaction="user", view="latest", turn_cost=0.0)
     scripts = {"guest": lines("hi", "bye", said), "assistant": lines(RIGHT)}
     episode = await talk(environment, scripts)
     assert (
@@ -192,7 +197,7 @@ async def test_the_users_agent_is_asked_for_a_number(said: str, satisfied: float
 @pytest.mark.parametrize("view", ["transcript", "latest"])
 @pytest.mark.parametrize("user", ["script", "guest"])
 async def test_the_expert_satisfies_every_user(wording: Any, view: Any, user: str) -> None:
-    environment = Conversation(user=user, wording=wording, view=view, difficulty=(1, 4), max_turns=5)
+    environment = UserConversation(user=user, wording=wording, view=view, difficulty=(1, 4), max_turns=5)
     agents = ["assistant", "guest"] if user == "guest" else ["assistant"]
     for k in range(12):
         task = environment.task("test", k)
@@ -202,7 +207,7 @@ async def test_the_expert_satisfies_every_user(wording: Any, view: Any, user: st
 
 
 async def test_an_errand_has_as_many_things_as_are_set() -> None:
-    environment = Conversation(things=2, difficulty=(1, 2), wording="short", errands=("table",))
+    environment = UserConversation(things=2, difficulty=(1, 2), wording="short", errands=("table",))
     assert environment.assistants_head(USER) == "table: day time"
     assert {slot for k in range(40) for slot in environment.task("train", k).data["wishes"]} == {
         "day",
@@ -213,7 +218,7 @@ async def test_an_errand_has_as_many_things_as_are_set() -> None:
 
 
 async def test_a_flawed_expert_books_before_it_asks() -> None:
-    environment = Conversation(wording="short", flaws={"assistant": 1.0})
+    environment = UserConversation(wording="short", flaws={"assistant": 1.0})
     episode = await talk(environment, {"assistant": expert(environment)})
     assert episode.turns[0].text.startswith("BOOK day=")
 
@@ -227,7 +232,7 @@ def test_bookings_are_read_from_the_last_line_that_begins_with_the_word() -> Non
 
 
 def test_users_of_both_splits_want_different_things() -> None:
-    environment = Conversation()
+    environment = UserConversation()
     wanted = {
         split: {
             str((t.data["errand"], t.data["wishes"]))
@@ -259,13 +264,13 @@ def test_users_of_both_splits_want_different_things() -> None:
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        Conversation(**settings)
+        UserConversation(**settings)
 
 
 def test_a_user_who_is_not_there_is_one_line() -> None:
     with pytest.raises(
         ConfigError, match=r"`environment.user: gest` names no agent of the team \(guest, a\).*'guest'"
     ):
-        Conversation(user="gest").check(["guest", "a"])
+        UserConversation(user="gest").check(["guest", "a"])
     with pytest.raises(ConfigError, match="The team has only the user, 'guest'"):
-        Conversation(user="guest").check(["guest"])
+        UserConversation(user="guest").check(["guest"])

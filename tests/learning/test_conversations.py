@@ -6,7 +6,7 @@ import pytest
 
 import kapelle
 from kapelle.algorithms import GRPO
-from kapelle.environments import Conversation
+from kapelle.environments import UserConversation
 from kapelle.workflows import PlayWorkflow
 
 
@@ -24,7 +24,7 @@ def test_satisfaction_grows_with_questions() -> None:
             }
         },
         team={"agents": ({"name": "assistant"},), "sampling": {"max_tokens": 32}},
-        environment=Conversation(
+        environment=UserConversation(
             errands=("table",),
             difficulty=(1, 2),
             things=2,

@@ -25,6 +25,10 @@ RECONNECTING = 5
 STORE = 1 << 30
 """Most bytes of the object store of a Ray of our own; the rest is kept on disk."""
 LEAST_STORE = 80 << 20
+LOOK = 0.2
+"""Seconds between two checks whether a process that waits for actors should stop."""
+DEATHS = 5
+"""Deaths of actors in a row, without an answer in between, after which a run stops."""
 REACHING = 5.0
 """Seconds within which a cluster's address has to answer."""
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cluster.actors import (
+    DEATHS,
+    LOOK,
     Actor,
     ActorCall,
     ActorConnection,
@@ -57,12 +59,6 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
     from kapelle.setup.preparation import PreparedRun
     from kapelle.team import Team
-
-
-LOOK = 0.2
-"""Seconds between two checks whether this process should stop."""
-DEATHS = 5
-"""Deaths in a row, without an answer in between, after which the run stops."""
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost
+from kapelle.cluster.actors import DEATHS, Actor, ActorCall, ActorConnection, ActorLost
 from kapelle.cluster.placement import pools_of
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import RequestQueue, wait_for_requests
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
     from kapelle.team import Team
 
-DEATHS = 5
-"""Deaths of sampling workers in a row, without an answer in between, after which the run stops."""
 AGAIN = 0.2
 """Seconds until one that has died is asked for again: Ray forgets its name meanwhile."""
 PATIENCE = 60.0

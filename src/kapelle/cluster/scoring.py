@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, first_answered
+from kapelle.cluster.actors import DEATHS, LOOK, Actor, ActorCall, ActorConnection, ActorLost, first_answered
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rows import Learners, Reader, Sample
 from kapelle.runs.episode_json import b64
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings
     from kapelle.models.language_model import LanguageModel
     from kapelle.setup.preparation import PreparedRun
-
-LOOK = 0.2
-"""Seconds between two checks whether this process should stop."""
-DEATHS = 5
-"""Deaths in a row, without an answer in between, after which the run stops."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,7 @@ BUILTIN: Mapping[str, str] = {
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
     "tool_tasks": "kapelle.environments.tool_tasks:ToolTasks",
-    "conversation": "kapelle.environments.conversation:Conversation",
+    "conversation": "kapelle.environments.conversation:UserConversation",
     "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
     "pettingzoo": "kapelle.environments.adapters.pettingzoo:PettingZoo",
     "gymnasium": "kapelle.environments.adapters.gymnasium:Gymnasium",
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from kapelle.environments.base import BaseWorld as BaseWorld
     from kapelle.environments.bfcl import Bfcl as Bfcl
     from kapelle.environments.code import Code as Code
-    from kapelle.environments.conversation import Conversation as Conversation
+    from kapelle.environments.conversation import UserConversation as UserConversation
     from kapelle.environments.debate_topics import DebateTopics as DebateTopics
     from kapelle.environments.external import External as External
     from kapelle.environments.gsm8k_steps import GSM8KSteps as GSM8KSteps

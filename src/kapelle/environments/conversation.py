@@ -90,7 +90,7 @@ READ = 2000
 """Characters of a text in which questions and bookings are looked for."""
 
 
-class Conversation(BaseEnvironment, Scripted, Private):
+class UserConversation(BaseEnvironment, Scripted, Private):
     """One errand for one user; all agents but the user are assistants, who answer it in turn."""
 
     name: Literal["conversation"] = "conversation"
@@ -122,7 +122,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
     """Assistant → share of its demonstrations that book at once, by guessing."""
 
     @model_validator(mode="after")
-    def _no_more_than_there_are(self) -> Conversation:
+    def _no_more_than_there_are(self) -> UserConversation:
         if self.difficulty[1] > self.things:
             raise ValueError(
                 f"`difficulty` goes to {self.difficulty[1]}, and an errand has {self.things} `things`. Set `things` higher, or "
@@ -131,7 +131,7 @@ class Conversation(BaseEnvironment, Scripted, Private):
         return self
 
     @model_validator(mode="after")
-    def _somebody_to_ask(self) -> Conversation:
+    def _somebody_to_ask(self) -> UserConversation:
         if self.satisfaction == "user" and self.user == SCRIPT:
             raise ValueError(
                 "`satisfaction: user` asks an agent for a number, and the user is a script. Name the user's agent in "
@@ -301,7 +301,7 @@ def rating(said: str) -> float | None:
 class ConversationWorld(BaseWorld):
     """One conversation."""
 
-    def __init__(self, settings: Conversation, task: Task, agents: Sequence[str]) -> None:
+    def __init__(self, settings: UserConversation, task: Task, agents: Sequence[str]) -> None:
         super().__init__(task, agents)
         self._settings = settings
         self._assistants = tuple(agent for agent in self.agents if agent != settings.user)
