@@ -1,23 +1,27 @@
-"""What a GPU does with kapelle, for a person who has one: `python -m benchmarks.gpu > mine.json`, in a quarter of an hour.
+"""What a GPU does with kapelle, for a person who has one: `python -m benchmarks.gpu --out mine.json`, in a quarter of an hour.
 
 First whether it is right: log-probs of the trainer against those of the sampler, and of a CPU, for every type. Then how fast, in
 the shapes of 0.6B and 4B with random weights: decode steps, conversations of even and uneven turns, an update of 65,536 tokens,
-publishing, a whole step, and the most bytes that torch held. Last what recorded steps, grouped adapters, kernels and given-back
-memory change: each pair is kapelle with and without one of the four. There is no peer.
+publishing, a whole step, and the most bytes that torch held. Beside it what peers take for the same work: transformers' `generate`
+with adapters of PEFT, and a step of TRL's `GRPOTrainer`, each agent in turn. Last what recorded steps, grouped adapters, kernels and
+given-back memory change: each pair is kapelle with and without one of the four.
 
 Seconds are wall time, the device waited for, the best of a few runs after one that does not count. What does not fit into the
-card's memory is left out and said. `python -m benchmarks.gpu compare mine.json` prints what was measured beside what is estimated
-from counts (`gpu_counts.py`). `python -m benchmarks.gpu cpu` runs all of it at a small size on a CPU, which shows that it runs.
+card's memory is left out and said. Sections can be named (`python -m benchmarks.gpu models peers`), and FILE holds what is measured so
+far. `python -m benchmarks.gpu --compare mine.json` prints what was measured beside what is estimated from counts (`gpu_counts.py`) and
+beside the peers. `python -m benchmarks.gpu --cpu` runs all of it at a small size on a CPU, which shows that it runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +34,7 @@ from benchmarks.gpu_counts import AGENTS, CARDS, KEPT, STEPS, UPDATE_TOKENS, Car
 from benchmarks.gpu_work import LENGTH, ROWS, SHAPES
 from benchmarks.ours import grpo_trainer, take_step
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
+from benchmarks.trl_peer import lora_settings, train_trl
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
@@ -48,44 +53,76 @@ LARGE = EmbeddedConfig(hidden=1024, layers=16, heads=16, kv_heads=4, intermediat
 
 TOKENS = 96
 PROMPT = 64
+STEP = (4, 8, 128)
+"""Tasks, answers to each and their tokens, of each agent in a step of GRPO; prompts have 64 tokens."""
 
 
-def run(device: str = "cuda") -> dict[str, Any]:
-    """Return environment, what the card does at best, differences of log-probs, times and bytes."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("This benchmark needs a CUDA device, and torch sees none.")
+def sections(device: str) -> Mapping[str, Callable[[], Any] | Mapping[str, Callable[[], Any]]]:
+    """Return what is measured: sections by name, most of them of several measurements."""
+    cuda = device == "cuda"
     small, middle, large = MODELS["1M"], MODELS["10M"], LARGE
-    if device == "cpu":
+    if not cuda:
         small = middle = large = MODELS["1M"].model_copy(update={"layers": 1})
-    rows, new = (128, 256) if device == "cuda" else (8, 24)
-    shapes = [(name, agents) for name in ("0.6B", "4B") for agents in AGENTS]
-    found: dict[str, Any] = {
-        "environment": environment(device),
-        "constants": constants(device),
-        "log-probs": {dtype: log_probs(dtype, device) for dtype in ("float32", "bfloat16", "float16")},
-        "models": {
-            f"{name}, {agents} agents": shaped(name, agents, device)
-            for name, agents in (shapes if device == "cuda" else [("tiny", 2)])
+    rows, new = (128, 256) if cuda else (8, 24)
+    shapes = [(name, agents) for name in ("0.6B", "4B") for agents in AGENTS] if cuda else [("tiny", 2)]
+    return {
+        "environment": partial(environment, device),
+        "constants": partial(constants, device),
+        "log-probs": {
+            dtype: partial(log_probs, dtype, device) for dtype in ("float32", "bfloat16", "float16")
         },
-    }
-    return found | {
+        "models": {
+            f"{name}, {agents} agents": partial(shaped, name, agents, device) for name, agents in shapes
+        },
+        "peers": {
+            f"{name}, {agents} agents": partial(peers, name, agents, device) for name, agents in shapes
+        },
         "sampling": {
-            f"{name}, {dtype}, {adapters} adapters": sampling(size, dtype, device, adapters, rows, new)
+            f"{name}, {dtype}, {adapters} adapters": partial(
+                sampling, size, dtype, device, adapters, rows, new
+            )
             for name, size in (("1M", small), ("10M", middle), ("large", large))
             for dtype, adapters in (("float32", 1), ("bfloat16", 1), ("bfloat16", 4))
         },
         "adapters": {
-            f"{name}, {count} adapters x {each} sequences": adapters_pass(size, device, count, each)
+            f"{name}, {count} adapters x {each} sequences": partial(adapters_pass, size, device, count, each)
             for name, size in (("10M", middle), ("large", large))
             for count, each in ((2, 2), (8, 2), (16, 1), (16, 8), (2, 32))
         },
         "kernels": {
-            f"{name}, {dtype}, {answers} answers to each prompt": kernels_pass(size, dtype, device, answers)
+            f"{name}, {dtype}, {answers} answers to each prompt": partial(
+                kernels_pass, size, dtype, device, answers
+            )
             for name, size in (("10M", middle), ("large", large))
             for dtype, answers in (("float32", 1), ("bfloat16", 1), ("bfloat16", 8))
         },
-        "rest": rest(middle, device, rows, new),
+        "rest": partial(rest, middle, device, rows, new),
     }
+
+
+def run(device: str = "cuda", wanted: Sequence[str] = (), out: Path | None = None) -> dict[str, Any]:
+    """Return what the sections measure, all or those that are wanted; `out` holds it as soon as it is known."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs a CUDA device, and torch sees none.")
+    found: dict[str, Any] = {}
+
+    def kept(into: dict[str, Any], name: str, measure: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        into[name] = measure()
+        print(f"{time.perf_counter() - began:6.1f} s  {name}", file=sys.stderr, flush=True)
+        if out is not None:
+            out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+    for section, measured in sections(device).items():
+        if wanted and section not in wanted and section not in ("environment", "constants"):
+            continue
+        if callable(measured):
+            kept(found, section, measured)
+            continue
+        found[section] = {}
+        for name, measure in measured.items():
+            kept(found[section], name, measure)
+    return found
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -136,9 +173,9 @@ def constants(device: str) -> dict[str, float]:
             launches()
         kernel = seconds(graph.replay, device) / 2000
     size = 1 << (28 if device == "cuda" else 22)
-    source, target = torch.zeros(2, size, dtype=torch.uint8, device=device)
+    source, target = torch.randint(256, (2, size), dtype=torch.uint8, device=device)
     side = 8192 if device == "cuda" else 256
-    a, b = torch.ones(2, side, side, dtype=torch.bfloat16, device=device)
+    a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device=device)  # zeros would be faster
     return {
         "launch": launch,
         "kernel": kernel,
@@ -302,13 +339,88 @@ def update(model: LanguageModel, agents: int, device: str, tokens: int) -> dict[
 
 def whole_step(model: LanguageModel, agents: int, device: str) -> dict[str, float]:
     """Return seconds of a whole step of GRPO, and what its parts took."""
-    prompts, group, new = (4, 8, 128) if device == "cuda" else (1, 2, 8)
+    prompts, group, new = STEP if device == "cuda" else (1, 2, 8)
     trainer = grpo_trainer(model, {"agents": agents}, prompts, group, new)
     rows: list[Mapping[str, float]] = []
     taken = seconds(
         lambda: rows.append(take_step(trainer, agents * prompts * group, new, exact=False)), device, 2
     )
     return {"seconds": taken, **{name: value for name, value in rows[-1].items() if name.startswith("time/")}}
+
+
+def peers(name: str, agents: int, device: str) -> dict[str, Any]:
+    """Return what peers take for the work of `shaped`, where they are installed; each agent has its turn.
+
+    A decode step of transformers' `generate` with adapters of PEFT, and a whole step of TRL's `GRPOTrainer` with its parts.
+    """
+    cuda = device == "cuda"
+    works: Mapping[str, Callable[[], dict[str, float]]] = {
+        "decode": lambda: generate_step(name, agents, device),
+        "step": lambda: trl_step(name, agents, device),
+    }
+    found: dict[str, Any] = {}
+    for work, measure in works.items():
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            found[work] = measure() | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
+        except torch.OutOfMemoryError as error:
+            found[work] = {"out of memory": str(error).split(".", maxsplit=1)[0]}
+        except ImportError as error:
+            found[work] = {"missing": str(error)}
+    return found
+
+
+def generate_step(name: str, agents: int, device: str) -> dict[str, float]:
+    """Return seconds of a step of transformers' `generate`, for the rows of each agent in turn."""
+    import peft
+
+    rows, steps = (ROWS // agents, STEPS) if device == "cuda" else (2, 4)
+    model: Any = peft.get_peft_model(gpu_work.drawn(SHAPES[name], "bfloat16", device), lora_settings())
+    prompts_RP = torch.tensor([prompt_ids(row, gpu_work.PROMPT) for row in range(rows)]).to(device)
+
+    def sample(new: int) -> None:
+        with torch.no_grad():
+            model.generate(
+                input_ids=prompts_RP,
+                attention_mask=torch.ones_like(prompts_RP),
+                max_new_tokens=new,
+                do_sample=True,
+                top_k=0,
+            )
+
+    first, last = (seconds(lambda count=count: sample(count), device) for count in (4, 4 + steps))  # type: ignore[misc]
+    step = agents * (last - first) / steps
+    return {"seconds": step, "tokens a second": agents * rows / step}
+
+
+def trl_step(name: str, agents: int, device: str) -> dict[str, float]:
+    """Return seconds of a step of TRL's `GRPOTrainer`, and of its sampling, for each agent in turn."""
+    from trl import GRPOTrainer
+
+    prompts, group, new = STEP if device == "cuda" else (1, 2, 8)
+    model = gpu_work.drawn(SHAPES[name], "bfloat16", device)
+    plain = GRPOTrainer._generate_and_score_completions
+    begun: list[float] = []
+    sampled: list[float] = []
+    ended: list[float] = []
+
+    def now(into: list[float]) -> None:
+        _wait(device)
+        into.append(time.perf_counter())
+
+    def generated(*given: Any, **named: Any) -> Any:
+        answer = plain(*given, **named)
+        now(sampled)
+        return answer
+
+    with patch.object(GRPOTrainer, "_generate_and_score_completions", generated):
+        begin, end = partial(now, begun), partial(now, ended)
+        train_trl(model, "bfloat16", prompts, group, new, 64, 3, begin, end, lora_settings())
+    whole = min(after - before for before, after in zip(begun[1:], ended[1:], strict=True))
+    sampling = min(after - before for before, after in zip(begun[1:], sampled[1:], strict=True))
+    return {"seconds": agents * whole, "sampling": agents * sampling}
 
 
 def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
@@ -474,11 +586,27 @@ def _reserved(device: str) -> int:
     return torch.cuda.memory_reserved() if device == "cuda" else 0
 
 
+def main(words: Sequence[str]) -> None:
+    """Measure, or compare what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "sections", nargs="*", choices=[*sections("cpu"), []], help="what to measure; else all"
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="a small size on the CPU, which shows that it runs"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where results go, one by one")
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="print a file's results beside estimates"
+    )
+    asked = parser.parse_args(words)
+    if asked.compare is not None:
+        print(compare(json.loads(asked.compare.read_text("utf-8")), json.loads(KEPT.read_text("utf-8"))))
+        return
+    found = run("cpu" if asked.cpu else "cuda", asked.sections, asked.out)
+    if asked.out is None:
+        print(json.dumps(found, indent=2))
+
+
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["compare", file]:
-            print(compare(json.loads(Path(file).read_text("utf-8")), json.loads(KEPT.read_text("utf-8"))))
-        case [] | ["cpu"]:
-            print(json.dumps(run(*sys.argv[1:]), indent=2))
-        case _:
-            raise SystemExit("python -m benchmarks.gpu [cpu | compare FILE.json]")
+    main(sys.argv[1:])
