@@ -160,3 +160,103 @@ def test_validate_says_of_every_family_what_training_does(kapelle: Kapelle, fami
     trained = kapelle("train", *RUN, "--run-dir", "new")
     assert (trained.code, trained.err) == (validated.code, validated.err), validated
     assert trained.code == (2 if family in ("bert", "xlstm") else 0)
+
+
+FULL = "team.sharing=shared"
+SPLIT = ("train_engine.name=fsdp", "train_engine.tensor_parallel=2", FULL)
+# Family (None: the embedded model), what is set, and a part of what is said.
+SHAPES: dict[str, tuple[str | None, tuple[str, ...], str]] = {
+    "nothing to replay": (None, ("model.routing=replayed",), "Qwen3ForCausalLM has no experts. Set `model.routing: free`"),
+    "nothing to replay in a folder": ("llama", ("model.routing=replayed",), "LlamaForCausalLM has no experts"),
+    "replayed without a cache": ("minimax", ("model.routing=replayed",), "reads each text anew. Set `model.routing: free`"),
+    "no router to train": (None, ("model.router=trained", FULL), "Set `model.router: frozen`"),
+    "routers below adapters": ("qwen3_moe", ("model.router=trained",), "nothing trains all weights"),
+    "nothing frozen in four bits": ("llama", ("model.quantization=nf4", FULL), "Set `team.sharing: lora`"),
+    "heads of uneven width": (None, ("model.embedded.heads=3",), "`hidden: 16` leaves 5 numbers to each of 3 heads"),
+    "heads of one number": (None, ("model.embedded.heads=16",), "`hidden: 16` leaves 1 numbers to each of 16 heads"),
+    "keys for a part of the heads": (
+        None, ("model.embedded.heads=4", "model.embedded.kv_heads=3"), "`kv_heads: 3` does not divide `heads: 4`",
+    ),
+    "uneven heads that see": (
+        None, ("model.embedded.hidden=20", "model.embedded.heads=3", "model.embedded.sees=true"), "to a multiple of 6",
+    ),
+    "adapters on experts": ("llama", ("team.lora.targets=[experts]",), "LlamaForCausalLM has no experts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_settings_that_a_model_of_this_shape_cannot_follow_are_refused_before_it_is_loaded(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    family, changed, told = SHAPES[what]
+    path = () if family else ("model.path=embedded",)
+    if family:
+        build(family).save_pretrained("model")
+        tokenizer().save_pretrained("model")
+    validated = kapelle("validate", *RUN, *path, *changed)
+    assert validated.code == 2, validated
+    assert one_line(validated)
+    assert told in validated.err
+    if (
+        family == "minimax"
+    ):  # what it does with a cache is tried, with a small one of these settings or with itself
+        return
+    monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", unloaded)
+    for words in (("--dry-run",), ("--run-dir", "new")):
+        trained = kapelle("train", *RUN, *path, *changed, *words)
+        assert (trained.code, trained.err) == (2, validated.err)
+
+
+def test_routing_is_replayed_and_routers_train_where_there_are_some(kapelle: Kapelle) -> None:
+    build("qwen3_moe").save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    said = kapelle("validate", *RUN, "model.routing=replayed", "model.router=trained", FULL)
+    assert said.code == 0, said
+
+
+def test_a_model_that_processes_cannot_split_is_refused_in_each_and_said_to_one_alone(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("gpt2").save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    alone = kapelle("validate", *RUN, *SPLIT)
+    told = "`train_engine.tensor_parallel: 2` cannot split './model': `transformers` has no plan for models of type gpt2"
+    assert alone.code == 0
+    assert told in alone.out
+    for embedded, said in (
+        ("model.embedded.heads=2", "its 1 heads (`num_key_value_heads`)"),
+        ("model.embedded.kv_heads=2", ""),
+    ):
+        found = kapelle("validate", *RUN, *SPLIT, "model.path=embedded", embedded)
+        assert found.code == 0
+        assert said in found.out
+        assert bool(said) == ("cannot split" in found.out)
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", unloaded)
+    launched = kapelle("validate", *RUN, *SPLIT)
+    assert launched.code == 2
+    assert launched.err.startswith(f"kapelle: {told}")
+
+
+def test_a_model_that_sees_needs_its_file_on_pictures(kapelle: Kapelle) -> None:
+    from kapelle.models.language_model import load_language_model
+    from kapelle.settings.schema import EmbeddedConfig, ModelConfig
+
+    embedded = EmbeddedConfig(hidden=16, heads=2, kv_heads=1, layers=1, sees=True)
+    model = load_language_model(ModelConfig(embedded=embedded))
+    model.model.save_pretrained("model")
+    model.tokenizer.save_pretrained("model")
+    assert model.vision is not None
+    model.vision.processor.save_pretrained("model")
+    assert kapelle("validate", *RUN).code == 0
+    Path("model/preprocessor_config.json").unlink()
+    said = kapelle("validate", *RUN)
+    assert said.code == 2
+    assert one_line(said)
+    assert "preprocessor_config.json" in said.err

@@ -59,6 +59,33 @@ class Layers:
     """Paths of what stands beside the decoder of a model that sees: its vision tower and projector."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """Path → experts, features in and out of every weight that all experts of a block share one tensor for."""
+    counted: frozenset[str] = frozenset()
+    """Paths of modules of experts that say how many they are, so that the choices of their routers are known."""
+
+    @property
+    def mixtures(self) -> list[str]:
+        """Paths of all modules of experts, in order."""
+        return sorted(path for path in self.modules if path.rpartition(".")[2] == EXPERTS)
+
+    @property
+    def routers(self) -> list[str]:
+        """Paths of what weighs these experts."""
+        blocks = [path.rpartition(".")[0] for path in self.mixtures]
+        return [
+            place
+            for block in blocks
+            for each in ("router", "gate")
+            if (place := f"{block}.{each}") in self.modules
+        ]
+
+
+def check_routing(layers: Layers) -> None:
+    """Raise ModelError unless the choices of all of a model's routers can be recorded and taken again."""
+    if not layers.mixtures or not layers.counted.issuperset(layers.mixtures):
+        raise ModelError(
+            f"`model.routing: replayed` needs a mixture whose routers are known, and {layers.model} "
+            f"{'chooses experts in a way of its own' if layers.mixtures else 'has no experts'}. Set `model.routing: free`."
+        )
 
 
 def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:

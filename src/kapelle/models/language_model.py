@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
-from kapelle.models.adapters import EXPERTS
 from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
@@ -30,7 +29,7 @@ from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer, context_of
 from kapelle.models.routing import RouterChoices
-from kapelle.models.vision import Vision, auto_class, need_pillow, sees
+from kapelle.models.vision import Vision, auto_class, need_pillow, read_image_processor
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image
 
@@ -257,9 +256,7 @@ class LanguageModel:
         """Names in `base_parameters` of what stays as it is where all weights train: vision tower, projector and routers."""
         layers = layers_of(self.model)
         beside = tuple(f"{path}." for path in layers.eyes)
-        mixtures = {path.rpartition(".")[0] for path in layers.modules if path.rpartition(".")[2] == EXPERTS}
-        routers = tuple(f"{path}.{name}." for path in mixtures for name in ("router", "gate"))
-        frozen = beside if self.trains_router else (*beside, *routers)
+        frozen = beside if self.trains_router else (*beside, *(f"{path}." for path in layers.routers))
         return frozenset(name for name in self.base_parameters() if name.startswith(frozen))
 
     @torch.no_grad()
@@ -348,17 +345,12 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     check_model_path(config.path)
     config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
-    from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     with loading(config.path):
         local = local_only(config.path)
         shape: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=False, local_files_only=local)
-        eyes = None
-        if sees(shape):
-            need_pillow()
-            eyes = AutoImageProcessor.from_pretrained(
-                config.path, backend="pil", trust_remote_code=False, local_files_only=local
-            )
+        eyes = read_image_processor(config.path, shape)
         # Where it is not refused, a terminal is asked whether to run the folder's code, and a pipe's `y` would run it.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             config.path, trust_remote_code=False, local_files_only=local

@@ -261,6 +261,11 @@ def layers_of(model: nn.Module) -> Layers:
             if path.rpartition(".")[2] == EXPERTS
             for name, shape in stacked_weights(module).items()
         },
+        frozenset(
+            path
+            for path, module in modules.items()
+            if path.rpartition(".")[2] == EXPERTS and hasattr(module, "num_experts")
+        ),
     )
 
 

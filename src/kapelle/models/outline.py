@@ -31,7 +31,7 @@ from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from kapelle.models.language_model import LanguageModel
 
@@ -109,12 +109,27 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
     if found is not None:
         return found
     import torch
+
+    made = read_architecture(path, embedded)
+    with torch.device("meta"), loading(path, "read"):
+        return outline_of(auto_class(made).from_config(made, trust_remote_code=False))
+
+
+def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
+    """Return a model's settings as `transformers` reads them; ModelError when it cannot."""
+    import torch
     from transformers import AutoConfig
 
+    if path == "embedded":
+        with torch.device("meta"):
+            made: PretrainedConfig = build_model(embedded, len(SPECIAL) + 256 + len(EYES), 1, 0).config
+            return made
     path = located(path)
-    with torch.device("meta"), loading(path, "read"):
-        made = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
-        return outline_of(auto_class(made).from_config(made, trust_remote_code=False))
+    with loading(path, "read"):
+        read: PretrainedConfig = AutoConfig.from_pretrained(
+            path, trust_remote_code=False, local_files_only=local_only(path)
+        )
+        return read
 
 
 def read_outlines(

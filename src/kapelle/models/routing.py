@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kapelle.errors import ModelError
-from kapelle.models.adapters import EXPERTS
-from kapelle.models.lora_bank import LoraBank
+from kapelle.models.adapters import EXPERTS, check_routing
+from kapelle.models.lora_bank import LoraBank, layers_of
 from kapelle.types import Routing
 
 
@@ -34,21 +34,16 @@ class RouterChoices:
         """Take the model and its bank, which knows what a pass is to take again; ModelError for a model without such routers."""
         self._bank = bank
         self._recorded: list[Tensor | None] | None = None
-        found = [
+        check_routing(layers_of(model))
+        mixtures: list[tuple[nn.Module, Any]] = [
             (block, block.get_submodule(EXPERTS))
             for block in model.modules()
             if EXPERTS in dict(block.named_children())
         ]
-        mixtures = [(block, experts) for block, experts in found if hasattr(experts, "num_experts")]
-        if not mixtures or len(mixtures) < len(found):
-            raise ModelError(
-                f"`model.routing: replayed` needs a mixture whose routers are known, and {type(model).__name__} "
-                f"{'chooses experts in a way of its own' if found else 'has no experts'}. Set `model.routing: free`."
-            )
         self.layers = len(mixtures)
         """L."""
         for layer, (block, experts) in enumerate(mixtures):
-            block.forward = partial(self._run, layer, int(experts.num_experts), block.forward)  # type: ignore[arg-type]
+            block.forward = partial(self._run, layer, int(experts.num_experts), block.forward)
 
     def _run(self, layer: int, experts: int, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
         replayed_NLk = self._bank.experts_NLk

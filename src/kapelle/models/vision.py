@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from kapelle.errors import ContextError, DataError, ModelError
+from kapelle.models.paths import loading, local_only
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image
 
@@ -199,6 +200,22 @@ def auto_class(config: Any) -> Any:
         if sees(config) and config.model_type not in CAUSAL
         else AutoModelForCausalLM
     )
+
+
+def read_image_processor(path: str, config: Any) -> Any:
+    """Return what makes patches of pictures for the model at a path; None where a model of these settings does not see.
+
+    Raises ModelError where Pillow is missing, or the model's file on how it reads pictures.
+    """
+    if not sees(config):
+        return None
+    need_pillow()
+    from transformers import AutoImageProcessor
+
+    with loading(path, "read"):
+        return AutoImageProcessor.from_pretrained(
+            path, backend="pil", trust_remote_code=False, local_files_only=local_only(path)
+        )
 
 
 def need_pillow() -> None:

@@ -28,6 +28,8 @@ from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from kapelle.models.language_model import LanguageModel
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers reads: one file, or a list of shards."""
 LARGEST_HEAD = 100_000_000
@@ -213,8 +215,11 @@ def check_files(path: str, outline: Outline) -> bool:
     return True
 
 
-def check_architecture(path: str) -> bool:
-    """Raise ModelError where kapelle cannot compute a model's logits; False where no small model can be made of its settings."""
+def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageModel | None:
+    """Return a small random model of a model's settings; None where none can be made.
+
+    Raises ModelError where kapelle cannot compute a model's logits, or record its routers' choices if it `replays_routing`.
+    """
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
@@ -239,13 +244,13 @@ def check_architecture(path: str) -> bool:
             continue
         try:
             own = tokenizer if small is settings else build_tokenizer(CHECKED)
-            LanguageModel(model, own, name=path)
+            made = LanguageModel(model, own, name=path, replays_routing=replays_routing)
         except KapelleError:
             raise
         except Exception:  # noqa: BLE001, S112 - smaller settings may fit each other and no longer the model
             continue
-        return True
-    return False
+        return made
+    return None
 
 
 def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:

@@ -184,6 +184,20 @@ class EmbeddedConfig(Settings):
     sees: bool = False
     """Whether it sees images: the architecture of Qwen2.5-VL, with a vision tower of two blocks, frozen as it is drawn."""
 
+    @model_validator(mode="after")
+    def _fitting(self) -> EmbeddedConfig:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"`kv_heads: {self.kv_heads}` does not divide `heads: {self.heads}`. Set a number that does, such as 1"
+            )
+        width = self.hidden // self.heads
+        if width < 2 or width % 2 or (self.sees and self.hidden % self.heads):
+            raise ValueError(
+                f"`hidden: {self.hidden}` leaves {width} numbers to each of {self.heads} heads, and positions turn them in pairs. Set "
+                f"`hidden` to a multiple of {2 * self.heads}, or other `heads`"
+            )
+        return self
+
 
 class ModelConfig(Settings):
     """The team's base model."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import Renderer
+from kapelle.engines.rollout.protocol import RecordsRouting, Renderer
+from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     AskedServer,
     AsksServers,
@@ -31,14 +32,25 @@ from kapelle.environment import (
 )
 from kapelle.errors import ConfigError, ContextError, EpisodeError
 from kapelle.metrics.definitions import misspelt
+from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
-from kapelle.models.outline import Outline, check_adapters, outline_of_settings, read_outlines, read_settings
+from kapelle.models.outline import (
+    Outline,
+    check_adapters,
+    outline_of_settings,
+    read_architecture,
+    read_outlines,
+    read_settings,
+)
+from kapelle.models.paths import located
 from kapelle.models.renderer import ReadRenderer, load_renderer
+from kapelle.models.vision import need_pillow, read_image_processor
 from kapelle.models.weight_files import check_architecture, check_files, folder_of
 from kapelle.rows import ReadsTokens
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import error_message, exchange
+from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -55,7 +67,9 @@ if TYPE_CHECKING:
 # -------- What only `validate` does before weights are loaded, because a run does it when it loads them: looking into every file.
 
 
-def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]) -> Iterator[str]:
+def looked_into(
+    config: RunConfig, team: Team, models: Mapping[str, Outline], given: Container[str]
+) -> Iterator[str]:
     """Yield what was found in the files of each model and adapter; ModelError for what could not be loaded."""
     for path, outline in {path: models[base] for base, path in team.bases.items()}.items():
         if path in given or path == "embedded":
@@ -65,17 +79,22 @@ def looked_into(team: Team, models: Mapping[str, Outline], given: Container[str]
             yield f"{path}: not downloaded yet, so its weights are not checked"
             continue
         unchanged = verify_folder(folder)
-        yield f"{path}: {_tried(path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
+        yield f"{path}: {_tried(config, path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
     for policy in team.every.values():
         if policy.past is not None and verify_folder(Path(policy.past)):
             yield f"{policy.past}: as kapelle wrote it"
 
 
-def _tried(path: str, outline: Outline) -> str:
+def _tried(config: RunConfig, path: str, outline: Outline) -> str:
     """Return a phrase that says what was tried with a model's files."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
-    if outline_of_settings(read_settings(path)) is None and not check_architecture(path):
-        later.append("the output head (no small model can be made of these settings)")
+    if outline_of_settings(read_settings(path)) is None:
+        replays = config.model.routing == "replayed"
+        small = check_architecture(path, replays_routing=replays)
+        if small is None:
+            later.append("the output head (no small model can be made of these settings)")
+        elif replays and isinstance(config.engine, RecordsRouting):
+            config.engine.check_recording(small)
     return (
         f"files whole; {' and '.join(later)} checked when it is loaded"
         if later
@@ -351,12 +370,19 @@ def prepare(
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = read_outlines(team, config.model, given)
     check_adapters(team, models)
+    for path in {*team.bases.values()}.difference(given):
+        if "vision_config" in read_settings(path):
+            read_image_processor(located(path), read_architecture(path, config.model.embedded))
+        elif path == "embedded" and config.model.embedded.sees:
+            need_pillow()
+    for doubt in check_shapes(config, team, models, training=training):
+        report(DOUBT, doubt)
     for base, path in team.bases.items():
         if path not in given:
             check_files(path, models[base])
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
     if passed is not None:
-        for found in looked_into(team, models, given):
+        for found in looked_into(config, team, models, given):
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
@@ -439,6 +465,38 @@ def _silent(config: RunConfig, team: Team) -> list[str]:
         return []
     turns = config.workflow.most_turns(team.names)
     return [name for name in team.names if team.policy(name).trained and not turns[name]]
+
+
+def check_shapes(
+    config: RunConfig, team: Team, models: Mapping[str, Outline], *, training: bool
+) -> Iterator[str]:
+    """Refuse settings that models of these shapes (by base) cannot follow; yield what stops them on several processes alone."""
+    if config.model.routing == "replayed":
+        for model in models.values():
+            check_routing(model.layers)
+    if not training:
+        return
+    if config.model.router == "trained" and not any(
+        models[base].layers.routers for base in team.trained_bases
+    ):
+        raise ConfigError(
+            "`model.router: trained` lets routers train with all other weights of a mixture of experts, and nothing trains all weights "
+            "of one here. Set `model.router: frozen`, or `team.sharing: shared` with such a model."
+        )
+    engine, started = config.train_engine, launched_rank()
+    if not isinstance(engine, Fsdp) or engine.tensor_parallel == 1:
+        return
+    from kapelle.engines.train.tensor_parallel import check_split
+
+    parts = 1 if started is None else started.size // engine.tensor_parallel
+    for base, path in team.bases.items():
+        try:
+            settings = read_architecture(path, config.model.embedded)
+            check_split(path, settings, models[base].layers, engine.tensor_parallel, parts)
+        except ConfigError as error:
+            if started is not None:
+                raise
+            yield f"{error} (One process alone splits nothing.)"
 
 
 def connect(settings: object) -> None:

@@ -114,6 +114,11 @@ def check_run(
     for path in team.bases.values():
         if path not in given:
             check_model_path(path)
+    if config.model.quantization is not None and training and not team.bases.keys() - team.trained_bases:
+        raise ConfigError(
+            "`model.quantization: nf4` holds frozen models in four bits, and this team trains all weights of each of its models. Set "
+            "`team.sharing: lora`, or `model.quantization: null`."
+        )
     if config.model.quantization is not None and config.model.path not in given:
         check_four_bit(config.model.path, here=not elsewhere)
     if training:

@@ -173,6 +173,9 @@ class AllowsInterrupts:
 class RecordsRouting:
     """Settings of an engine that says which experts of a mixture each token took (`Completion.routing`), where the model asks for it."""
 
+    def check_recording(self, model: LanguageModel) -> None:
+        """Raise ModelError for a model of which it cannot say this; as it stands here, none is refused."""
+
 
 class SeesImages:
     """Settings of an engine that samples from prompts with images (`Message.images`); they have nothing else to say."""

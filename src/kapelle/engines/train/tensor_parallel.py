@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,12 +15,49 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from kapelle.errors import ConfigError
+from kapelle.models.adapters import Layers
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import features_of, is_linear
+from kapelle.models.lora_bank import layers_of
 
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 OF_OWN_HEADS = "replicated_with_grad_allreduce"
 """Weights whole in every process, which applies them to its own heads: the gradient is the sum of all processes'."""
+
+
+def check_split(name: str, config: Any, layers: Layers, split: int, parts: int = 1) -> None:
+    """Raise ConfigError where so many processes cannot split a model, whose weights are then shared out in so many parts.
+
+    It needs no weights: `config` are the model's settings as `transformers` reads them.
+    """
+    styles = _styles(config, _below_the_decoder(layers.modules))
+    where = f"`train_engine.tensor_parallel: {split}` cannot split '{name}'"
+    if not styles or not {*styles.values()} <= {*STYLES, OF_OWN_HEADS}:
+        raise ConfigError(
+            f"{where}: `transformers` has no plan for models of type {config.model_type} that consists of split linear layers. Set "
+            "`train_engine.tensor_parallel: 1`."
+        )
+    settings = config.get_text_config()
+    heads = {
+        key: int(count)
+        for key in ("num_attention_heads", "num_key_value_heads")
+        if (count := getattr(settings, key, None)) is not None
+    }
+    for key, count in heads.items():
+        if count % split:
+            raise ConfigError(
+                f"{where}: its {count} heads (`{key}`) are not divided by {split}. Set a number that divides them."
+            )
+    features = _below_the_decoder(layers.linear)
+    for path, style in styles.items():
+        if style not in STYLES or path not in features:
+            continue
+        features_in, features_out = layers.linear[features[path]]
+        own, rest = (features_out, features_in) if style == "colwise" else (features_in, features_out)
+        if own % split or (style == "colwise" and rest % parts):
+            raise ConfigError(
+                f"{where}: layer '{path}' has {features_in} features in and {features_out} out, which {split} × {parts} processes "
+                "do not divide. Set another number of processes."
+            )
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
@@ -28,36 +65,8 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
 
     Its passes are those of `transformers` from then on. Raises ConfigError, before anything is split, where it cannot be.
     """
-    styles = _styles(model)
-    where = f"`train_engine.tensor_parallel: {mesh.size()}` cannot split '{model.name}'"
-    kind = model.model.config.model_type
-    if not styles or not {*styles.values()} <= {*STYLES, OF_OWN_HEADS}:
-        raise ConfigError(
-            f"{where}: `transformers` has no plan for models of type {kind} that consists of split linear layers. Set "
-            "`train_engine.tensor_parallel: 1`."
-        )
-    settings = model.model.config.get_text_config()
-    heads = {
-        name: int(count)
-        for name in ("num_attention_heads", "num_key_value_heads")
-        if (count := getattr(settings, name, None)) is not None
-    }
-    for name, count in heads.items():
-        if count % mesh.size():
-            raise ConfigError(
-                f"{where}: its {count} heads (`{name}`) are not divided by {mesh.size()}. Set a number that divides them."
-            )
-    for path, style in styles.items():
-        layer = model.body.get_submodule(path)
-        if style not in STYLES or not is_linear(layer):
-            continue
-        features_in, features_out = features_of(layer)  # type: ignore[arg-type]
-        split, rest = (features_out, features_in) if style == "colwise" else (features_in, features_out)
-        if split % mesh.size() or (style == "colwise" and rest % parts):
-            raise ConfigError(
-                f"{where}: layer '{path}' has {features_in} features in and {features_out} out, which {mesh.size()} × {parts} processes "
-                "do not divide. Set another number of processes."
-            )
+    check_split(model.name, model.model.config, layers_of(model.model), mesh.size(), parts)
+    styles = _styles(model.model.config, dict(model.body.named_modules()))
     model.flat = None  # it reads weights by itself; modules are what is split
     parallelize_module(
         model.body, mesh, {path: STYLES[style]() for path, style in styles.items() if style in STYLES}
@@ -66,7 +75,8 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
 
 def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
     """Return the weights whose gradients have to be added up over the processes that split a model."""
-    paths = [path for path, style in _styles(model).items() if style == OF_OWN_HEADS]
+    styles = _styles(model.model.config, dict(model.body.named_modules()))
+    paths = [path for path, style in styles.items() if style == OF_OWN_HEADS]
     return [parameter for path in paths for parameter in model.body.get_submodule(path).parameters()]
 
 
@@ -76,11 +86,16 @@ def beside_split(parameter: Tensor) -> Shard | None:
     return Shard(1) if by_outputs else None
 
 
-def _styles(model: LanguageModel) -> dict[str, str]:
+def _below_the_decoder(paths: Iterable[str]) -> dict[str, str]:
+    """Return the paths of modules as the decoder has them, each with the whole one: without the name that the decoder goes by."""
+    return {path.partition(".")[2]: path for path in paths}
+
+
+def _styles(config: Any, paths: Iterable[str]) -> dict[str, str]:
     """Return how each module below the decoder is split, by its path, as `transformers` says for the architecture."""
-    patterns: Mapping[str, str] = getattr(model.model.config, "base_model_tp_plan", None) or {}
+    patterns: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     found: dict[str, str] = {}
-    for path, _ in model.body.named_modules():
+    for path in paths:
         pattern = ".".join("*" if word.isdigit() else word for word in path.split("."))
         if pattern in patterns:
             found[path] = patterns[pattern]

@@ -78,6 +78,15 @@ def has_memory_of_its_own(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def check_recording(model: LanguageModel) -> None:
+    """Raise ModelError for a model whose routers' choices are to be recorded and that decodes without a KV cache."""
+    if model.choices is not None and decode_strategy(model).name != "cache":
+        raise ModelError(
+            f"`model.routing: replayed` records experts where a model decodes through its KV cache, and '{model.name}' "
+            "reads each text anew. Set `model.routing: free`."
+        )
+
+
 class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
     """Samples for the policies whose base models it is given, in the models' own memory."""
 
@@ -101,11 +110,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
         """
         played = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
-            if model.choices is not None and decode_strategy(model).name != "cache":
-                raise ModelError(
-                    f"`model.routing: replayed` records experts where a model decodes through its KV cache, and '{model.name}' "
-                    "reads each text anew. Set `model.routing: free`."
-                )
+            check_recording(model)
         queues = {
             id(model): _ModelQueue(
                 model,

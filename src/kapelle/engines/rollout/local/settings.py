@@ -41,6 +41,12 @@ class Local(Settings, AllowsInterrupts, RecordsRouting, SeesImages):
     def _as_written(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads off as false
 
+    def check_recording(self, model: LanguageModel) -> None:
+        """Raise ModelError for a model that decodes without a KV cache, where its routers' choices are recorded."""
+        from kapelle.engines.rollout.local.engine import check_recording
+
+        check_recording(model)
+
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's models."""
         from kapelle.engines.rollout.local.engine import LocalEngine
