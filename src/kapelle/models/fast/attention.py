@@ -17,7 +17,8 @@ size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -264,6 +265,7 @@ def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scal
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    shares = {"enable_gqa": q_NHE.shape[1] != k_NJE.shape[1]} if _told_of_shared_heads() else {}
     if runs.key_M is not None:
         k_NJE, v_NJE = (_Repeated.apply(x, runs.key_M) for x in (k_NJE, v_NJE))  # type: ignore[no-untyped-call]
     out_NHE = varlen_attn(
@@ -276,9 +278,17 @@ def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scal
         runs.most_keys,
         scale=scale,
         window_size=(-1, 0),
-        enable_gqa=q_NHE.shape[1] != k_NJE.shape[1],
+        **shares,
     )
     return cast("Tensor", out_NHE)  # a pair only where more is asked for
+
+
+@cache
+def _told_of_shared_heads() -> bool:
+    """Return whether torch is told that query heads share key heads; before 2.12 it sees that by itself."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 class _Repeated(torch.autograd.Function):
