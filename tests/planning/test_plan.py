@@ -133,6 +133,84 @@ def test_what_is_only_scored_leaves_the_trainer_for_scoring_workers(
     assert plan("demo", "ray.scoring_workers=2").processes == plan("demo").processes
 
 
+def test_a_pool_holds_the_models_of_its_agents_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "small", tiny_model())
+    small = sum(4 * parameter.numel() for parameter in tiny_model().base_parameters().values())
+    agents = f"{{name: reasoner, weights: lora}}, {{name: actor, weights: {{model: {tmp_path / 'small'}, train: full}}}}"
+    words = "demo", f"team={{agents: [{agents}]}}", "warmup=null", "training.tasks_per_step=8"
+    pools = "ray.rollout_workers=4", "ray.pools={tiny: {agents: [actor], workers: 2}}"
+    here, apart = plan(*words), plan(*words, *pools)
+    trainer, player, sampler = apart.processes
+    assert [(each.name, each.count) for each in apart.processes] == [
+        ("training", 1),
+        ("rollout worker", 4),
+        ("sampling worker of tiny", 2),
+    ]
+    held = here.processes[0].phases[0].kinds["weights"]
+    assert [phase.name for phase in trainer.phases] == ["update"], "others sample"
+    assert trainer.phases[0].kinds["weights"] == held, "the models of the pool too"
+    assert {phase.name: phase.kinds["weights"] for phase in sampler.phases} == {
+        "sampling": small,
+        "evaluation": small,
+    }
+    assert player.phases[0].kinds["weights"] == held - small
+    adapters = [each.phases[0].kinds["adapters"] for each in (here.processes[0], player, sampler)]
+    assert adapters == [adapters[0], adapters[0], 0]
+    # Each samples for one rollout worker at a time, and keeps nothing.
+    fewer = plan(*words, "ray.rollout_workers=8", pools[1]).processes[2].phases[0].kinds["KV cache"]
+    assert sampler.phases[0].kinds["KV cache"] == pytest.approx(2 * fewer, rel=0.05)
+    assert main(["plan", *words, *pools]) == 0
+    said = capsys.readouterr().out
+    assert "training on cpu, with all models of the team; nothing is sampled in it" in said
+    assert (
+        "sampling worker of tiny on cpu, each of 2 (`ray.pools.tiny`, with `--launch ray`), with the models of actor alone"
+        in said
+    )
+    assert (
+        "rollout worker on cpu, each of 4 (`ray.rollout_workers`, with `--launch ray`), with the models of reasoner alone"
+        in said
+    )
+
+
+def test_a_pool_is_on_the_gpus_that_its_workers_take(tmp_path: Path) -> None:
+    save_model(tmp_path, tiny_model())
+    pools = "ray.pools={all: {agents: [reasoner, actor], gpus: 1}}", f"model.path={tmp_path}", "warmup=null"
+    found = plan("demo", *pools, gpu_memory=80)
+    assert [(each.name, each.device) for each in found.processes] == [
+        ("training", "cuda"),
+        ("rollout worker", "cpu"),
+        ("sampling worker of all", "cuda of a sampling worker of all"),
+    ]
+    assert set(found.processes[1].phases[0].kinds) == {"process"}, "it holds no model"
+    without = plan("demo", pools[0].replace("gpus: 1", "gpus: 0"), *pools[1:], gpu_memory=80)
+    assert [each.device for each in without.processes] == ["cuda", "cpu", "cpu"]
+    assert set(found.devices) == {"cuda", "cpu", "cuda of a sampling worker of all"}
+    assert set(without.devices) == {"cuda", "cpu"}
+    halved = plan("demo", *pools, "model.dtype=bfloat16", gpu_memory=80)
+    weights = [each.processes[2].phases[0].kinds["weights"] for each in (found, halved)]
+    assert weights[0] == 2 * weights[1]
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        (
+            "{big: {agents: [nobody]}}",
+            "`ray.pools.big.agents` names 'nobody', which is no agent of this team",
+        ),
+        ("{big: {agents: [actor]}}", "`ray.pools.big.agents` leaves out 'reasoner', which shares a model"),
+    ],
+)
+def test_pools_that_cannot_be_held_apart_are_refused_before_a_launch(
+    pools: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("plan", "validate"):
+        assert main([command, "demo", f"ray.pools={pools}"]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_what_an_outside_program_asks_may_fill_the_context() -> None:
     team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
     found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")

@@ -63,11 +63,20 @@ def lines(found: Plan) -> Iterator[str]:
     for process in found.processes:
         yield ""
         ranks, scoring = found.run.ranks, found.run.scoring
+        pools = {f"sampling worker of {pool.setting.rpartition('.')[2]}": pool for pool in found.run.pools}
+        sampler = found.run.players if process.name == "rollout worker" else pools.get(process.name)
         if process.name == "scoring worker" and scoring is not None:
             held = ", ".join([*scoring.team.critics, *scoring.team.beside])
             each = f", each of {scoring.workers} (`ray.scoring_workers`, with `--launch ray`), for {held}"
+        elif sampler is not None:
+            held = (
+                f"with the models of {', '.join(sampler.agents)} alone" if sampler.agents else "with no model"
+            )
+            each = f", each of {sampler.workers} (`{sampler.setting}`, with `--launch ray`), {held}"
         else:
             each = f", each of {ranks} processes" if ranks > 1 else ""
+            if found.run.pools:
+                each += ", with all models of the team; nothing is sampled in it"
         yield f"{process.name} on {process.device}{each}: {size(process.peak)}, in the {process.worst.name} phase"
         yield from _table(process)
     if found.times is not None:

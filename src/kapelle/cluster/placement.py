@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kapelle.environments.external import External
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig, Resources, RunConfig
 from kapelle.team import split_scored
 
 if TYPE_CHECKING:
     from kapelle.setup.preparation import PreparedRun
-    from kapelle.team import Team
 
 VARIABLE = "KAPELLE_RAY"
 """Environment variable of a rank that Ray has placed."""
@@ -93,10 +92,6 @@ def check_workers(config: RunConfig, ranks: int) -> None:
                 "`training.partial_rollouts` lets all rollout workers agree on the end of a step, but with "
                 f"`ray.least_rollout_workers: {least}` some of {workers} may not be there. Leave one of the two out."
             )
-    if config.ray.pools and not workers:
-        raise ConfigError(
-            "`ray.pools` hold models for rollout workers, but `ray.rollout_workers` is 0. Set it to 1 or more, or leave the pools out."
-        )
     if config.ray.pools and config.training.partial_rollouts:
         raise ConfigError(
             "`training.partial_rollouts` breaks off what is sampled, which the sampling workers of `ray.pools` do not. Leave one of the "
@@ -116,43 +111,8 @@ def check_workers(config: RunConfig, ranks: int) -> None:
         )
 
 
-def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
-    """Return the policies that each pool of sampling workers holds, by its name; ConfigError for what cannot be in a pool."""
-    found: dict[str, tuple[str, ...]] = {}
-    held: dict[str, str] = {}
-    """Base → the pool that holds it."""
-    for pool, said in config.ray.pools.items():
-        where = f"ray.pools.{pool}.agents"
-        for agent in said.agents:
-            if agent not in team.names:
-                raise ConfigError(
-                    f"`{where}` names '{agent}', which is no agent of this team.{did_you_mean(agent, team.names)}"
-                )
-            policy = team.policy(agent)
-            if policy.endpoint is not None:
-                raise ConfigError(
-                    f"`{where}` names '{agent}', which a server plays ({policy.endpoint.url}): no model of it is held. Leave it out."
-                )
-            if held.setdefault(policy.base, pool) != pool:
-                raise ConfigError(
-                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all agents of a model in "
-                    "one pool."
-                )
-        bases = {team.policy(agent).base for agent in said.agents}
-        left = [name for name in team.names if team.policy(name).base in bases and name not in said.agents]
-        if left:
-            raise ConfigError(
-                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too, or give it a "
-                "model of its own (`weights: {model: …}`)."
-            )
-        found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
-    return found
-
-
 def check_pools(stages: Sequence[PreparedRun]) -> None:
-    """Raise ConfigError for pools of agents that cannot be held apart, and scoring workers that would have nothing to score."""
-    for stage in stages:
-        pools_of(stage.config, stage.team)
+    """Raise ConfigError for scoring workers that would have nothing to score."""
     workers = stages[0].config.ray.scoring_workers
     if workers and not any(split_scored(stage.team)[1].bases for stage in stages):
         raise ConfigError(

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from kapelle.cluster.actors import DEATHS, Actor, ActorCall, ActorConnection, ActorLost
-from kapelle.cluster.placement import pools_of
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import RequestQueue, wait_for_requests
 from kapelle.errors import ConfigError, EngineError
@@ -30,6 +29,7 @@ from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.tensors import packed, unpacked
+from kapelle.setup.team_builder import build_algorithm, build_team, pools_of
 from kapelle.types import Image, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
@@ -324,7 +324,6 @@ class RaySampler:
         from kapelle.runtime.randomness import keep_imports_from_drawing
         from kapelle.setup.model_loading import load_models
         from kapelle.setup.recipe import resolve
-        from kapelle.setup.team_builder import build_algorithm, build_team
 
         sys.path += [entry for entry in said["path"] if entry not in sys.path]
         with suppress(OSError):  # another machine may not have it: paths in the recipe then say so

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import prod
 
 from kapelle.models.outline import Outline
-from kapelle.planning.planned_run import BYTES, PlannedRun
+from kapelle.planning.planned_run import BYTES, PlannedPool, PlannedRun, sampled_by
 from kapelle.planning.sampling_memory import sampling_moments
 from kapelle.planning.update_memory import update_moments
 from kapelle.team import Critic, Policy
@@ -104,12 +104,16 @@ def processes(run: PlannedRun) -> list[Process]:
         bases = [base for base in run.shapes if run.device(base) == device]
         count = run.ranks if device == "cpu" else 1
         found.append(Process("training", device, tuple(_training(run, bases, device)), count))
-        if run.overlap:
+        if run.overlap and not run.pools:
             kinds = _added(_resident(run, bases, device, learns=False), *_sampling(run, bases, run.own_tasks))
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
+    if run.players is not None:
+        found += _samplers(run, "rollout worker", run.players)
+        for pool in run.pools:
+            found += _samplers(run, f"sampling worker of {pool.setting.rpartition('.')[2]}", pool)
     if run.scoring is not None:
         found += _scoring(run.scoring)
-    if run.engine == "vllm" and run.served == "start" and not run.overlap:
+    if run.engine == "vllm" and run.served == "start" and not run.overlap and not run.pools:
         device = next(iter(run.shapes and map(run.device, run.shapes)))
         weights = sum(run.size(base) * run.outlines[base].parameters for base in run.shapes)
         kinds = {
@@ -119,6 +123,28 @@ def processes(run: PlannedRun) -> list[Process]:
         }
         found.append(Process("vLLM server", device, (Phase("sampling", kinds),)))
     return found
+
+
+def _samplers(run: PlannedRun, name: str, pool: PlannedPool) -> Iterator[Process]:
+    """Yield what processes that sample hold: the models of their policies alone, each on a GPU of its own or together on a CPU."""
+    own = sampled_by(run, pool)
+    if not own.shapes:  # it plays, and asks others for every turn
+        yield Process(name, "cpu", (Phase("sampling", {"process": PROCESS}),), pool.workers)
+    for device in dict.fromkeys(map(own.device, own.shapes)):
+        bases = [base for base in own.shapes if own.device(base) == device]
+        resident = _resident(own, bases, device, learns=False)
+        moments = {
+            "sampling": _sampling(own, bases, own.work.tasks) if own.plays else None,
+            "evaluation": _sampling(own, bases, own.problems, 1) if own.problems else None,
+        }
+        phases = [
+            Phase(phase, _vllm(own, bases, _added(resident, *kinds), starts=True))
+            for phase, kinds in moments.items()
+            if kinds is not None
+        ]
+        cpu = device == "cpu"
+        where = device if cpu else f"{device} of a {name}"
+        yield Process(name, where, tuple(phases), pool.workers if cpu else 1)
 
 
 def _scoring(run: PlannedRun) -> Iterator[Process]:
@@ -149,7 +175,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         split = run.shared_out.tensor_parallel > 1  # the sampler's model then stays beside the parts
         learning = {**resident, "weights": (resident["weights"] if split else parts) + gathered}
     left: Kinds = {}
-    if run.engine == "local" and device == "cpu" and not run.overlap:
+    if run.engine == "local" and device == "cpu" and not run.overlap and not run.pools:
         # What sampling leaves in memory during an update: merged weights.
         merged = [
             next(sampling_moments(run, base, 1, 1))["merged weights"]
@@ -157,10 +183,10 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
             if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
         ]
         left = {"merged weights": sum(merged)} if merged else {}
-    if run.plays and not run.overlap:
+    if run.plays and not run.overlap and not run.pools:
         yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
     yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
-    if run.problems:
+    if run.problems and not run.pools:
         yield Phase(
             "evaluation",
             _vllm(run, bases, _added(resident, *_sampling(run, bases, -(-run.problems // run.ranks), 1))),
@@ -200,9 +226,12 @@ def _update(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Kind
     yield _added(copied, {"gradients": 4 * sum(numbers.values()), "copies": int(run.skips * share * state)})
 
 
-def _vllm(run: PlannedRun, bases: Sequence[str], kinds: Kinds) -> Kinds:
-    """Add what vLLM holds in this process while it samples: its own weights, and its KV cache."""
-    if run.engine != "vllm" or run.served:
+def _vllm(run: PlannedRun, bases: Sequence[str], kinds: Kinds, *, starts: bool = False) -> Kinds:
+    """Add what vLLM holds in this process while it samples: its own weights, and its KV cache.
+
+    With `starts`, also what a server holds that this process starts.
+    """
+    if run.engine != "vllm" or (run.served and not (starts and run.served == "start")):
         return kinds
     own = sum(run.size(base) * run.outlines[base].parameters for base in bases)
     return _added(kinds, {"vLLM": own + int(run.kv_gib * (1 << 30)) * len(bases)})

@@ -18,6 +18,7 @@ from kapelle.models.renderer import light_renderer
 from kapelle.planning.workload import Workload, workload
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
+from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Place, Team, split_scored
@@ -39,6 +40,20 @@ class Adapter:
     """Features in of these layers, if it has dropout."""
     output: bool
     """Whether one of them is what follows attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPool:
+    """Processes of a cluster that sample for some policies."""
+
+    setting: str
+    """Where it is described."""
+    agents: tuple[str, ...]
+    """Those whose turns it samples."""
+    policies: tuple[str, ...]
+    workers: int
+    on_gpus: bool
+    """Whether each of them has a GPU."""
 
 
 NOTHING = Adapter(0, 0, 0, output=False)
@@ -101,6 +116,10 @@ class PlannedRun:
     """What scoring workers hold (`ray.scoring_workers`): `team` and `outlines` are then of what is only scored."""
     workers: int = 0
     """Processes like this one that hold all of it, where this is what scoring workers hold."""
+    pools: tuple[PlannedPool, ...] = ()
+    """Pools of sampling workers (`ray.pools`); with them, rollout workers play and processes that train sample nothing."""
+    players: PlannedPool | None = None
+    """The rollout workers, which hold the policies that are in no pool; None without pools."""
 
     @property
     def own_tasks(self) -> int:
@@ -218,11 +237,55 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         ranks=ranks,
         shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
     )
+    if config.ray.pools:
+        whole = replace(whole, **_pools(config, team))
     here, scored = split_scored(team)
     workers = config.ray.scoring_workers
     if not workers or not scored.bases:
         return whole
     return replace(_with(whole, here), scoring=replace(_with(whole, scored), workers=workers))
+
+
+def _pools(config: RunConfig, team: Team) -> dict[str, Any]:
+    """Return `pools` and `players` of a run whose models are sampled apart."""
+    held = pools_of(config, team)
+    pools = tuple(
+        PlannedPool(
+            f"ray.pools.{name}",
+            config.ray.pools[name].agents,
+            policies,
+            config.ray.pools[name].workers,
+            config.ray.pools[name].gpus > 0,
+        )
+        for name, policies in held.items()
+    )
+    rest = tuple(name for name in team.policies if not any(name in pool.policies for pool in pools))
+    agents = tuple(name for name in team.names if team.policy(name).name in rest)
+    ray = config.ray
+    players = PlannedPool("ray.rollout_workers", agents, rest, ray.rollout_workers, ray.rollout.gpus > 0)
+    return {"pools": pools, "players": players}
+
+
+def sampled_by(run: PlannedRun, pool: PlannedPool) -> PlannedRun:
+    """Return a plan's run as one process of a pool sees it: with the pool's policies, and a share of a step's tasks, of which nothing is kept."""
+    assert run.players is not None, "a run with pools has rollout workers"
+    held = {run.team.policies[name].base for name in pool.policies}
+    bases = {base: path for base, path in run.team.bases.items() if base in held}
+    own = _with(run, replace(run.team, critics={}, critic_of={}, beside={}, bases=bases))
+    if not pool.on_gpus:
+        own = replace(own, places={base: Place(place.dtype, "cpu") for base, place in own.places.items()})
+    share = -(-run.work.tasks // run.players.workers)
+    problems = -(-run.problems // run.players.workers)
+    return replace(
+        own,
+        work=replace(run.work, tasks=share),
+        problems=problems,
+        references=False,
+        embedders=False,
+        kept_tokens=0,
+        ranks=1,
+        shared_out=None,
+    )
 
 
 def _with(run: PlannedRun, team: Team) -> PlannedRun:

@@ -160,6 +160,14 @@ class RayConfig(Settings):
                 raise ValueError(f"the name '{name}' does not fit: letters, digits and _ make one")
         return value
 
+    @model_validator(mode="after")
+    def _asked(self) -> RayConfig:
+        if self.pools and not self.rollout_workers:
+            raise ValueError(
+                "`ray.pools` hold models for rollout workers, but `ray.rollout_workers` is 0. Set it to 1 or more, or leave the pools out"
+            )
+        return self
+
 
 DType = Literal["float32", "bfloat16", "float16"]
 

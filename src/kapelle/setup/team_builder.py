@@ -315,3 +315,39 @@ def _rate(config: RateConfig, lr: float | None) -> Rate:
 
 def _lora(config: LoraConfig) -> Lora:
     return Lora(config.rank, config.alpha, config.targets, config.dropout)
+
+
+# -------- Which pools of a cluster hold which policies (`ray.pools`)
+
+
+def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
+    """Return the policies that each pool of sampling workers holds, by its name; ConfigError for what cannot be in a pool."""
+    found: dict[str, tuple[str, ...]] = {}
+    held: dict[str, str] = {}
+    """Base → the pool that holds it."""
+    for pool, said in config.ray.pools.items():
+        where = f"ray.pools.{pool}.agents"
+        for agent in said.agents:
+            if agent not in team.names:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', which is no agent of this team.{did_you_mean(agent, team.names)}"
+                )
+            policy = team.policy(agent)
+            if policy.endpoint is not None:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', which a server plays ({policy.endpoint.url}): no model of it is held. Leave it out."
+                )
+            if held.setdefault(policy.base, pool) != pool:
+                raise ConfigError(
+                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all agents of a model in "
+                    "one pool."
+                )
+        bases = {team.policy(agent).base for agent in said.agents}
+        left = [name for name in team.names if team.policy(name).base in bases and name not in said.agents]
+        if left:
+            raise ConfigError(
+                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too, or give it a "
+                "model of its own (`weights: {model: …}`)."
+            )
+        found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
+    return found

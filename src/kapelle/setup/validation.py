@@ -42,6 +42,7 @@ from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
+from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
@@ -301,6 +302,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
             config.optimizer.name,
             1 if started is None else started.size,
         )
+    pools_of(config, team)
     _check_selection(config, algorithm)
     _check_worlds(config, algorithm, team)
     environment = config.environment
