@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,32 @@ def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cl
     assert ("play" in {method for _, method in made.asked}, made.left, made.ended) == (True, True, [0])
     assert same_bits(weights, alone)
     assert theirs == rows
+
+
+def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    rows = [{"question": f"{k} and {k}?", "answer": f"#### {2 * k}"} for k in range(4)]
+    for split, own in (("train", rows[:1]), ("test", rows[1:])):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, own)))
+    sets = {
+        "sums": {"name": "math", "path": str(tmp_path)},
+        "hard": {"name": "arithmetic", "digits": 3},
+    }
+    settings = {**SETTINGS, "evaluation": {**SETTINGS["evaluation"], "sets": sets}}
+
+    def evaluated() -> dict[str, Any]:
+        with Trainer(**settings) as trainer:
+            trainer.train(1)
+            found = trainer.evaluate()
+        asked = [(group.task.part, group.task.question) for group in found.groups]
+        assert [part for part, _ in asked] == [""] * 3 + ["sums"] * 3 + ["hard"] * 3
+        said = [[turn.text for turn in episode.turns] for group in found.groups for episode in group.episodes]
+        assert all(episode.error is None for group in found.groups for episode in group.episodes)
+        return {"row": found.row(), "asked": asked, "said": said}
+
+    alone = evaluated()
+    made = cluster(1)
+    assert evaluated() == alone
+    assert [method for _, method in made.asked].count("play") == 1 + 3
 
 
 @pytest.mark.slow

@@ -229,8 +229,11 @@ class RayWorkers(PlaysGroups):
         Who waits gets what a worker raised, StopRequested, and EngineError where workers die again and again.
         """
         sampling = play.sampling
+        sets = self._config.evaluation.sets
         question = {
             "random": random_as_lists(capture_random()),
+            # The worker has the same settings: it plays in its own environment of this name, or in the run's.
+            "set": next((name for name, each in sets.items() if each is play.environment), None),
             "tasks": [task_form(task) for task in tasks],
             "samples": samples,
             "seed": seed,
@@ -522,8 +525,11 @@ class RayPlayer:
         """Play all episodes of groups and return them as JSON lines."""
         assert self._team is not None, "a player begins first"
         team, sampling = self._team, said["sampling"]
+        world = team.play
+        if said["set"] is not None:  # environment workers hold worlds of the run's environment alone
+            world = replace(world, environment=team.config.evaluation.sets[said["set"]], workers=None)
         play = replace(
-            team.play,
+            world,
             timeline=Timeline(),
             tree=team.algorithm.data.tree if said["tree"] else None,
             sampling=None

@@ -144,7 +144,7 @@ def explain(
         close = did_you_mean(problem["input"], re.findall(r"'([^']*)'", words[0]))
         return f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
     advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
-    return f"'{path}' cannot be {value}{where}: {advice}."
+    return f"'{path}' cannot be {value}{where}: {advice.rstrip('.')}."
 
 
 def _set_by(source: str) -> str:

@@ -135,11 +135,6 @@ def load_pieces(
         check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
-        if config.evaluation.sets and isinstance(player, PlaysGroups):
-            raise ConfigError(
-                "`evaluation.sets` are played in this process, but a cluster's workers play for it. Set `ray.rollout_workers: 0`, or "
-                "leave the sets to `kapelle eval RUN`."
-            )
         if config.training.partial_rollouts and not isinstance(player, Interruptible | PlaysGroups):
             raise ConfigError(
                 f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot hand out "
