@@ -12,9 +12,10 @@ from tests.workflows.stage import expert, lines, team_of
 from kapelle.conformance import conform
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
-from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, summarise
+from kapelle.evaluation.evaluate import evaluate_tasks, summarise
 from kapelle.metrics.definitions import describe, rollout_metrics
 from kapelle.rollout.play import Play, rollout
+from kapelle.setup.problems import choose_tasks
 from kapelle.setup.recipe import lay_over
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo

@@ -14,8 +14,8 @@ from tests.support.tiny import SIZE
 from kapelle.environment import Environment, ShowsImages, offers
 from kapelle.environments.squares import COLOURS, GREY, Squares, drawn
 from kapelle.errors import ConfigError
-from kapelle.evaluation.evaluate import choose_tasks
 from kapelle.runs.reader import read_episodes
+from kapelle.setup.problems import choose_tasks
 from kapelle.training.trainer import Trainer
 from kapelle.types import Image
 

@@ -36,14 +36,16 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
     from kapelle.cli.named import open_player
-    from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
     from kapelle.runs.exports import answer_rows, balance, dump_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed
+    from kapelle.setup.problems import choose_tasks, untested
 
     player = open_player(arguments)
-    tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
+    tasks = choose_tasks(
+        player.play.environment, "train", arguments.tasks, player.config.seed, untested(player.config)
+    )
     seed = derive_seed(player.config.seed, "collect")
     rows: list[dict[str, Any]] = []
     failure = ""
@@ -251,15 +253,17 @@ def _play(
 ) -> None:
     """Play and filter; rows go to the file as they come, or into `array` where there is one."""
     from kapelle.cli.named import open_player
-    from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
     from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed
+    from kapelle.setup.problems import choose_tasks, untested
 
     out = Path(arguments.out)
     player = open_player(arguments)
-    tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
+    tasks = choose_tasks(
+        player.play.environment, "train", arguments.tasks, player.config.seed, untested(player.config)
+    )
     seed = derive_seed(player.config.seed, "collect")
     least = -math.inf if arguments.min_reward is None else arguments.min_reward
     for first in range(0, len(tasks), TASKS_AT_ONCE):

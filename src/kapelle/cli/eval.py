@@ -86,14 +86,10 @@ def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[in
 
 def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
     """Play the unseen problems, and the baselines unless they are left out."""
-    from kapelle.evaluation.evaluate import (
-        choose_tasks,
-        compute_matched,
-        evaluate_held_out,
-        greedy_play,
-    )
+    from kapelle.evaluation.evaluate import compute_matched, evaluate_held_out, greedy_play
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.preparation import short_enough
+    from kapelle.setup.problems import choose_tasks
 
     settings = player.config.evaluation
     play = greedy_play(player.play) if settings.greedy else player.play

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from math import comb
 from typing import Any
 
-from kapelle.environment import Answerable, Environment, ShowsImages, asks_questions, offers, task_of
-from kapelle.errors import ConfigError
+from kapelle.environment import Answerable, Environment, asks_questions, offers
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import MeanScore, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout, shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig
+from kapelle.setup.problems import choose_tasks
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Split, Task, as_table
 from kapelle.workflows.solo import Solo
@@ -137,44 +136,6 @@ class Evaluation:
             if part.value is not None:
                 found |= {f"success/{name}": part.value}
         return found
-
-
-def choose_tasks(
-    environment: Environment,
-    split: Split,
-    count: int,
-    seed: int = 0,
-    fits: Callable[[Task], bool] | None = None,
-) -> list[Task]:
-    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite.
-
-    Of tasks that `fits` is false for, none is taken.
-    """
-    import random
-
-    size = environment.size(split)
-    if size == 0:
-        raise ConfigError(
-            f"`{environment.name}` has no tasks of the split '{split}' to play ({environment.sources[split]}). Give it some: "
-            "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
-        )
-    if size is None:
-        # Generated tasks may repeat; 20 draws for each find those that differ, if there are enough.
-        chosen: dict[str, Task] = {}
-        for index in range(20 * count):
-            task = task_of(environment, split, index)
-            # What is asked about a picture is often the same text.
-            shown = f" {task.data}" if offers(environment, ShowsImages) else ""
-            if fits is None or fits(task):
-                chosen.setdefault(f"{task.question}{shown}" if task.question else task.id, task)
-            if len(chosen) == count:
-                break
-        return list(chosen.values())
-    draw = random.Random(derive_seed(seed, split))
-    if fits is not None:
-        whole = (task_of(environment, split, index) for index in draw.sample(range(size), size))
-        return list(islice(filter(fits, whole), count))
-    return [task_of(environment, split, index) for index in draw.sample(range(size), min(count, size))]
 
 
 def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:

@@ -53,6 +53,7 @@ from kapelle.runtime.http import error_message, exchange
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, parts_of
 from kapelle.team import Agent, Team
@@ -351,7 +352,9 @@ def prepare(
     check_keys(team, config.environment)
     report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
     check_run(config, algorithm, team, given, training, elsewhere)
+    left_out = check_sets(config, team)
     config, notes = _counted(config, team, given, renderer_of) if training else (config, ())
+    notes = (*left_out, *notes) if training else notes
     for note in notes:
         report("tasks", note)
     report("algorithm", f"{algorithm.name} can train this team")

@@ -32,7 +32,7 @@ from kapelle.environment import (
     size_of,
     task_of,
 )
-from kapelle.errors import ConfigError, DataError
+from kapelle.errors import ConfigError
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import read_settings
 from kapelle.models.paths import check_model_path
@@ -95,7 +95,6 @@ def check_run(
             )
         environment_form(environment)
     check_paying(environment)
-    check_sets(config, team)
     if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
         raise ConfigError(
             f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
@@ -134,39 +133,6 @@ def check_run(
             for tracker in config.trackers:
                 check_tracker(tracker.name)
         _check_training(config, algorithm, team)
-
-
-def check_sets(config: RunConfig, team: Team) -> None:
-    """Refuse a further test set that this team cannot play, or of which a problem is trained on.
-
-    Problems are the same where their words are, whatever their spaces and capitals. Tasks that come without end are not looked at:
-    an environment that makes them keeps its splits apart by itself.
-    """
-    if not config.evaluation.sets:
-        return
-    seconds, environment = config.patience.environment, config.environment
-    trained: dict[str, str] = {}
-    for index in range(size_of(environment, "train", seconds) or 0):
-        question = task_of(environment, "train", index).question
-        trained.setdefault(" ".join(question.casefold().split()), question)
-    for name, tested in config.evaluation.sets.items():
-        where = f"`evaluation.sets.{name}`"
-        try:
-            check_declared(tested, seconds)
-            asked("check", seconds, tested.check, team.names)
-            asked("check", seconds, config.workflow.check, team.agents, tested)
-            size = size_of(tested, "test", seconds)
-        except (Unfit, ConfigError, DataError) as error:
-            raise ConfigError(f"{where} (`{tested.name}`) cannot be played: {error}") from None
-        if size == 0:
-            raise ConfigError(f"{where} has no tasks of the split 'test' ({tested.sources['test']}).")
-        questions = [task_of(tested, "test", index).question for index in range(size or 0)]
-        known = [each for each in questions if each and " ".join(each.casefold().split()) in trained]
-        if known:
-            raise ConfigError(
-                f"{where}: {len(known)} of its {size} problems are trained on too (`{environment.name}`, {environment.sources['train']}), "
-                f"the first one {known[0]!r:.60}. Take them out of the training rows, or test on others."
-            )
 
 
 def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str]) -> None:

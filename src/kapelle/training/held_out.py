@@ -10,7 +10,7 @@ from typing import Any
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_held_out, greedy_play
+from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out, greedy_play
 from kapelle.metrics.calibration import Calibration, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
@@ -20,6 +20,7 @@ from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import short_enough
+from kapelle.setup.problems import choose_tasks
 from kapelle.signals.verifier import VerifierScores, verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.selection import TrainingTasks

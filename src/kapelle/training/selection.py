@@ -18,6 +18,7 @@ from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import ReplayConfig, RunConfig
 from kapelle.setup.preparation import SOLVE_RATE, hardness, short_enough
+from kapelle.setup.problems import drawn, untested
 from kapelle.types import Group, Task
 
 REDRAWN = 1000
@@ -37,8 +38,8 @@ class TrainingTasks:
     def __init__(
         self, environment: Environment, config: RunConfig, fits: Callable[[Task], bool] | None = None
     ) -> None:
-        """Take tasks for which `fits` is true; a finite split is looked through at the first step."""
-        self._environment, self._config, self._fits = environment, config, fits
+        """Take tasks for which `fits` is true and that no further set tests; a finite split is looked through at the first step."""
+        self._environment, self._config, self._fits = environment, config, untested(config, fits)
         self._left: Sequence[int] | None = None
         """Indices of a finite split that fit, once they are known."""
         self._rates: Mapping[int, float] | None = None
@@ -121,14 +122,13 @@ class TrainingTasks:
 
     def _drawn(self, cursor: int, played: int, hardest: float) -> Task:
         for again in range(REDRAWN):
-            more = (again,) if again else ()
-            index = derive_seed(self._config.seed, "task", cursor, *more) >> 16
+            index = drawn(self._config.seed, cursor, *((again,) if again else ()))
             task = task_of(self._environment, "train", index, played=played)
             if (self._fits is None or self._fits(task)) and (hardest == inf or self._value(task) <= hardest):
                 return task
         raise ConfigError(
-            f"`tasks` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise `tasks.max_prompt_tokens` or "
-            "`tasks.curriculum.start`."
+            f"`tasks` and `evaluation.sets` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise "
+            "`tasks.max_prompt_tokens` or `tasks.curriculum.start`, or test on other problems than are trained on."
         )
 
     def _finite(self) -> Sequence[int]:

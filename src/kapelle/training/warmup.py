@@ -31,11 +31,13 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_train_engine, load_models, teacher
+from kapelle.setup.problems import untested
 from kapelle.team import Team
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import machine, versions
+from kapelle.training.selection import REDRAWN
 from kapelle.training.warmup_settings import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
-from kapelle.types import Group
+from kapelle.types import Group, Task
 
 # -------- On what a cached warmed-up model was made: `made.json` beside its weights, and what has changed since
 #
@@ -117,9 +119,19 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
     """
     environment = play.environment
     size = environment.size("train")
-    indices = range(count) if size is None else [k % size for k in range(count)]
+    fits = untested(config)
     # A curriculum's levels are shown in its own order, and after them the tasks that they lead to.
-    tasks = [task_of(environment, "train", index, played=number) for number, index in enumerate(indices)]
+    tasks: list[Task] = []
+    left_out = 0
+    while len(tasks) < count:
+        index = len(tasks) + left_out
+        task = task_of(environment, "train", index if size is None else index % size, played=len(tasks))
+        if fits is None or fits(task):
+            tasks.append(task)
+        elif (left_out := left_out + 1) > REDRAWN * count:
+            raise TrainingHalted(
+                f"`evaluation.sets` holds {left_out} tasks of `{environment.name}` that the warm-up would show. Test on other problems."
+            )
     groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
     valid = [group for group in groups if group.valid]
     if not valid:

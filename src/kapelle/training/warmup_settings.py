@@ -38,6 +38,12 @@ def warmup_key(config: RunConfig) -> str:
         "agents": [
             [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
         ],
+        # Nothing that is tested is shown.
+        **(
+            {"sets": {n: s.model_dump(mode="json") for n, s in config.evaluation.sets.items()}}
+            if config.evaluation.sets
+            else {}
+        ),
         # Models that were cached before there was a choice keep their key.
         **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }

@@ -1,0 +1,192 @@
+"""Which problems a run is tested on, and that it trains on none of them.
+
+Two problems are the same where their words, numbers and signs are: spaces, capitals and the punctuation of sentences do not count.
+Where pictures are shown, these count too, as the same is asked about many. Games have no questions, and are the same for everybody.
+
+A training split that ends is compared with every further test set (`evaluation.sets`) before anything is loaded, and a run whose rows
+are in both is refused. Of a split without end each task is looked at when it is drawn, and another one is drawn in the place of a
+problem that is tested.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from kapelle.environment import Environment, ShowsImages, check_declared, offers, size_of, task_of
+from kapelle.errors import ConfigError, DataError
+from kapelle.runtime.foreign_code import Unfit, asked
+from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.schema import EvaluationConfig, RunConfig
+from kapelle.team import Team
+from kapelle.types import Split, Task
+
+Fits = Callable[[Task], bool]
+
+SIGNS = frozenset("+-*/^%()[]{}!.")
+"""Kept beside letters, numbers and mathematical symbols: other characters are punctuation."""
+KEPT = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Sm"})
+"""Unicode's categories of letters with their marks, of numbers, and of mathematical symbols."""
+LOOKED_AT = 256
+"""Tasks of a training split without end that are drawn to see how many of them are tested."""
+
+
+def same_words(question: str) -> str:
+    """Return a question as it is compared: `What's  2,000 + 3?` as `what s 2000+3`."""
+    raised = (
+        f"^{each}" if unicodedata.decomposition(each).startswith("<super>") else each for each in question
+    )
+    text = unicodedata.normalize("NFKC", "".join(raised)).casefold().replace("\N{MINUS SIGN}", "-")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    # Full stops and exclamation marks that end sentences, and hyphens within words.
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<![\d)])!|(?<=[^\W\d_])-(?=[^\W\d_])", " ", text)
+    kept = "".join(each if each in SIGNS or unicodedata.category(each) in KEPT else " " for each in text)
+    words = re.sub(r"\s*([^\w\s])\s*", _unspaced, " ".join(kept.split()))
+    return words or question.strip()
+
+
+def _unspaced(found: re.Match[str]) -> str:
+    sign = found.group(1)
+    return found.group() if unicodedata.category(sign)[0] == "M" else sign
+
+
+def problem_of(environment: Environment, task: Task) -> str | None:
+    """Return what a task has in common with all that ask the same; None for one without a question."""
+    if not task.question:
+        return None
+    shown = f" {task.data}" if offers(environment, ShowsImages) else ""
+    return f"{same_words(task.question)}{shown}"
+
+
+def choose_tasks(
+    environment: Environment, split: Split, count: int, seed: int = 0, fits: Fits | None = None
+) -> list[Task]:
+    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite.
+
+    Of tasks that `fits` is false for, none is taken.
+    """
+    size = environment.size(split)
+    if size == 0:
+        raise ConfigError(
+            f"`{environment.name}` has no tasks of the split '{split}' to play ({environment.sources[split]}). Give it some: "
+            "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
+        )
+    if size is None:
+        # Generated tasks may repeat; 20 draws for each find those that differ, if there are enough.
+        chosen: dict[str, Task] = {}
+        for index in range(20 * count):
+            task = task_of(environment, split, index)
+            # What is asked about a picture is often the same text.
+            shown = f" {task.data}" if offers(environment, ShowsImages) else ""
+            if fits is None or fits(task):
+                chosen.setdefault(f"{task.question}{shown}" if task.question else task.id, task)
+            if len(chosen) == count:
+                break
+        return list(chosen.values())
+    draw = random.Random(derive_seed(seed, split))
+    if fits is not None:
+        whole = (task_of(environment, split, index) for index in draw.sample(range(size), size))
+        return list(islice(filter(fits, whole), count))
+    return [task_of(environment, split, index) for index in draw.sample(range(size), min(count, size))]
+
+
+def problems_of(
+    environment: Environment, settings: EvaluationConfig, fits: Fits | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield each problem of a test set, with its question: all of a split that ends, else those that a run plays."""
+    size = environment.size("test")
+    played = max(settings.problems, settings.problems_while_training)
+    tasks = (
+        choose_tasks(environment, "test", played, fits=fits)
+        if size is None
+        else (task_of(environment, "test", index) for index in range(size))
+    )
+    for task in tasks:
+        problem = problem_of(environment, task)
+        if problem is not None:
+            yield problem, task.question
+
+
+def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
+    """Return whether a task of training is in none of the further test sets, and `fits`; None where everything may be trained on."""
+    settings = config.evaluation
+    if not settings.sets:
+        return fits
+    known: frozenset[str] | None = None
+
+    def free(task: Task) -> bool:
+        nonlocal known
+        if known is None:  # read when the first task is drawn, and not by whoever draws none
+            known = frozenset(
+                problem
+                for tested in settings.sets.values()
+                for problem, _ in problems_of(tested, settings, fits)
+            )
+        return (fits is None or fits(task)) and problem_of(config.environment, task) not in known
+
+    return free
+
+
+def check_sets(config: RunConfig, team: Team) -> list[str]:
+    """Refuse a further test set that this team cannot play, or that holds what is trained on; return what is left out of training.
+
+    Raises ConfigError where rows of a training split that ends are tested, or all that a generator draws.
+    """
+    if not config.evaluation.sets:
+        return []
+    seconds, environment = config.patience.environment, config.environment
+    for name, tested in config.evaluation.sets.items():
+        where = f"`evaluation.sets.{name}`"
+        try:
+            check_declared(tested, seconds)
+            asked("check", seconds, tested.check, team.names)
+            asked("check", seconds, config.workflow.check, team.agents, tested)
+            size = size_of(tested, "test", seconds)
+        except (Unfit, ConfigError, DataError) as error:
+            raise ConfigError(f"{where} (`{tested.name}`) cannot be played: {error}") from None
+        if size == 0:
+            raise ConfigError(f"{where} has no tasks of the split 'test' ({tested.sources['test']}).")
+    notes = [
+        f"`evaluation.sets.{name}` holds templates out, and `environment` (`{environment.name}`) trains on all of them: set "
+        "`environment.held_out: template` too"
+        for name, tested in config.evaluation.sets.items()
+        if tested.name == environment.name
+        and getattr(tested, "held_out", "") == "template" != getattr(environment, "held_out", "")
+    ]
+    size = size_of(environment, "train", seconds)
+    indices = range(LOOKED_AT) if size is None else range(size)
+    trained = {
+        problem_of(
+            environment, task_of(environment, "train", drawn(config.seed, each) if size is None else each)
+        )
+        for each in indices
+    } - {None}
+    for name, tested in config.evaluation.sets.items():
+        problems = list(problems_of(tested, config.evaluation))
+        known = {problem: question for problem, question in problems if problem in trained}
+        if not known:
+            continue
+        where, source = f"`evaluation.sets.{name}`", f"`{environment.name}`, {environment.sources['train']}"
+        first = f"the first one {next(iter(known.values()))!r:.60}"
+        if size is not None:
+            raise ConfigError(
+                f"{where}: {len(known)} of its {len(problems)} problems are trained on too ({source}), {first}. Take them out of the "
+                "training rows, or test on others."
+            )
+        if trained <= known.keys():
+            raise ConfigError(
+                f"{where} holds all {len(trained)} problems of {LOOKED_AT} tasks that training draws ({source}), {first}. Give the set "
+                "other settings than `environment`, so that something is left to train on."
+            )
+        notes.append(
+            f"{where} holds {len(known)} of {len(trained)} problems that training would draw, {first}; training leaves out what it holds"
+        )
+    return notes
+
+
+def drawn(seed: int, cursor: int, *again: int) -> int:
+    """Return the index of a task that training draws of a split without end; `again` gives others in its place."""
+    return derive_seed(seed, "task", cursor, *again) >> 16
