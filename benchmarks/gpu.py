@@ -448,6 +448,18 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
                     lines.append(f"{f'{model}: {title}':44} {numbers}")
             if "out of memory" in found:
                 lines.append(f"{f'{model}: {work}':44} out of memory")
+    lines += ["", f"{'beside peers':44} {'ours':>10} {'theirs':>10} {'theirs / ours':>19}  (ms)"]
+    for model, works in measured.get("peers", {}).items():
+        for work, found in works.items():
+            mine = measured["models"].get(model, {}).get(work, {})
+            if "seconds" in found and "seconds" in mine:
+                one, other = mine["seconds"], found["seconds"]
+                lines.append(
+                    f"{f'{model}: {work}':44} {1e3 * one:10,.2f} {1e3 * other:10,.2f} {other / one:19.2f}"
+                )
+            else:
+                said = found.get("missing") or found.get("out of memory") or "not measured by us"
+                lines.append(f"{f'{model}: {work}':44} {said}")
     return "\n".join(lines)
 
 

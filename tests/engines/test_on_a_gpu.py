@@ -433,7 +433,7 @@ def test_a_run_on_two_gpus_goes_on_with_one(
 @pytest.mark.parametrize("cases", [FEW, SHARDED], ids=["ddp", "fsdp"])
 def test_two_gpus_learn_what_a_cpu_learns(cases: list[Case]) -> None:
     on_gpus = [(name, {**over, "model": {"device": DEVICE}}) for name, over in cases]
-    one, other = run_ranks(2, learn_all, on_gpus)
+    one, other = run_ranks(2, learn_all, on_gpus, start="spawn")
     assert not isinstance(one, str), one
     assert not isinstance(other, str), other
     for number, case in enumerate(cases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -135,7 +136,9 @@ def train(way: Way, run: Path, ranks: int, kill: Kill | None = None) -> list[int
     for rank in range(ranks):
         given = ("train", *words, "--no-rich")
         log = run.parent / f"{run.name}.{rank}.log"
-        process = preloaded().Process(target=_train, args=(rank, ranks, port, saved, given, log, pids, kill))
+        # Whatever has asked for CUDA devices leaves forks that cannot use them.
+        way_to_start = preloaded() if way.device is None else multiprocessing.get_context("spawn")
+        process = way_to_start.Process(target=_train, args=(rank, ranks, port, saved, given, log, pids, kill))
         process.start()
         started.append(process)
     if kill is not None and kill.death is None:

@@ -9,6 +9,7 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import torch
@@ -38,10 +39,14 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(size: int, program: Program, *given: Any) -> list[Any]:
-    """Run `program` in every rank and return what each returned, or the text of what it raised, as a `Raised`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preloaded"])
+def run_ranks(size: int, program: Program, *given: Any, start: str = "forkserver") -> list[Any]:
+    """Run `program` in every rank and return what each returned, or the text of what it raised, as a `Raised`.
+
+    Ranks on GPUs `start` by "spawn": whatever has asked for CUDA devices leaves forks that cannot use them.
+    """
+    context: Any = multiprocessing.get_context(start)
+    if isinstance(context, ForkServerContext):
+        context.set_forkserver_preload(["tests.support.preloaded"])
     port = free_port()
     started = []
     for rank in range(size):

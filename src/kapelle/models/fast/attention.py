@@ -265,7 +265,9 @@ def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scal
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    shares = {"enable_gqa": q_NHE.shape[1] != k_NJE.shape[1]} if _told_of_shared_heads() else {}
+    shares: dict[str, Any] = (
+        {"enable_gqa": q_NHE.shape[1] != k_NJE.shape[1]} if _told_of_shared_heads() else {}
+    )
     if runs.key_M is not None:
         k_NJE, v_NJE = (_Repeated.apply(x, runs.key_M) for x in (k_NJE, v_NJE))  # type: ignore[no-untyped-call]
     out_NHE = varlen_attn(

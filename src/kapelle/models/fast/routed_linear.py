@@ -9,7 +9,8 @@ crosses from one adapter to another.
 
 Several adapters are one grouped product where there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
 its own products. A GPU is mostly idle while products of few rows are started. A grouped product computes the products of all groups of rows in one kernel, forward,
-backward, and, with both sides flat, the gradient of each group's weight. The factors are stacked; smaller ranks are filled
+backward, and, with both sides flat, the gradient of each group's weight. Where all groups have as many rows, as in steps of decoding, it is a batched
+product: an H100 spent 4.7 of the 9.3 ms of a step of 64 rows and two adapters in 392 grouped products of 12 µs each, which are made for many rows. The factors are stacked; smaller ranks are filled
 up with zeros, which changes no number. Rows without an adapter are a group whose factors are zero, because rows outside all
 groups are not computed.
 
@@ -319,8 +320,20 @@ def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
     return x_NI.shape[1] % step == 0 == features_out % step
 
 
-def _grouped(x_NI: Tensor, weight_GIO: Tensor, ends_G: Tensor) -> Tensor:
+class _Division(NamedTuple):
+    """How the rows of a pass are divided among groups."""
+
+    ends_G: Tensor
+    """The row after each group's last, int32."""
+    each: int
+    """Rows of every group, where all have as many; else 0."""
+
+
+def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
     """Return each group's rows times its own weight, `_NO`."""
+    if division.each:
+        return torch.bmm(x_NI.unflatten(0, (-1, division.each)), weight_GIO).flatten(0, 1)
+    ends_G = division.ends_G
     if triton_has_kernel(x_NI.device, x_NI.dtype):
         from kapelle.models.fast import triton_products
 
@@ -328,8 +341,21 @@ def _grouped(x_NI: Tensor, weight_GIO: Tensor, ends_G: Tensor) -> Tensor:
     return functional.grouped_mm(_aligned(x_NI), weight_GIO, offs=ends_G)
 
 
-def _grouped_outer(left_NI: Tensor, right_NO: Tensor, ends_G: Tensor) -> Tensor:
+def _add_grouped(sum_NO: Tensor, x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> None:
+    """Add each group's rows times its own weight to `sum_NO`."""
+    if division.each:
+        own = (-1, division.each)
+        sum_NO.unflatten(0, own).baddbmm_(x_NI.unflatten(0, own), weight_GIO)
+    else:
+        sum_NO.add_(_grouped(x_NI, weight_GIO, division))
+
+
+def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Tensor:
     """Return the sum of each group's outer products, `_GIO`."""
+    if division.each:
+        own = (-1, division.each)
+        return torch.bmm(left_NI.unflatten(0, own).transpose(1, 2), right_NO.unflatten(0, own))
+    ends_G = division.ends_G
     if triton_has_kernel(left_NI.device, left_NI.dtype):
         from kapelle.models.fast import triton_products
 
@@ -341,7 +367,7 @@ def add_updates(
     groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: KeptStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
-    stack, ends_G = (stacks or KeptStacks()).of(groups, x_NI)
+    stack, division = (stacks or KeptStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
         x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
@@ -349,8 +375,8 @@ def add_updates(
             if group.dropout:
                 rows = slice(group.first, group.last)
                 x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
-    low_Nr = _grouped(x_NI, stack.down_GrI.transpose(1, 2), ends_G)
-    out_NO.add_(_grouped(low_Nr, stack.up_GOr.transpose(1, 2), ends_G))
+    low_Nr = _grouped(x_NI, stack.down_GrI.transpose(1, 2), division)
+    _add_grouped(out_NO, low_Nr, stack.up_GOr.transpose(1, 2), division)
     return low_Nr, mask_NI
 
 
@@ -366,17 +392,18 @@ def backward_updates(
     stacks: KeptStacks | None = None,
 ) -> list[Factored]:
     """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
-    stack, ends_G = (stacks or KeptStacks()).of(groups, x_NI)
-    given_Nr = _grouped(given_NO, stack.up_GOr, ends_G)
-    if dx_NI is not None:
-        through_NI = _grouped(given_Nr, stack.down_GrI, ends_G)
-        dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
+    stack, division = (stacks or KeptStacks()).of(groups, x_NI)
+    given_Nr = _grouped(given_NO, stack.up_GOr, division)
+    if dx_NI is not None and mask_NI is None:
+        _add_grouped(dx_NI, given_Nr, stack.down_GrI, division)
+    elif dx_NI is not None and mask_NI is not None:
+        dx_NI.add_(_through(groups, _grouped(given_Nr, stack.down_GrI, division), mask_NI))
     if not factors:
         return [Factored(None, None) for _ in groups]
     if mask_NI is not None:
         x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = _grouped_outer(given_Nr, x_NI, ends_G).to(groups[0].a_rI.dtype)
-    db_GOr = _grouped_outer(given_NO, low_Nr, ends_G).to(groups[0].b_Or.dtype)
+    da_GrI = _grouped_outer(given_Nr, x_NI, division).to(groups[0].a_rI.dtype)
+    db_GOr = _grouped_outer(given_NO, low_Nr, division).to(groups[0].b_Or.dtype)
     ranks = [len(group.a_rI) for group in groups]
     db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
     return [
@@ -413,8 +440,8 @@ class KeptStacks:
         self._recorded: deque[_Stack] = deque(maxlen=STACKS)
         """Those that a CUDA graph reads, which does not hold them itself."""
 
-    def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, Tensor]:
-        """Return the stack in the type of `x_NI`, and the row after each of its groups' last, `_G`."""
+    def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, _Division]:
+        """Return the stack in the type of `x_NI`, and which rows are whose among its groups."""
         order: list[int | None] = []  # of given groups; None is a group of zeros
         ends = [0]
         for number, group in enumerate(groups):
@@ -426,7 +453,8 @@ class KeptStacks:
         if len(x_NI) > ends[-1]:
             order.append(None)
             ends.append(len(x_NI))
-        return self._stack(groups, order, x_NI.dtype), _ends(tuple(ends[1:]), x_NI.device)
+        each = ends[1] if ends == list(range(0, ends[-1] + 1, ends[1])) else 0
+        return self._stack(groups, order, x_NI.dtype), _Division(_ends(tuple(ends[1:]), x_NI.device), each)
 
     def _stack(
         self, groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype
