@@ -87,7 +87,12 @@ async def test_the_whole_prompt_is_as_stated() -> None:
         (call("calculator", expression=5), "Error: `expression` must be string, not integer."),
         (call("calculator", expression="1", base=2), "Error: There is no argument `base`."),
         (call("calculator", expression="1/0"), "Error: '1/0' divides by zero."),
-        (call("calculator", expression="9**9"), "Error: '9**9' is not an expression"),
+        (call("calculator", expression="9**9x"), "Error: '9**9x' is not an expression"),
+        (
+            call("calculator", expression="9**9**9"),
+            "Error: '9**9**9' has a value of more than 1,233 digits on its way.",
+        ),
+        (call("calculator", expression="sqrt(-9)"), "Error: 'sqrt(-9)' asks for a root of a negative number"),
         (call("fail", kindly=True), "Error: It is closed on Sundays."),
         (call("fail", kindly=False), "Error: RuntimeError: broken"),
         (call("fail", kindly=1), "Error: `kindly` must be boolean, not integer."),
@@ -267,6 +272,15 @@ async def test_it_is_what_the_protocols_ask_for_and_survives_being_written() -> 
     plain = Tools(questions=Arithmetic())
     [episode] = await play(plain, ToolUse(), agents, {"solver": expert(plain)}, TASK)
     assert episode.rewards == {"solver": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("2**10", "1024"), ("2^10", "1024"), ("(2/3)^2", "4/9"), ("sqrt(2)", "1.41421356237")],
+)
+async def test_a_calculator_raises_to_powers(expression: str, result: str) -> None:
+    environment = Tools(questions=Arithmetic(), tools=(Calculator(),))
+    assert results(await one(environment, call("calculator", expression=expression), "132")) == [result]
 
 
 @pytest.mark.data

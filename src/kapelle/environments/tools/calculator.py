@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic by a bounded parser, which never executes code."""
+"""A calculator: arithmetic with powers and roots by a bounded parser, which never executes code; exact wherever fractions are."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
-from kapelle.grading.math.calculation import MAX_CHARACTERS, decimal, parse_expression, work_out
+from kapelle.grading.math.calculation import MAX_CHARACTERS, NoValueError, parse_expression, shown, value_of
 from kapelle.types import Json
 
 _SCHEMA = one_text(
     "calculator",
-    "Works out an expression with + - * / // and brackets, exactly.",
+    "Works out an expression with + - * / // ** sqrt() and brackets, exactly.",
     "expression",
     "such as (2+3)*4",
 )
@@ -28,15 +28,16 @@ class Calculator(ToolSettings):
 
 
 def calculate(arguments: Mapping[str, Json]) -> str:
-    """Return what `expression` is worth, as a decimal where that ends, else as a fraction."""
+    """Return what `expression` is worth, as a decimal where that ends, else as a fraction; a root without one to twelve digits."""
     text = arguments["expression"]
-    expression = parse_expression(text)
+    expression = parse_expression(text, powers=True)
     if expression is None:
         raise ToolFault(
-            f"'{text[:60]}' is not an expression of numbers, + - * / // and brackets of at most {MAX_CHARACTERS} "
+            f"'{text[:60]}' is not an expression of numbers, + - * / // **, sqrt() and brackets of at most {MAX_CHARACTERS} "
             "characters."
         )
-    value = work_out(expression)
-    if value is None:
-        raise ToolFault(f"'{text}' divides by zero.")
-    return decimal(value) or str(value)
+    try:
+        value, exact = value_of(expression)
+    except NoValueError as why:
+        raise ToolFault(f"'{text}' {why}.") from None
+    return shown(value, exact=exact)

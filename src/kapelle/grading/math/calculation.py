@@ -1,7 +1,7 @@
 """Small arithmetic expressions: parsed, evaluated exactly, and written in one normal form.
 
-The parser never executes code, and the length of a text bounds the work: powers are unsupported, so a value
-cannot outgrow its text.
+The parser never executes code, and the length of a text bounds the work: without powers a value cannot outgrow its text, and with them
+its size is known before it is worked out. Values are fractions, exact but for roots that have no fraction.
 """
 
 from __future__ import annotations
@@ -9,12 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal, DecimalException, DivisionByZero, InvalidOperation, Overflow, Underflow
 from fractions import Fraction
 from typing import Literal
 
 MAX_CHARACTERS = 120
+MAX_BITS = 4096
+"""Of the numerator and the denominator of any value on the way: 1,233 digits."""
+MAX_ROOT = 64
+"""The greatest root that is looked for among fractions."""
+DIGITS = 50
+"""To which a value without a fraction is rounded on the way."""
+SHOWN = 12
+"""To which it is shown."""
+LONG = 400
+"""Characters of a fraction that is shown whole."""
 
-Operator = Literal["+", "-", "*", "/", "//"]
+Operator = Literal["+", "-", "*", "/", "//", "**"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +46,49 @@ class Operation:
 
 Expression = Value | Operation
 
-_TOKEN = re.compile(r"\s*(?:(//|[-+*/()])|([0-9]+\.?[0-9]*|\.[0-9]+)(%?))")
+_NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)(%?)"
+_TOKEN = re.compile(rf"\s*(?:(//|[-+*/()])|{_NUMBER})")
+_TOKEN_WITH_POWERS = re.compile(
+    rf"\s*(?:(\*\*|\^|//|[-+*/()√²³]|(?:math\.)?(?:sqrt|cbrt)(?=\s*\())|{_NUMBER})", re.IGNORECASE
+)
+_POWERS: Mapping[str, Sequence[str | Fraction]] = {
+    "^": ["**"],
+    "²": ["**", Fraction(2)],
+    "³": ["**", Fraction(3)],
+    "sqrt": ["√"],
+    "cbrt": ["∛"],
+}
+"""Spellings → tokens."""
+_ROOTS = {"√": 2, "∛": 3}
 _SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "$": None, ",": None})
 _OPERATORS: Mapping[str, Operator] = {"+": "+", "-": "-", "*": "*", "/": "/", "//": "//"}
-_STRENGTH: Mapping[Operator, int] = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2}
+_STRENGTH: Mapping[Operator, int] = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "**": 3}
 
 
-def parse_expression(text: str) -> Expression | None:
+class NoValueError(ValueError):
+    """Why an expression has no value here, as the end of a sentence."""
+
+
+def parse_expression(text: str, *, powers: bool = False) -> Expression | None:
     """Return the expression that a text is, or None for anything else.
 
-    Dollar signs and thousands separators are dropped and `20%` is 0.2.
+    Dollar signs and thousands separators are dropped and `20%` is 0.2. With `powers`, `2**10`, `2^10`, `5²`, `sqrt(2)`, `√2` and
+    `cbrt(27)` are read too: from right to left, and before a sign (`-2^2` is -4).
     """
     if len(text) > MAX_CHARACTERS:
         return None
     text, place = text.translate(_SPELLINGS).strip(), 0
     tokens: list[str | Fraction] = []
     while place < len(text):
-        token = _TOKEN.match(text, place)
+        token = (_TOKEN_WITH_POWERS if powers else _TOKEN).match(text, place)
         if token is None:
             return None
         symbol, number, percent = token.groups()
-        tokens.append(symbol or Fraction(number.rstrip(".")) / (100 if percent else 1))
+        if symbol:
+            name = symbol.lower().removeprefix("math.")
+            tokens += _POWERS.get(name, [name])
+        else:
+            tokens.append(Fraction(number.rstrip(".")) / (100 if percent else 1))
         place = token.end()
     if not tokens:
         return None
@@ -77,15 +110,10 @@ def _operations(tokens: Sequence[str | Fraction], place: int, weakest: int) -> t
 
 
 def _operand(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression, int] | None:
+    """Parse a number, brackets or a root, with its sign and the power that it is raised to."""
     if place >= len(tokens):
         return None
     here = tokens[place]
-    if isinstance(here, Fraction):
-        return Value(here), place + 1
-    if here == "(":
-        inner = _operations(tokens, place + 1, weakest=1)
-        closed = inner is not None and inner[1] < len(tokens) and tokens[inner[1]] == ")"
-        return (inner[0], inner[1] + 1) if inner and closed else None
     if here in {"+", "-"}:
         signed = _operand(tokens, place + 1)
         if signed is None or here == "+":
@@ -97,19 +125,73 @@ def _operand(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression, 
             else Operation("-", Value(Fraction(0)), operand)
         )
         return negative, after
+    parsed = _unsigned(tokens, place)
+    if parsed is None or parsed[1] >= len(tokens) or tokens[parsed[1]] != "**":
+        return parsed
+    exponent = _operand(tokens, parsed[1] + 1)
+    return exponent and (Operation("**", parsed[0], exponent[0]), exponent[1])
+
+
+def _unsigned(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression, int] | None:
+    if place >= len(tokens):
+        return None
+    here = tokens[place]
+    if isinstance(here, Fraction):
+        return Value(here), place + 1
+    if here == "(":
+        inner = _operations(tokens, place + 1, weakest=1)
+        closed = inner is not None and inner[1] < len(tokens) and tokens[inner[1]] == ")"
+        return (inner[0], inner[1] + 1) if inner and closed else None
+    if here in _ROOTS:
+        inner = _unsigned(tokens, place + 1)
+        return inner and (Operation("**", inner[0], Value(Fraction(1, _ROOTS[here]))), inner[1])
     return None
 
 
 def work_out(expression: Expression) -> Fraction | None:
-    """Return the exact value of an expression; None if it divides by zero."""
+    """Return the exact value of an expression; None if it divides by zero, or for a power without an exact value."""
+    try:
+        value, exact = value_of(expression)
+    except NoValueError:
+        return None
+    return value if exact else None
+
+
+def value_of(expression: Expression) -> tuple[Fraction, bool]:
+    """Return the value of an expression and whether it is exact, else to `DIGITS` digits or a few less.
+
+    Raises NoValueError where it divides by zero, is no real number, or is larger or smaller than `MAX_BITS` allow.
+    """
     if isinstance(expression, Value):
-        return expression.number
-    left, right = work_out(expression.left), work_out(expression.right)
-    return None if left is None or right is None else apply(expression.operator, left, right)
+        return expression.number, True
+    (left, one), (right, other) = value_of(expression.left), value_of(expression.right)
+    if expression.operator == "**":
+        value, exact = _power(left, right)
+    else:
+        found = apply(expression.operator, left, right)
+        if found is None:
+            raise NoValueError("divides by zero")
+        value, exact = found, True
+    exact = exact and one and other
+    value = value if exact else _rounded(value)
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise NoValueError(_TOO_LONG)
+    return value, exact
+
+
+_TOO_LONG = f"has a value of more than {int(MAX_BITS * 0.30103):,} digits on its way"
+_CONTEXT = Context(
+    prec=DIGITS,
+    Emax=MAX_BITS // 4,
+    Emin=-MAX_BITS // 4,
+    traps=[InvalidOperation, DivisionByZero, Overflow, Underflow],
+)
 
 
 def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | None:
-    """Return the result of one operation; None for a division by zero."""
+    """Return the result of one operation; None for a division by zero, or a power without an exact value."""
+    if operator == "**":
+        return work_out(Operation(operator, Value(left), Value(right)))
     if operator == "+":
         return left + right
     if operator == "-":
@@ -121,6 +203,69 @@ def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | Non
     return left / right if operator == "/" else Fraction(left // right)
 
 
+def _power(base: Fraction, exponent: Fraction) -> tuple[Fraction, bool]:
+    """Return a power and whether it is exact: where it is a fraction that is not too long. Roots are real ones."""
+    root, times = exponent.denominator, exponent.numerator
+    if base == 0 and times < 0:
+        raise NoValueError("divides by zero")
+    if base in (0, 1) or times == 0:
+        return (Fraction(1) if times == 0 else base), True
+    if base < 0 and root % 2 == 0:
+        raise NoValueError("asks for a root of a negative number, which is not a real one")
+    sign = -1 if base < 0 and times % 2 else 1
+    size = abs(base)
+    whole = _root(size, root) if root <= MAX_ROOT else None
+    if whole == 1:
+        return Fraction(sign), True
+    if whole is not None:
+        bits = max(whole.numerator.bit_length(), whole.denominator.bit_length()) - 1
+        if abs(times) * bits <= MAX_BITS:
+            return sign * whole**times, True
+    try:
+        power = _CONTEXT.power(_decimal(size), _decimal(exponent))
+    except DecimalException:
+        raise NoValueError(_TOO_LONG) from None
+    return sign * Fraction(power), False
+
+
+def _root(number: Fraction, degree: int) -> Fraction | None:
+    """Return the root of a positive fraction that is one itself; None where it is none."""
+    above, below = _whole_root(number.numerator, degree), _whole_root(number.denominator, degree)
+    return Fraction(above, below) if above and below else None
+
+
+def _whole_root(number: int, degree: int) -> int | None:
+    """Return the whole root of a positive whole number, by halving; None where there is none."""
+    low, high = 1, 1 << -(-number.bit_length() // degree)
+    while low <= high:
+        middle = (low + high) // 2
+        power = middle**degree
+        if power == number:
+            return middle
+        low, high = (middle + 1, high) if power < number else (low, middle - 1)
+    return None
+
+
+def _decimal(number: Fraction) -> Decimal:
+    return _CONTEXT.divide(Decimal(number.numerator), Decimal(number.denominator))
+
+
+def _rounded(number: Fraction) -> Fraction:
+    try:
+        return Fraction(_decimal(number))
+    except DecimalException:
+        raise NoValueError(_TOO_LONG) from None
+
+
+def shown(value: Fraction, *, exact: bool) -> str:
+    """Return a value as a decimal where that ends, else as a fraction; one that is not exact, or very long, to `SHOWN` digits."""
+    text = (decimal(value) or str(value)) if exact else ""
+    if text and (len(text) <= LONG or value.denominator == 1):
+        return text
+    short = Context(prec=SHOWN).divide(Decimal(value.numerator), Decimal(value.denominator)).normalize()
+    return f"{short:f}" if abs(short.adjusted()) <= SHOWN else str(short)
+
+
 def write(expression: Expression) -> str | None:
     """Return an expression in its normal form; None if a number lacks a finite decimal form."""
     if isinstance(expression, Value):
@@ -130,13 +275,17 @@ def write(expression: Expression) -> str | None:
         return None
     strength = _STRENGTH[expression.operator]
     # An operation on the right of an equal one would be read the other way round without its brackets.
+    if expression.operator == "**":  # which is read from the right, and before a sign
+        left = f"({left})" if left.startswith("-") or _strength(expression.left) <= strength else left
+        right = f"({right})" if _strength(expression.right) < strength else right
+        return f"{left}**{right}"
     left = f"({left})" if _strength(expression.left) < strength else left
     right = f"({right})" if _strength(expression.right) <= strength else right
     return f"{left}{expression.operator}{right}"
 
 
 def _strength(expression: Expression) -> int:
-    return 3 if isinstance(expression, Value) else _STRENGTH[expression.operator]
+    return 4 if isinstance(expression, Value) else _STRENGTH[expression.operator]
 
 
 def decimal(number: Fraction) -> str | None:
