@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -31,10 +32,13 @@ BIG = {
 }
 
 
+@pytest.mark.parametrize("wording", ["short", "columns"])
 @pytest.mark.parametrize("parameters", [HALF, BIG, {**HALF, "colors": 1}])
-def test_it_makes_the_careful_players_moves_from_what_a_model_reads(parameters: dict[str, int]) -> None:
+def test_it_makes_the_careful_players_moves_from_what_a_model_reads(
+    parameters: dict[str, int], wording: Literal["short", "columns"]
+) -> None:
     environment = OpenSpiel(
-        game="hanabi", parameters=parameters, wording="short", demonstrator=Demonstrator(slips=0.0)
+        game="hanabi", parameters=parameters, wording=wording, demonstrator=Demonstrator(slips=0.0)
     )
     rules, task, played = environment.conduct, environment.task("train", 0), 0
     for seed in range(12):

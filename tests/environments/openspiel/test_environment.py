@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,9 @@ pytest.importorskip("pyspiel")
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, show
 from kapelle.environments.openspiel.games import walk
+from kapelle.environments.openspiel.hanabi import Table, read_short, read_table
 from kapelle.environments.openspiel.text import read_listed
-from kapelle.errors import EpisodeError
+from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message
 
 
@@ -75,6 +76,82 @@ def test_what_only_another_player_knows_changes_nothing_that_a_player_sees(
     first, second = state_after(environment, one), state_after(environment, other)
     assert show(first, outsider, rules) == show(second, outsider, rules)
     assert show(first, insider, rules) != show(second, insider, rules), "the secret is one"
+
+
+class TestColumns:
+    """Hanabi in one line in which every fact stands at a place of its own."""
+
+    HALF: Final = {"players": 2, "colors": 2, "ranks": 3, "hand_size": 2, "max_life_tokens": 3}
+    LEVELS: Final = [
+        {"tasks": 1, "parameters": {"ranks": 2, "max_life_tokens": 12}},
+        {"tasks": 1, "parameters": {"colors": 1}},
+    ]
+
+    @staticmethod
+    def views(environment: OpenSpiel, played: int) -> Iterator[tuple[Table, str]]:
+        """Yield what OpenSpiel says to whoever is to move, taken apart, and what a player reads of it."""
+        for seed in range(6):
+            agents = [f"p{k}" for k in range(environment.players)]
+            world, draw = (
+                environment.start(environment.task_after(played, seed), agents, seed),
+                random.Random(seed),
+            )
+            while world.movers():
+                seat = world.state.current_player()
+                yield read_table(world.state.observation_string(seat)), world.observe(agents[seat])
+                asyncio.run(world.step({agents[seat]: draw.choice(read_listed(world.observe(agents[seat])))}))
+
+    @pytest.mark.parametrize("parameters", [HALF, {"players": 3, "hand_size": 4}, {"players": 5}])
+    def test_they_say_all_that_openspiel_says(self, parameters: Mapping[str, int]) -> None:
+        environment = game("hanabi", parameters=parameters, wording="columns")
+        count = 0
+        for told, read in self.views(environment, 0):
+            seen = read_short(read)
+            assert (int(seen.lives), int(seen.hints), int(seen.deck)) == (
+                int(told.lives),
+                int(told.hints),
+                int(told.deck),
+            )
+            assert seen.stacks == told.stacks
+            discarded = zip(seen.discards[::2], seen.discards[1::2], strict=True)
+            assert sorted(map("".join, discarded)) == sorted(told.discards.split())
+            for player in range(len(told.hands)):
+                assert [(card.face, card.colors, card.ranks) for card in seen.cards(player)] == [
+                    (card.face, card.colors, card.ranks) for card in told.cards(player)
+                ]
+            count += 1
+        assert count > 40
+
+    def test_a_place_means_the_same_in_all_levels(self) -> None:
+        environment = game("hanabi", parameters=self.HALF, curriculum=self.LEVELS, wording="columns")
+        signs = {
+            "".join(sign if sign in " /,;=LIDFX" else "?" for sign in read.partition(" <")[0])
+            for played in range(3)
+            for _, read in self.views(environment, played)
+        }
+        assert signs == {"?/? L?? I? D?? F???? X?????? ?????,?????;??=?????,??=?????"}
+
+    def test_a_game_in_columns_by_hand(self) -> None:
+        environment = game("hanabi", parameters=self.HALF, curriculum=self.LEVELS, wording="columns")
+        easier = environment.start(environment.task_after(0, 0), ["a", "b"], 1)
+        assert read_listed(easier.observe("a")) == ["P0", "P1", "1R", "11", "12"]
+        assert easier.observe("a").startswith("1/2 L12 I8 D04 FR0Y0 X000000 RY12.,RY12.;R1=RY12.,R2=RY12. <")
+        asyncio.run(easier.step({"a": "11"}))
+        assert easier.observe("b").startswith("2/2 L12 I7 D04 FR0Y0 X000000 RY1..,RY.2.;")
+        one_color = environment.start(environment.task_after(1, 0), ["a", "b"], 1)
+        assert " FR0Y- X000000 R.123,R.123;" in one_color.observe("a")
+
+    @pytest.mark.parametrize("secret", [each for each in SECRETS if each[0].startswith("hanabi")])
+    def test_the_own_hand_changes_nothing_in_them(self, secret: Any) -> None:
+        name, parameters, one, other, outsider, insider = secret
+        environment = game(name, parameters=parameters, wording="columns")
+        first, second = state_after(environment, one), state_after(environment, other)
+        assert show(first, outsider, environment.conduct) == show(second, outsider, environment.conduct)
+        assert show(first, insider, environment.conduct) != show(second, insider, environment.conduct)
+
+    def test_other_games_have_none(self) -> None:
+        with pytest.raises(ConfigError, match="is for Hanabi, and this is kuhn_poker"):
+            game(wording="columns").check(["a", "b"])
 
 
 @pytest.mark.parametrize("seed", range(5))

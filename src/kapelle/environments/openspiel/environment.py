@@ -26,6 +26,7 @@ from kapelle.environments.openspiel.games import (
 from kapelle.environments.openspiel.hanabi import advise, read_short
 from kapelle.environments.openspiel.measures import tally_of
 from kapelle.environments.openspiel.text import (
+    GameText,
     View,
     Wording,
     listed,
@@ -66,7 +67,8 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
     curriculum: tuple[Level, ...] = ()
     """What is played before the game itself, in order; the test split is always the game itself."""
     wording: Wording = "full"
-    """`full`: sentences; `short`: one line of few bytes, for tiny models."""
+    """`full`: sentences; `short`: one line of few bytes, for tiny models; `columns`: Hanabi in one line in which every fact
+    stands at a place of its own, the same in all levels of a curriculum, which tiny models learn to read much sooner."""
     view: View | None = None
     """`information` (all that the player saw so far) or `observation` (what it sees now); null takes the
     first where the game hides anything and has it."""
@@ -90,7 +92,7 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
     opponents: Mapping[int, Opponent] = Field(default={})
     """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
     demonstrator: Demonstrator | None = None
-    """Who shows a warm-up its moves, in Hanabi in few bytes; null shows the form of a move and not its sense."""
+    """Who shows a warm-up its moves, in Hanabi in one line; null shows the form of a move and not its sense."""
 
     @property
     def loaded(self) -> Any:
@@ -112,10 +114,15 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
         open_game = kind.information == types.Information.PERFECT_INFORMATION
         seen_now = open_game and kind.provides_observation_string
         unset = "full" if self.wording == "full" else "none"
+        view = self.view or (
+            "information" if kind.provides_information_state_string and not seen_now else "observation"
+        )
+        # Columns have room for the game itself and for all of its levels, so that a place means the same in each of them.
+        games = [self.loaded, *self._levels()] if self.wording == "columns" else [game]
         return Rules(
             self.wording,
-            self.view
-            or ("information" if kind.provides_information_state_string and not seen_now else "observation"),
+            view,
+            words_of(games, self.wording, view),
             self.list_moves,
             forfeit,
             penalty,
@@ -185,11 +192,15 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
             raise ConfigError(f"{self.game} has no information states. Set `environment.view: observation`.")
         if self.view == "observation" and not kind.provides_observation_string:
             raise ConfigError(f"{self.game} has no observations. Set `environment.view: information`.")
+        if self.wording == "columns" and kind.short_name != "hanabi":
+            raise ConfigError(
+                f"`environment.wording: columns` is for Hanabi, and this is {self.game}. Set it to short."
+            )
         if self.demonstrator is not None:
             self.demonstrator.check(game)
-            if self.wording != "short" or self.conduct.view != "observation" or not self.list_moves:
+            if self.wording == "full" or self.conduct.view != "observation" or not self.list_moves:
                 raise ConfigError(
-                    "`environment.demonstrator` reads what a player sees in few bytes. Set `environment.wording: short`, "
+                    "`environment.demonstrator` reads what a player sees in one line. Set `environment.wording: short` or `columns`, "
                     "`environment.view: observation` and `environment.list_moves: true`."
                 )
         for seat, opponent in self.opponents.items():
@@ -318,6 +329,8 @@ class Rules:
 
     wording: Wording
     view: View
+    words: GameText
+    """The views and moves of that wording."""
     list_moves: bool
     forfeit: bool
     """Whether an invalid move ends the game; a random legal one is made otherwise."""
@@ -332,15 +345,14 @@ class Rules:
 def show(state: Any, seat: int, rules: Rules) -> str:
     """Return what the player in a seat may see of a state, and its legal moves when it is to move."""
     game = state.get_game()
-    words = words_of(game, rules.wording, rules.view)
     raw = (
         state.information_state_string(seat)
         if rules.view == "information"
         else state.observation_string(seat)
     )
-    view = words.view(raw)
+    view = rules.words.view(raw)
     moves = listed(legal_moves(state, seat, rules)) if rules.list_moves and _to_move(state, seat) else ""
-    if rules.wording == "short":
+    if rules.wording != "full":
         line = " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
         return "\n".join(part for part in (rules.head, line) if part)
     title = f"You are player {seat + 1} of {game.num_players()} in {game.get_type().long_name}."
@@ -349,8 +361,7 @@ def show(state: Any, seat: int, rules: Rules) -> str:
 
 def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
     """Return the legal moves of a seat in the words of these rules, in OpenSpiel's order of actions."""
-    words = words_of(state.get_game(), rules.wording, rules.view)
-    return [words.move(state.action_to_string(seat, action)) for action in state.legal_actions(seat)]
+    return [rules.words.move(state.action_to_string(seat, action)) for action in state.legal_actions(seat)]
 
 
 def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:

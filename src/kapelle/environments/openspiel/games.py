@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kapelle.environments.openspiel.hanabi import choose
+from kapelle.environments.openspiel.hanabi import choose, sizes_of
 from kapelle.environments.openspiel.text import match, plain_move
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.settings.base import Settings
@@ -266,8 +267,7 @@ def rules_of(game: Any) -> tuple[str, str]:
                 else f"{2 * ranks} cards numbered from 0, of which 0 and 1, 2 and 3 and so on have the same rank"
             )
         case "hanabi":
-            usual = {"colors": 5, "ranks": 5, "max_information_tokens": 8, "max_life_tokens": 3}
-            has = {**usual, "hand_size": 5 if players < 4 else 4, **has}
+            has = {**has, **asdict(sizes_of([game]))}
             has["s"] = "s" * (has["colors"] != 1)
         case "tiny_hanabi":
             cards, moves = int(has["num_chance"]), int(has["num_actions"])

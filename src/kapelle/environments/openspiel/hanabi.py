@@ -14,6 +14,29 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a game of Hanabi is; of several games, the largest of each."""
+
+    colors: int
+    ranks: int
+    hand_size: int
+    max_information_tokens: int
+    max_life_tokens: int
+
+
+def sizes_of(games: Sequence[Any]) -> Sizes:
+    """Return the sizes that all of these games of OpenSpiel fit into."""
+    found = []
+    for game in games:
+        has = dict(game.get_parameters())
+        colors, ranks = int(has.get("colors", 5)), int(has.get("ranks", 5))
+        hand = int(has.get("hand_size", 5 if game.num_players() < 4 else 4))
+        hints, lives = int(has.get("max_information_tokens", 8)), int(has.get("max_life_tokens", 3))
+        found.append((colors, ranks, hand, hints, lives))
+    return Sizes(*(max(each) for each in zip(*found, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A card in somebody's hand."""
 
@@ -90,12 +113,12 @@ def read_table(raw: str) -> Table:
     )
 
 
-_SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z]\d)+) X(\S*) (\S+)")
-"""The line of a view in few bytes, `text.short`."""
+_SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")
+"""The line of a view in few bytes or in columns, see `text`."""
 
 
 def read_short(seen: str) -> Table:
-    """Return what a player sees, from the view in few bytes that a model reads; ValueError where there is none in it.
+    """Return what a player sees, from a view in one line that a model reads; ValueError where there is none in it.
 
     What was told is not in it, only what each card may be.
     """
@@ -103,6 +126,11 @@ def read_short(seen: str) -> Table:
     if found is None:
         raise ValueError(f"no view of Hanabi: {seen[:80]!r}")
     lives, hints, deck, fireworks, discards, hands = found.groups()
+    stacks = [fireworks[at : at + 2] for at in range(0, len(fireworks), 2)]
+    if discards.isdigit():  # `text.hanabi_columns`: how many of each card, colours in turn
+        ranks = len(discards) // len(stacks)
+        counted = enumerate(map(int, discards))
+        discards = "".join(f"{stacks[at // ranks][0]}{at % ranks + 1}" * count for at, count in counted)
 
     def card(written: str) -> str:
         face, _, may = written.rpartition("=")
@@ -111,8 +139,8 @@ def read_short(seen: str) -> Table:
     return Table(
         lives,
         hints,
-        " ".join(fireworks[at : at + 2] for at in range(0, len(fireworks), 2)),
-        tuple(tuple(card(each) for each in hand.split(",")) for hand in hands.split(";")),
+        " ".join(stack for stack in stacks if stack[1] != "-"),
+        tuple(tuple(card(each) for each in hand.split(",") if each.strip(".=")) for hand in hands.split(";")),
         deck,
         discards,
     )

@@ -1,7 +1,7 @@
-"""The texts that players of OpenSpiel's games read and write: views and moves, in two wordings.
+"""The texts that players of OpenSpiel's games read and write: views and moves, in three wordings.
 
-`full` is a few plain lines for a language model; `short` is one line of as few bytes as the game allows.
-Both show exactly OpenSpiel's information state or observation string of that player.
+`full` is a few plain lines for a language model; `short` is one line of as few bytes as the game allows; `columns`, which Hanabi has, is one
+line in which every fact stands at a place of its own. All show exactly OpenSpiel's information state or observation string of that player.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kapelle.environments.base import without_tags
-from kapelle.environments.openspiel.hanabi import read_table
+from kapelle.environments.openspiel.hanabi import Card, read_card, read_table, sizes_of
 
-Wording = Literal["full", "short"]
+Wording = Literal["full", "short", "columns"]
 View = Literal["information", "observation"]
 
 Show = Callable[[str], str]
@@ -114,6 +114,44 @@ def _hanabi_short(raw: str) -> str:
     return f"L{seen.lives} I{seen.hints} D{seen.deck} F{fireworks} X{discards} {hands}"
 
 
+_COLORS = "RYGWB"
+"""OpenSpiel's colours of Hanabi, in its order."""
+
+
+def hanabi_columns(games: Sequence[Any]) -> Show:
+    """Return the wording of Hanabi in which every fact stands at the place that it has in the largest of these games.
+
+    `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123`: lives, hints, deck, fireworks, how many of each card were discarded
+    (colours in turn), and hands, the own one first. A dot is a colour or rank that a card cannot have, or a card that is none.
+    """
+    sizes = sizes_of(games)
+    colors = _COLORS[: sizes.colors]
+    ranks = "".join(str(rank + 1) for rank in range(sizes.ranks))
+    digits = {
+        name: len(str(most))
+        for name, most in (("L", sizes.max_life_tokens), ("I", sizes.max_information_tokens))
+    }
+
+    def may(card: Card | None) -> str:
+        possible = "" if card is None else card.colors + card.ranks
+        return "".join(sign if sign in possible else "." for sign in colors + ranks)
+
+    def view(raw: str) -> str:
+        seen = read_table(raw)
+        stacks, gone, hands = seen.stacks, seen.discards.split(), []
+        for player, written in enumerate(seen.hands):
+            cards = [read_card(each) for each in written]
+            known = [may(card) if player == 0 else f"{card.face}={may(card)}" for card in cards]
+            none = may(None) if player == 0 else f"..={may(None)}"
+            hands.append(",".join([*known, *[none] * (sizes.hand_size - len(cards))]))
+        fireworks = "".join(f"{color}{stacks.get(color, '-')}" for color in colors)
+        discards = "".join(str(gone.count(color + rank)) for color in colors for rank in ranks)
+        counts = f"L{seen.lives:0>{digits['L']}} I{seen.hints:0>{digits['I']}} D{seen.deck:0>2}"
+        return f"{counts} F{fireworks} X{discards} {';'.join(hands)}"
+
+    return view
+
+
 def _hanabi_move(raw: str) -> str:
     """Return `P0` play, `D1` discard, `1R` tell the next player of colour R, `23` the second next of rank 3."""
     words = plain_move(raw).split()
@@ -159,9 +197,11 @@ _SHORT: Mapping[tuple[str, View], GameText] = {
 }
 
 
-def words_of(game: Any, wording: Wording, view: View) -> GameText:
-    """Return the wording of a game; the default shows it as OpenSpiel does."""
-    key = (game.get_type().short_name, view)
+def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
+    """Return the wording of a game and of its levels, whose kind is the same; the default shows it as OpenSpiel does."""
+    key = (games[0].get_type().short_name, view)
+    if wording == "columns":
+        return GameText(hanabi_columns(games), _hanabi_move)
     if wording == "short":
         return _SHORT.get(key, GameText(one_line))
     return _FULL.get(key, GameText())
