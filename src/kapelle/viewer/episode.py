@@ -23,6 +23,7 @@ from kapelle.viewer.lines import (
     whole,
 )
 from kapelle.viewer.pages import shown
+from kapelle.viewer.pictures import pictures_of
 
 FORMS = (1,)
 """Versions of traces that are read; see docs/log.md."""
@@ -58,7 +59,7 @@ class ShownTurn:
     logprobs: Sequence[float | None]
     finish: str
     text: str
-    heard: Sequence[Mapping[str, str]]
+    heard: Sequence[Mapping[str, Any]]
     reward: float | None
     score: float | None
     parent: int | None
@@ -139,10 +140,10 @@ def step_episodes(run: Path, split: str, step: int) -> list[ShownEpisode]:
 def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
     """Return the episode of a row."""
     task = mapping(row.get("task"))
-    turns = [_turn(each, k) for k, each in enumerate(listing(row.get("turns"))) if isinstance(each, Mapping)]
-    branches = [
-        _turn(each, k) for k, each in enumerate(listing(row.get("branches"))) if isinstance(each, Mapping)
-    ]
+    turns, branches = (
+        [_turn(each, k, row) for k, each in enumerate(listing(row.get(kind))) if isinstance(each, Mapping)]
+        for kind in ("turns", "branches")
+    )
     rewards = {str(agent): number(paid) or 0.0 for agent, paid in mapping(row.get("rewards")).items()}
     for turn in turns:
         if turn.reward:
@@ -166,14 +167,14 @@ def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
     )
 
 
-def _turn(row: Mapping[str, Any], place: int) -> ShownTurn:
+def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> ShownTurn:
     index, seen = whole(row.get("index")), whole(row.get("seen"))
     heard = [
         {
             "role": text(each.get("role")),
             "content": text(each.get("content")),
             "speaker": text(each.get("speaker")),
-            "images": ", ".join(text(name) for name in listing(each.get("images"))),
+            "pictures": pictures_of(each, episode),
         }
         for each in listing(row.get("heard"))
         if isinstance(each, Mapping)

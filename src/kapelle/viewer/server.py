@@ -41,6 +41,7 @@ from kapelle.viewer.league import drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
 from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, labels, run_of, shown
+from kapelle.viewer.pictures import read_picture
 from kapelle.viewer.presenting import (
     agents_of,
     alike,
@@ -439,6 +440,16 @@ class Browsing:
             raise HTTPException(404, "There is no such turn in this episode.")
         return PlainTextResponse(shown(text))
 
+    def picture(self, request: Request) -> Response:
+        """Return a picture that an agent saw, as the type that it is."""
+        run = run_of(self._library, request.path_params["key"])
+        found = read_picture(run.path, request.path_params["file"])
+        if found is None:
+            raise HTTPException(
+                404, "This run has no such picture, or it is damaged or too large to be shown."
+            )
+        return Response(found.data, media_type=found.media)
+
     def _drawn(
         self, run: ViewedRun, split: str, step: int, episode: ShownEpisode, reader: str
     ) -> dict[str, Any]:
@@ -494,6 +505,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/episodes": episodes.table,
         at: episodes.episode,
         f"{at}/{{turn:int}}": episodes.whole,
+        "/run/{key}/image/{file}": episodes.picture,
         "/run/{key}/league": episodes.league,
         "/run/{key}/league.json": episodes.league_curves,
         "/run/{key}/together": episodes.together,
