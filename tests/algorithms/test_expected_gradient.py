@@ -59,6 +59,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"level": "turn"}}),
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"aggregation": "sequence_sum"}}),
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "cispo"}}),
+    ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "sapo", "sequence_mask": 0.1}}),
     ("rloo", {"group_size": 2}),
     ("remax", {"group_size": 1}),
     ("reinforce_plus_plus", {}),

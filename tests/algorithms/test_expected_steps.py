@@ -101,6 +101,32 @@ def test_every_epoch_is_a_step_up_the_surrogate(loss: dict[str, float], cap: flo
     assert not close(once, expected - start, 0.05), "four steps are not one of four times the size"
 
 
+@pytest.mark.parametrize(
+    "loss", [{"kind": "sapo", "tau_positive": 3.0}, {**OPEN, "sequence_mask": 0.4}], ids=str
+)
+def test_every_epoch_is_a_step_up_the_gated_or_masked_objective(loss: dict[str, Any]) -> None:
+    tables = Tables(BANDIT, seed=0)
+    start, rate = tables.logits["a"].detach(), 0.4
+    run = Run(built("remax", epochs=4, loss=loss), tables, rate=rate)
+
+    def objective(logits: Tensor) -> Tensor:
+        log_ratio = word_log_probs(tables, logits) - SAMPLED.log()
+        if "kind" in loss:
+            tau = torch.tensor([1.05, 1.05, 3.0], dtype=torch.float64)
+            return (SAMPLED * 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1)) * BETTER).sum()
+        kept = (BETTER >= 0) | (log_ratio.detach() >= -0.4)
+        seen.append(bool(kept.all()))
+        return (SAMPLED * log_ratio.exp() * BETTER * kept).sum()
+
+    seen: list[bool] = []
+    expected = start
+    for _ in range(4):
+        expected = ascended(expected, objective, rate)
+    run.step(BANDIT.population(1))
+    assert close(run.weights("a") - start, expected - start)
+    assert "kind" in loss or set(seen) == {True, False}, "the second word is left out from some epoch on"
+
+
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 @pytest.mark.parametrize("every", [0, 1, 2])
 def test_references_are_the_policy_as_it_was_after_every_so_many_steps(every: int, estimator: str) -> None:

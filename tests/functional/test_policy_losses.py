@@ -100,6 +100,42 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, grad: fl
     assert gradient(lambda x: dual(x).loss, math.log(ratio)) == pytest.approx([grad], abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "grad", "taken"),
+    [
+        # τ = 2: at ρ = 1 the gate is half open, −(4/2)·½·A, and the gradient that of REINFORCE.
+        (1.0, 3.0, -3.0, -3.0, 0.0),
+        # σ(ln 3) = ¾ at ρ = 1 + ln(3)/2: −2·¾·3, and 4·¾·¼ = ¾ of the gradient −ρA is left.
+        (1 + math.log(3) / 2, 3.0, -4.5, -0.75 * 3 * (1 + math.log(3) / 2), 0.25),
+        # A ≤ 0 has τ = 4: σ(−ln 3) = ¼ at ρ = 1 − ln(3)/4.
+        (1 - math.log(3) / 4, -2.0, 0.5, 0.75 * 2 * (1 - math.log(3) / 4), 0.25),
+        (1.0, 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_soft_gate_by_hand(
+    ratio: float, advantage: float, loss: float, grad: float, taken: float
+) -> None:
+    def gated(log_ratio: Tensor) -> SurrogateTerms:
+        return policy_losses.soft_gated_surrogate(
+            log_ratio, tensor(advantage), tau_positive=2.0, tau_negative=4.0
+        )
+
+    result = gated(tensor(math.log(ratio)))
+    assert result.loss.item() == pytest.approx(loss, abs=1e-12)
+    assert result.clipped.item() == pytest.approx(taken, abs=1e-12)
+    assert gradient(lambda x: gated(x).loss, math.log(ratio)) == pytest.approx([grad], abs=1e-12)
+
+
+def test_a_completion_has_strayed_by_its_mean_and_is_left_out_where_it_was_bad() -> None:
+    # Mean log-ratios: (−0.1 − 0.2 − 0.6)/3 = −0.3, though one token has moved by 0.6, and +0.4.
+    known = (BEHAVIOUR_K, LOGP_K, tensor(-1.0, 2.0, -1.0, -1.0), MASK_K, SEGMENT_K, 2)
+    assert policy_losses.strayed_and_bad(*known, threshold=0.31).tolist() == [False] * 4
+    assert policy_losses.strayed_and_bad(*known, threshold=0.29).tolist() == [True, False, True, False]
+    # A masked token has no say: without the third the mean is −0.15.
+    masked = (*known[:3], tensor(1.0, 1.0, 0.0, 1.0), *known[4:])
+    assert policy_losses.strayed_and_bad(*masked, threshold=0.29).tolist() == [False] * 4
+
+
 @pytest.mark.parametrize("difference", [25.0, 1e4, math.inf])
 def test_log_ratios_stop_at_twenty_nats(difference: float) -> None:
     logp, behaviour = tensor(0.0, -difference), tensor(-difference, 0.0)

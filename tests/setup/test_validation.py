@@ -46,6 +46,7 @@ def checked(**sections: Any) -> RunConfig:
         ({"algorithm": {"name": "ppo"}}, "Set `algorithm.name: ippo`"),
         ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
         ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "`joint: cross` goes with `tree: true`"),
+        ({"algorithm": {"name": "grpo", "loss": {"kind": "sapo", "clip_high": 0.28}}}, "reads no `clip_high`: remove it"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
         ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all of them the same"),
     ],

@@ -3,7 +3,8 @@
 Group relative policy optimisation (2402.03300), A = (R − mean_g) / (std_g + ε). Options give its relatives:
 
 - `scale: none` is Dr.GRPO's advantage (2503.20783); with `loss.aggregation: sequence_sum` its whole loss.
-- `loss.level: sequence` is GSPO (2507.18071); `loss.kind: cispo` is CISPO (2506.13585).
+- `loss.level: sequence` is GSPO (2507.18071); `loss.kind: cispo` is CISPO (2506.13585),
+  `loss.kind: sapo` SAPO (2511.20347).
 - `loss.clip_high` above `clip_low`, `redraw` and `penalties.overlong_buffer` are DAPO (2503.14476).
 
 With `compare: agent` an agent's return, after team-reward sharing, is compared with the same agent's in the group;

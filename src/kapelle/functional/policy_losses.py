@@ -22,7 +22,7 @@ MAX_LOG_RATIO = 20.0
 class SurrogateTerms(NamedTuple):
     """A loss to minimise and, of the same shape, where clipping has cut its gradient (1.0) or not (0.0).
 
-    The masked mean of `clipped` is the clip share.
+    The masked mean of `clipped` is the clip share. A soft gate takes a part of the gradient, between 0 and 1.
     """
 
     loss: Tensor
@@ -103,6 +103,41 @@ def cispo(
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -weight * as_float(advantage).detach() * as_float(logp)
     return SurrogateTerms(loss, (weight != ratio).to(loss.dtype))
+
+
+def soft_gated_surrogate(
+    log_ratio: Tensor, advantage: Tensor, *, tau_positive: float, tau_negative: float
+) -> SurrogateTerms:
+    """SAPO: −(4/τ)·σ(τ·(ρ − 1))·A with τ = `tau_positive` where A > 0 and `tau_negative` elsewhere, elementwise.
+
+    arXiv 2511.20347. Its gradient by log π is −4σ(1 − σ)·ρ·A: that of −ρA at ρ = 1, and it fades smoothly on both
+    sides, the faster the greater τ is. `clipped` is the part of it that the gate takes away, 1 − 4σ(1 − σ).
+    """
+    advantage = as_float(advantage).detach()
+    tau = torch.where(advantage > 0, tau_positive, tau_negative)
+    open_share = torch.sigmoid(tau * (torch.exp(log_ratio) - 1.0))
+    taken = 1.0 - 4.0 * (open_share * (1.0 - open_share)).detach()
+    return SurrogateTerms(-4.0 / tau * open_share * advantage, taken)
+
+
+def strayed_and_bad(
+    logp_K: Tensor,
+    logp_behaviour_K: Tensor,
+    advantage_K: Tensor,
+    mask_K: Tensor,
+    segment_K: Tensor,
+    segments: int,
+    *,
+    threshold: float,
+) -> Tensor:
+    """Where off-policy sequence masking leaves a token out → bool [K] (DeepSeek-V3.2, arXiv 2512.02556).
+
+    These are the tokens with A < 0 of completions to which the policy now gives, on the mean over their tokens, a
+    log-prob more than `threshold` nats below the sampler's.
+    """
+    with torch.no_grad():
+        strayed_S = sequence_log_ratio(logp_K, logp_behaviour_K, mask_K, segment_K, segments) < -threshold
+        return strayed_S[segment_K] & (advantage_K < 0)
 
 
 def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:

@@ -134,6 +134,60 @@ class TestOptions:
         assert found.total.item() == pytest.approx(-1.2 - 0.5 - 1.0 + 2.2 + 3.0)
         assert gradient[4].item() == 0.0
 
+    def test_a_soft_gate_takes_the_place_of_the_clip(self) -> None:
+        found, gradient = loss(kind="sapo", tau_positive=2.0, tau_negative=4.0)
+        open_share = [1 / (1 + math.exp(-t * (r - 1))) for t, r in zip([2, 2, 2, 4, 4], RATIOS, strict=True)]
+        each = zip([2, 2, 2, 4, 4], open_share, ADVANTAGES, strict=True)
+        assert found.total.item() == pytest.approx(sum(-4 / t * s * a for t, s, a in each), abs=1e-5)
+        terms = zip(open_share, RATIOS, ADVANTAGES, strict=True)
+        assert gradient.tolist() == pytest.approx([-4 * s * (1 - s) * r * a for s, r, a in terms], abs=1e-5)
+        total, weight = found.metrics["clip_share"]
+        assert float(total / weight) == pytest.approx(
+            sum(1 - 4 * s * (1 - s) for s in open_share) / 5, abs=1e-5
+        )
+
+    def test_a_bad_completion_that_the_policy_has_left_is_masked_whole(self) -> None:
+        # Turn 1 has A < 0; its mean log-ratio is (ln ½ + ln 0.8)/2 = −0.458, that of turn 0 with A > 0 is lower still.
+        settings = {"sequence_mask": 0.45, "kl_coefficient": 0.1, "kl_estimator": "k2"}
+        ratios = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.8])
+        logp = (ratios.log() - 1.0).requires_grad_()
+        columns = {
+            "behaviour": torch.full((5,), -1.0),
+            "advantage": torch.tensor(ADVANTAGES),
+            "reference": logp.detach() + 1.0,
+        }
+        targets = Targets(torch.tensor(SEGMENTS), 2, torch.ones(5), columns)
+        found = SurrogateConfig.model_validate(settings).build()(Outputs(logp), targets)
+        # It keeps its weight and its penalty, ½·0.1 a token.
+        assert found.total.item() == pytest.approx(-1.5 + 5 * 0.05)
+        assert float(found.weight) == 5.0
+        total, weight = found.metrics["sequence_masked_share"]
+        assert (float(total), float(weight)) == (2.0, 5.0)
+        near = SurrogateConfig.model_validate({**settings, "sequence_mask": 0.47}).build()(
+            Outputs(logp), targets
+        )
+        # −min(ρA, clip(ρ)A) with A = −2: 0.8 both.
+        assert near.total.item() == pytest.approx(-1.5 + 1.6 + 1.6 + 5 * 0.05)
+
+    @pytest.mark.parametrize(
+        ("settings", "mending"),
+        [
+            ({"kind": "sapo", "level": "turn"}, "leave `level: token`"),
+            ({"kind": "sapo", "clip_high": 0.28}, "reads no `clip_high`: remove it"),
+            ({"kind": "sapo", "dual_clip": 3.0}, "reads no `dual_clip`: remove it"),
+            ({"tau_negative": 2.0}, "set `kind: sapo`, or remove it"),
+            ({"sequence_mask": 0.0}, "greater than 0"),
+        ],
+    )
+    def test_what_does_not_fit_together_is_refused(self, settings: dict[str, object], mending: str) -> None:
+        with pytest.raises(ValidationError, match=mending):
+            SurrogateConfig.model_validate(settings)
+
+    @pytest.mark.parametrize("settings", [{"kind": "sapo"}, {"sequence_mask": 0.5}])
+    def test_settings_that_a_run_has_kept_are_read_again(self, settings: dict[str, object]) -> None:
+        given = SurrogateConfig.model_validate(settings)
+        assert SurrogateConfig.model_validate(given.model_dump()) == given
+
     def test_a_penalty_to_the_reference(self) -> None:
         # log π_ref − log π = ln 2: k2 = ½ ln²2, k3 = 2 − ln 2 − 1
         for kind, each in (("k2", 0.5 * math.log(2) ** 2), ("k3", 1 - math.log(2))):

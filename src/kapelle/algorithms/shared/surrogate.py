@@ -14,7 +14,7 @@ from kapelle.algorithm import CriticLoss, Loss, Outputs, PolicyLoss, Targets
 from kapelle.functional import divergences, masking, policy_losses, value_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
 from kapelle.rows import Column
-from kapelle.runtime.on_demand import Tensor
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 
 
@@ -25,8 +25,9 @@ class SurrogateConfig(Settings):
     geometric mean (GSPO, 2507.18071 eq. 7). The last two give one loss per completion, and are averaged over completions.
     """
 
-    kind: Literal["clipped", "cispo"] = "clipped"
-    """`cispo`: the clipped ratio is a detached weight on log π (2506.13585)."""
+    kind: Literal["clipped", "cispo", "sapo"] = "clipped"
+    """`cispo`: the clipped ratio is a detached weight on log π (2506.13585). `sapo`: a sigmoid of the ratio takes the place
+    of the clip, so that the gradient of a token fades with its distance (2511.20347)."""
     level: Literal["token", "turn", "sequence"] = "token"
     """Whose ratio it is: a token's, or a completion's, as the product of its tokens' (`turn`) or their geometric mean
     (`sequence`). No level joins several completions of an agent."""
@@ -36,6 +37,14 @@ class SurrogateConfig(Settings):
     """Greater than `clip_low` is clip-higher (DAPO, 2503.14476 eq. 10)."""
     dual_clip: float | None = Field(default=None, gt=1.0)
     """Bound c on the loss where A < 0 (1912.09729 eq. 5)."""
+    tau_positive: float = Field(default=1.0, gt=0.0)
+    """`kind: sapo`: temperature of the gate where A > 0; greater closes it nearer to a ratio of 1."""
+    tau_negative: float = Field(default=1.05, gt=0.0)
+    """The same where A ≤ 0."""
+    sequence_mask: float | None = Field(default=None, gt=0.0)
+    """δ of off-policy sequence masking, nats (DeepSeek-V3.2, 2512.02556): the tokens with A < 0 of a completion whose mean
+    log-prob per token has fallen by more than this since it was sampled leave the surrogate. They still count in its weight, in
+    the penalty to the reference and in the entropy bonus. null masks nothing."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
     """`token_mean` over the global batch; `sequence_mean` as GRPO wrote it; `sequence_sum` over a constant
     number of tokens, `constant` (Dr.GRPO, 2503.20783). null follows from `level`: `token_mean` for tokens,
@@ -60,6 +69,24 @@ class SurrogateConfig(Settings):
     def _parts_that_fit(self) -> SurrogateConfig:
         if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
             raise ValueError("`kind: cispo` weighs tokens: leave `level: token`, and `dual_clip` out")
+        if self.kind == "sapo" and self.level != "token":
+            raise ValueError("`kind: sapo` gates tokens: leave `level: token`, or set `kind: clipped`")
+        unread = (
+            ("clip_low", "clip_high", "dual_clip")
+            if self.kind == "sapo"
+            else ("tau_positive", "tau_negative")
+        )
+        # Values, as settings that a run has kept name every key.
+        given = [key for key in unread if getattr(self, key) != type(self).model_fields[key].default]
+        if given and self.kind == "sapo":
+            raise ValueError(
+                f"`kind: sapo` has a gate in place of clips and reads no `{given[0]}`: remove it, and set `tau_positive` and "
+                "`tau_negative`"
+            )
+        if given:
+            raise ValueError(
+                f"`{given[0]}` is about the gate of `kind: sapo`: set `kind: sapo`, or remove it"
+            )
         if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
             raise ValueError(
                 f"`level: {self.level}` gives one loss per completion; `aggregation: {self.aggregation}` would count it "
@@ -114,6 +141,10 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
     clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
     if s.kind == "cispo":
         terms = policy_losses.cispo(logp_K, log_ratio_K, advantage_K, **clip)
+    elif s.kind == "sapo":
+        terms = policy_losses.soft_gated_surrogate(
+            log_ratio_K, advantage_K, tau_positive=s.tau_positive, tau_negative=s.tau_negative
+        )
     elif s.dual_clip is None:
         terms = policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
     else:
@@ -129,6 +160,13 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
         loss_K = loss_K * weight_K
         metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
+    if s.sequence_mask is not None:
+        # Against the sampler, whatever the ratio is against: what it measures has then all reasons to differ.
+        left_out_K = policy_losses.strayed_and_bad(
+            logp_K, targets[Column.BEHAVIOUR], advantage_K, *completions, threshold=s.sequence_mask
+        )
+        loss_K = torch.where(left_out_K, 0.0, loss_K)
+        metrics["sequence_masked_share"] = (masking.masked_sum(left_out_K.float(), mask_K), tokens)
     drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], logp_K.detach())
     metrics["clip_share"] = (masking.masked_sum(terms.clipped, mask_K), tokens)
     metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
