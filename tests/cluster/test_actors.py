@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from kapelle.cluster.actors import ActorConnection
+from kapelle.cluster import actors
+from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, StartedWorker, Waiting
 from kapelle.errors import ConfigError, EngineError
 
 SLOW = "The current node timed out during startup."
@@ -35,3 +38,44 @@ def test_an_address_that_nobody_answers_is_said_at_once() -> None:
             ConfigError, match=f"No Ray answers at `ray.address: {address}`: Connection refused"
         ):
             ActorConnection.join(address)
+
+
+class Call(ActorCall):
+    """One that is answered when a test says so."""
+
+    def __init__(self, *, done: bool = True) -> None:
+        super().__init__(None)
+        self.done = done
+
+
+def started(*, up: bool, begun: float) -> StartedWorker:
+    return StartedWorker(cast("Actor", None), Call(), Call(done=up), begun)
+
+
+def test_a_worker_that_finds_no_room_is_waited_for_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "first_answered", lambda asked, _: next((c for c in asked if c.done), None))
+    waiting = Waiting("scoring worker", "scored", "ray.scoring", timeout=5.0)
+    now = time.monotonic()
+    answer = Call()
+    there, late = started(up=True, begun=now - 9), started(up=False, begun=now - 4)
+    assert waiting.first([there, late], [Call(done=False), answer]) is answer
+    assert there.up is None, "it has answered, and may work for as long as it needs"
+    assert waiting.first([there, late], [Call(done=False)]) is None
+    late.begun -= 2
+    with pytest.raises(EngineError, match=r"A scoring worker has not started within 5 s \(`ray.timeout`\)"):
+        waiting.first([there, late], [answer])
+
+
+def test_deaths_are_counted_in_a_row() -> None:
+    waiting = Waiting("sampling worker", "sampled", "ray.pools.big", 5.0, of=" of the pool 'big'")
+    for _ in range(2):
+        for _ in range(actors.DEATHS - 1):
+            waiting.died(ActorLost("it was killed"))
+        waiting.answered()
+    for _ in range(actors.DEATHS - 1):
+        waiting.died(ActorLost("it was killed"))
+    with pytest.raises(
+        EngineError,
+        match=r"5 sampling workers of the pool 'big' in a row .* sampled anything.*`ray.pools.big`",
+    ):
+        waiting.died(ActorLost("it was killed"))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.cluster import Cluster, Dies
+from tests.support.cluster import Cluster, Learned
+from tests.support.cluster import learned as run
 from tests.support.tiny import frozen_copy, same_bits
 from tests.training.test_queue import PPO, SMALL
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import actors, ray_workers
-from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
+from kapelle.cluster import actors
 from kapelle.cluster.ray_workers import RayPlayer
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.interrupts import StopRequested
@@ -29,40 +28,20 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def placed(workers: int) -> RayPlacement:
-    rollout = tuple(RolloutPlace(number) for number in range(workers))
-    return RayPlacement("here", "of it", "group", Bundles(rollout))
+def learned() -> Learned:
+    return run(SETTINGS, evaluates=True)
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    def make(workers: int, dies: Dies = lambda *_: False) -> Cluster:
-        made = Cluster(dies)
-        monkeypatch.setattr(ray_workers, "ActorConnection", made)
-        monkeypatch.setattr(ray_workers, "first_answered", lambda asked, _: asked[0] if asked else None)
-        for name, value in placed(workers).variable().items():
-            monkeypatch.setenv(name, value)
-        return made
-
-    return make
-
-
-def learned(steps: int = 2) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    with Trainer(**SETTINGS) as trainer:
-        rows = [dict(step.metrics) for step in trainer.steps(steps)]
-        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
-        evaluation = trainer.evaluate()
-    kept = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-    return {**weights}, [*kept, {"evaluated": evaluation.tokens}]
+def workers(count: int) -> dict[str, int]:
+    return {"rollout_workers": count}
 
 
 def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cluster]) -> None:
-    alone, rows = learned()
-    made = cluster(1)
-    weights, theirs = learned()
+    alone = learned()
+    made = cluster(workers(1))
+    there = learned()
     assert ("play" in {method for _, method in made.asked}, made.left, made.ended) == (True, True, [0])
-    assert same_bits(weights, alone)
-    assert theirs == rows
+    assert there.is_same(alone)
 
 
 def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
@@ -86,17 +65,16 @@ def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], t
         return {"row": found.row(), "asked": asked, "said": said}
 
     alone = evaluated()
-    made = cluster(1)
+    made = cluster(workers(1))
     assert evaluated() == alone
     assert [method for _, method in made.asked].count("play") == 1 + 3
 
 
 @pytest.mark.slow
 def test_several_workers_play_the_same_to_rounding(cluster: Callable[..., Cluster]) -> None:
-    alone, _ = learned()
-    cluster(2)
-    weights, _ = learned()
-    assert furthest(weights, alone) <= 1e-5
+    alone = learned()
+    cluster(workers(2))
+    assert furthest(learned().weights, alone.weights) <= 1e-5
 
 
 @pytest.mark.slow
@@ -104,7 +82,7 @@ def test_several_workers_play_the_same_to_rounding(cluster: Callable[..., Cluste
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, cluster: Callable[..., Cluster]
 ) -> None:
-    cluster(2)
+    cluster(workers(2))
     undisturbed = learned()
     seen: list[str] = []
 
@@ -112,18 +90,17 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
         seen.append(asked)
         return asked == method and number in {0, 1} and seen.count(method) > 2 * (method == "play")
 
-    made = cluster(2, dies)
+    made = cluster(workers(2), dies)
     disturbed = learned()
     assert made.started == 4
-    assert same_bits(disturbed[0], undisturbed[0])
-    assert disturbed[1] == undisturbed[1]
+    assert disturbed.is_same(undisturbed)
 
 
 @pytest.mark.slow
 def test_workers_that_join_and_leave_change_nothing(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster(3)
+    cluster(workers(3))
     all_there = learned()
     asked: list[int] = []
 
@@ -134,19 +111,15 @@ def test_workers_that_join_and_leave_change_nothing(
     def first(calls: list[Any], _: float) -> Any:  # actor 1 joins after three shares, the others never
         return next((c for c in calls if c.number == 0 or (c.number == 1 and len(asked) >= 3)), None)
 
-    made = cluster(3, dies)
-    fixed, *others = placed(3).bundles.rollout
-    bundles = Bundles((fixed, *(RolloutPlace(None) for _ in others)))
-    monkeypatch.setenv(*next(iter(replace(placed(3), bundles=bundles).variable().items())))
-    monkeypatch.setattr(ray_workers, "first_answered", first)
+    made = cluster({**workers(3), "least_rollout_workers": 1}, dies)
+    monkeypatch.setattr(actors, "first_answered", first)
     disturbed = learned()
     assert set(asked) == {0, 1}
     assert asked.count(1) == 2
     assert made.started == 4, "another one is waited for in the place of the one that left"
     assert "a worker has joined; of 3 there are 2" in caplog.text
     assert "a worker that had joined has left (it was killed); others play its groups" in caplog.text
-    assert same_bits(disturbed[0], all_there[0])
-    assert disturbed[1] == all_there[1]
+    assert disturbed.is_same(all_there)
 
 
 def test_a_worker_that_joins_and_cannot_play_is_left_out(
@@ -161,9 +134,7 @@ def test_a_worker_that_joins_and_cannot_play_is_left_out(
 
     others: list[RayPlayer] = []
     monkeypatch.setattr(RayPlayer, "_begin", other_files)
-    made = cluster(2)
-    bundles = Bundles((RolloutPlace(0), RolloutPlace(None)))
-    monkeypatch.setenv(*next(iter(replace(placed(2), bundles=bundles).variable().items())))
+    made = cluster({**workers(2), "least_rollout_workers": 1})
     with Trainer(**SETTINGS) as trainer:
         next(trainer.steps())
         assert (made.started, made.ended) == (2, [1])
@@ -176,7 +147,7 @@ def test_a_worker_that_joins_and_cannot_play_is_left_out(
 def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], left: float) -> None:
     ends = []
     for overlap in (False, True):
-        made = cluster(1)
+        made = cluster(workers(1))
         training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": left}
         with Trainer(**{**SETTINGS, "training": {**training, "overlap": overlap}}) as trainer:
             rows = [dict(step.metrics) for step in trainer.steps(3)]
@@ -190,7 +161,7 @@ def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], 
 def test_what_was_played_ahead_of_a_step_that_is_undone_is_given_up(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = cluster(1)
+    made = cluster(workers(1))
     training = {"steps": 3, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
     with Trainer(**{**SETTINGS, "training": training}) as trainer:
         steps = trainer.steps()
@@ -200,7 +171,7 @@ def test_what_was_played_ahead_of_a_step_that_is_undone_is_given_up(
             raise StopRequested
 
         with monkeypatch.context() as stopping:
-            stopping.setattr(ray_workers, "stop_if_asked", stop)
+            stopping.setattr(actors, "stop_if_asked", stop)
             with pytest.raises(StopRequested):
                 next(steps)
         assert made.ended == [0]
@@ -210,7 +181,7 @@ def test_what_was_played_ahead_of_a_step_that_is_undone_is_given_up(
 
 
 def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cluster]) -> None:
-    made = cluster(1, lambda _, asked: asked == "play")
+    made = cluster(workers(1), lambda _, asked: asked == "play")
     with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
         learned()
     assert made.started == actors.DEATHS
@@ -219,7 +190,7 @@ def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cl
 def test_what_a_worker_raises_is_raised_here(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster(1)
+    cluster(workers(1))
 
     def fail(*_: object) -> bytes:
         raise EngineError("no memory for the KV cache")
@@ -232,7 +203,7 @@ def test_what_a_worker_raises_is_raised_here(
 def test_other_weights_on_the_disk_are_refused(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster(1)
+    cluster(workers(1))
     monkeypatch.setattr(RayPlayer, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
     with pytest.raises(ConfigError, match="has read other weights for 'embedded' \\(another\\)"):
         learned()
@@ -241,13 +212,13 @@ def test_other_weights_on_the_disk_are_refused(
 def test_workers_that_play_for_nobody_are_ended(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = cluster(2)
+    made = cluster(workers(2))
 
     def stop() -> None:
         raise StopRequested
 
     with Trainer(**SETTINGS) as trainer:
-        monkeypatch.setattr(ray_workers, "stop_if_asked", stop)
+        monkeypatch.setattr(actors, "stop_if_asked", stop)
         with pytest.raises(StopRequested):
             next(trainer.steps())
         assert made.ended == [0, 1]

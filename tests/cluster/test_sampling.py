@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.cluster import Cluster, Dies
-from tests.support.tiny import frozen_copy, same_bits, sections, tiny_model
+from tests.support.cluster import Cluster, Learned
+from tests.support.cluster import learned as run
+from tests.support.tiny import sections, tiny_model
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import ray_workers, sampling
 from kapelle.cluster.placement import RayPlacement, check_pools, check_workers, lay_out, placement_here
 from kapelle.cluster.ray_workers import RayPlayer
 from kapelle.cluster.sampling import RaySampler
@@ -21,7 +21,6 @@ from kapelle.settings.schema import RayConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 
-Learned = tuple[dict[str, Any], list[dict[str, float]], list[tuple[int, ...]]]
 POOLS = {"big": {"agents": ["ada"]}, "small": {"agents": ["ben"]}}
 
 
@@ -56,35 +55,8 @@ def settings(model: str, ray: dict[str, Any] | None = None, **changes: Any) -> d
     }
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    def make(ray: dict[str, Any], dies: Dies = lambda *_: False) -> Cluster:
-        made = Cluster(dies)
-        monkeypatch.setattr(ray_workers, "ActorConnection", made)
-        monkeypatch.setattr(ray_workers, "first_answered", lambda asked, _: asked[0] if asked else None)
-        monkeypatch.setattr(sampling, "AGAIN", 0.0)
-        [bundles] = lay_out(RayConfig.model_validate(ray), ranks=1, worlds=0)[1]
-        for name, value in RayPlacement("here", "of it", "group", bundles).variable().items():
-            monkeypatch.setenv(name, value)
-        return made
-
-    return make
-
-
 def learned(said: dict[str, Any]) -> Learned:
-    with Trainer(**said) as trainer:
-        steps = list(trainer.steps(2))
-        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
-        trainer.evaluate()
-    rows = [{k: v for k, v in step.metrics.items() if not k.startswith("time/")} for step in steps]
-    tokens = [
-        turn.completion_ids
-        for step in steps
-        for group in step.groups
-        for episode in group.episodes
-        for turn in episode.turns
-    ]
-    return weights, rows, tokens
+    return run(said, evaluates=True)
 
 
 @pytest.mark.parametrize("pools", [{"big": {"agents": ["ben"]}}, POOLS])
@@ -104,8 +76,8 @@ def test_a_team_in_pools_plays_as_one_in_one_place(
     monkeypatch.setattr(RaySampler, "_begin", noted)
     made = cluster(ray)
     apart = learned(settings(model, ray))
-    assert apart[2] == together[2], "the same tokens"
-    assert furthest(apart[0], together[0]) <= 1e-5
+    assert apart.tokens == together.tokens, "the same tokens"
+    assert furthest(apart.weights, together.weights) <= 1e-5
     assert made.started == 1 + len(pools)
     assert held == [{"base"}, {"own:ben"}][-len(pools) :], "each has a part of the team"
 
@@ -116,8 +88,8 @@ def test_rollout_workers_share_the_workers_of_a_pool(model: str, cluster: Callab
     ray = {"rollout_workers": 3, "pools": {"big": {"agents": ["ben"], "workers": 2}}}
     made = cluster(ray)
     apart = learned(settings(model, ray))
-    assert apart[2] == together[2]
-    assert furthest(apart[0], together[0]) <= 1e-5
+    assert apart.tokens == together.tokens
+    assert furthest(apart.weights, together.weights) <= 1e-5
     assert made.started == 3 + 2
     assert len(made.named) == 2
 
@@ -138,8 +110,7 @@ def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     made = cluster(ray, dies)
     disturbed = learned(settings(model, ray))
     assert made.started == 4
-    assert same_bits(disturbed[0], undisturbed[0])
-    assert disturbed[1:] == undisturbed[1:]
+    assert disturbed.is_same(undisturbed)
 
 
 def test_a_worker_that_plays_and_dies_takes_its_sampling_workers_along(
@@ -161,8 +132,7 @@ def test_a_worker_that_plays_and_dies_takes_its_sampling_workers_along(
     made = cluster(ray, dies)
     disturbed = learned(settings(model, ray))
     assert made.started == 6
-    assert same_bits(disturbed[0], undisturbed[0])
-    assert disturbed[1:] == undisturbed[1:]
+    assert disturbed.is_same(undisturbed)
 
 
 def test_sampling_workers_that_die_again_and_again_stop_the_run(

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms.test_every_algorithm import run_of
-from tests.support.cluster import Cluster, Dies
+from tests.support.cluster import Cluster, learned
 from tests.support.tiny import frozen_copy, same_bits, tiny_model
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
-from kapelle.cluster import actors, ray_workers, scoring
-from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
+from kapelle.cluster import actors, ray_workers
 from kapelle.cluster.scoring import RayScorer, dump_samples, load_samples
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rows import Sample
 from kapelle.setup.team_builder import REWARD_BASE
 from kapelle.team import VERIFIER
 from kapelle.types import Image, Routing
-
-Learned = tuple[dict[str, Any], list[dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +33,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "verifier")
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    def make(scorers: int, dies: Dies = lambda *_: False, players: int = 0) -> Cluster:
-        made = Cluster(dies)
-        monkeypatch.setattr(ray_workers, "ActorConnection", made)
-        for module in (ray_workers, scoring):
-            monkeypatch.setattr(module, "first_answered", lambda asked, _: asked[0] if asked else None)
-        rollout = tuple(RolloutPlace(number) for number in range(players))
-        bundles = Bundles(rollout, scoring=tuple(range(players, players + scorers)))
-        for name, value in RayPlacement("here", "of it", "group", bundles).variable().items():
-            monkeypatch.setenv(name, value)
-        return made
-
-    return make
+def workers(count: int, players: int = 0) -> dict[str, int]:
+    return {"rollout_workers": players, "scoring_workers": count}
 
 
 def paid(judge: str, **changes: Any) -> dict[str, Any]:
@@ -57,21 +42,10 @@ def paid(judge: str, **changes: Any) -> dict[str, Any]:
     return {**run_of("grpo"), "reward_model": {"path": judge, "weight": 0.5}, "ray": ray, **changes}
 
 
-def learned(settings: dict[str, Any], steps: int = 2) -> Learned:
-    with Trainer(**settings) as trainer:
-        rows = [dict(step.metrics) for step in trainer.steps(steps)]
-        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
-    return weights, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-
-
-def is_same(one: Learned, other: Learned) -> bool:
-    return same_bits(one[0], other[0]) and one[1] == other[1]
-
-
 def test_a_worker_scores_what_is_scored_here_to_the_bit(judge: str, cluster: Callable[..., Cluster]) -> None:
     alone = learned(paid(judge))
-    made = cluster(1)
-    assert is_same(learned(paid(judge)), alone)
+    made = cluster(workers(1))
+    assert learned(paid(judge)).is_same(alone)
     assert [method for _, method in made.asked].count("score") == 3, "two steps, and the start"
     assert (made.started, made.ended, made.left) == (1, [0], True)
 
@@ -82,7 +56,7 @@ def test_the_rank_holds_nothing_of_what_is_only_scored(judge: str, cluster: Call
         assert VERIFIER in trainer.models[REWARD_BASE].bank.adapters
         hashes = trainer.base_hashes
         alone = dict(next(trainer.steps(1)).metrics)
-    cluster(1)
+    cluster(workers(1))
     with Trainer(**paid(judge, reward_model=own)) as trainer:
         assert REWARD_BASE not in trainer.models
         assert all(VERIFIER not in model.bank.adapters for model in trainer.models.values())
@@ -109,20 +83,20 @@ def test_rollout_workers_hold_nothing_of_it_either(
         return answer
 
     monkeypatch.setattr(ray_workers.RayPlayer, "_begin", noted)
-    cluster(1, players=1)
+    cluster(workers(1, players=1))
     ray = {"rollout_workers": 1, "scoring_workers": 1}
-    assert is_same(learned(paid(judge, reward_model=own, ray=ray)), alone)
+    assert learned(paid(judge, reward_model=own, ray=ray)).is_same(alone)
     assert held == [{"base"}]
 
 
 def test_several_workers_score_the_same_to_rounding(judge: str, cluster: Callable[..., Cluster]) -> None:
     alone = learned(paid(judge))
-    made = cluster(3)
+    made = cluster(workers(3))
     there = learned(paid(judge, ray={"rollout_workers": 0, "scoring_workers": 3}))
     assert {number for number, method in made.asked if method == "score"} == {0, 1, 2}
-    assert furthest(there[0], alone[0]) <= 1e-5
-    assert there[1][0][f"verifier_score/{'agent_0'}"] == pytest.approx(
-        alone[1][0]["verifier_score/agent_0"], abs=1e-6
+    assert furthest(there.weights, alone.weights) <= 1e-5
+    assert there.rows[0][f"verifier_score/{'agent_0'}"] == pytest.approx(
+        alone.rows[0]["verifier_score/agent_0"], abs=1e-6
     )
 
 
@@ -136,9 +110,9 @@ def test_teachers_and_embedding_models_are_scored_there_too(
     run = run_of(algorithm["name"])
     settings = {**run, "algorithm": {**run["algorithm"], **algorithm}}
     alone = learned(settings)
-    made = cluster(1)
+    made = cluster(workers(1))
     settings["ray"] = {"rollout_workers": 0, "scoring_workers": 1}
-    assert is_same(learned(settings), alone)
+    assert learned(settings).is_same(alone)
     assert {"score", "embed"} & {method for _, method in made.asked[3:]}
 
 
@@ -146,7 +120,7 @@ def test_teachers_and_embedding_models_are_scored_there_too(
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, judge: str, cluster: Callable[..., Cluster]
 ) -> None:
-    cluster(1)
+    cluster(workers(1))
     undisturbed = learned(paid(judge))
     seen: list[str] = []
 
@@ -154,8 +128,8 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
         seen.append(asked)
         return asked == method and number == 0 and seen.count(method) > (method == "score")
 
-    made = cluster(1, dies)
-    assert is_same(learned(paid(judge)), undisturbed)
+    made = cluster(workers(1), dies)
+    assert learned(paid(judge)).is_same(undisturbed)
     assert made.started == 2
 
 
@@ -165,18 +139,18 @@ def test_a_run_goes_on_with_and_without_them(
     whole = learned(paid(judge), steps=3)
     with Trainer(**paid(judge), run_dir=tmp_path / "run") as trainer:
         trainer.train(1)
-    cluster(1)
+    cluster(workers(1))
     with Trainer(**paid(judge), run_dir=tmp_path / "run", resume=True) as trainer:
         trainer.train(1)
     monkeypatch.delenv("KAPELLE_RAY")
     with Trainer(**paid(judge), run_dir=tmp_path / "run", resume=True) as trainer:
         trainer.train(1)
         weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
-    assert same_bits(weights, whole[0])
+    assert same_bits(weights, whole.weights)
 
 
 def test_workers_that_die_again_and_again_stop_the_run(judge: str, cluster: Callable[..., Cluster]) -> None:
-    made = cluster(1, lambda _, asked: asked == "score")
+    made = cluster(workers(1), lambda _, asked: asked == "score")
     with pytest.raises(EngineError, match=r"5 scoring workers in a row have died before.*it was killed"):
         learned(paid(judge))
     assert made.started == actors.DEATHS
@@ -185,7 +159,7 @@ def test_workers_that_die_again_and_again_stop_the_run(judge: str, cluster: Call
 def test_what_a_worker_raises_is_raised_here(
     judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster(1)
+    cluster(workers(1))
 
     def fail(*_: object) -> dict[str, str]:
         raise EngineError("no memory for the verifier")
@@ -198,14 +172,14 @@ def test_what_a_worker_raises_is_raised_here(
 def test_other_weights_on_the_disk_are_refused(
     judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster(1)
+    cluster(workers(1))
     monkeypatch.setattr(RayScorer, "_begin", lambda *_: {"base": "another"})
     with pytest.raises(ConfigError, match=r"has read other weights for 'embedded' \(another\)"):
         learned(paid(judge))
 
 
 def test_a_model_in_memory_is_refused(cluster: Callable[..., Cluster]) -> None:
-    cluster(1)
+    cluster(workers(1))
     settings = run_of("distill")
     settings["ray"] = {"rollout_workers": 0, "scoring_workers": 1}
     with pytest.raises(ConfigError, match=r"'teacher' is in the trainer's memory.*`ray.scoring_workers: 0`"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from tests.support.tiny import frozen_copy, same_bits
+
+from kapelle import Trainer
 from kapelle.cluster.actors import ActorLost
 
 Dies = Callable[[int, str], bool]
@@ -89,3 +92,30 @@ class Cluster:
 
     def leave(self) -> None:
         self.left = True
+
+
+class Learned(NamedTuple):
+    """What is left of a run: all of it depends on whoever played and scored."""
+
+    weights: dict[str, Any]
+    rows: list[dict[str, float]]
+    """Metrics of each step, without times."""
+    tokens: list[tuple[int, ...]]
+    """What was sampled."""
+    evaluated: float | None
+
+    def is_same(self, other: Learned) -> bool:
+        """Return whether another run is the same, weights to the bit."""
+        return same_bits(self.weights, other.weights) and self[1:] == other[1:]
+
+
+def learned(settings: Mapping[str, Any], steps: int = 2, *, evaluates: bool = False) -> Learned:
+    """Train for a few steps, and play unseen problems after them if it `evaluates`."""
+    with Trainer(**settings) as trainer:
+        done = list(trainer.steps(steps))
+        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+        evaluated = trainer.evaluate().tokens if evaluates else None
+    rows = [{k: v for k, v in step.metrics.items() if not k.startswith("time/")} for step in done]
+    episodes = [episode for step in done for group in step.groups for episode in group.episodes]
+    tokens = [turn.completion_ids for episode in episodes for turn in episode.turns]
+    return Learned(weights, rows, tokens, evaluated)

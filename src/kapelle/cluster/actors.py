@@ -11,12 +11,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ConfigError, EngineError
+from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.settings.schema import Resources
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -81,6 +84,86 @@ def first_answered(asked: Sequence[ActorCall], seconds: float) -> ActorCall | No
 
     ready, _ = ray.wait([each.reference for each in asked], num_returns=1, timeout=seconds)
     return next((each for each in asked if ready and each.reference == ready[0]), None)
+
+
+# -------- Workers that this process has started, and waits for: they load their models, answer, and may die at any moment
+
+
+@dataclass(slots=True, eq=False)
+class StartedWorker:
+    """An actor with the methods `here` and `begin`, and what it has still to answer from its start."""
+
+    actor: Actor
+    beginning: ActorCall | None
+    """What it has loaded, until that is looked at."""
+    up: ActorCall | None
+    """Its answer that it runs, until that is read."""
+    begun: float
+    """When the actor was asked for."""
+
+    @classmethod
+    def of(cls, actor: Actor, start_with: bytes) -> StartedWorker:
+        """Let an actor begin with these settings."""
+        up = actor.ask("here")
+        return cls(actor, actor.ask("begin", start_with), up, time.monotonic())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether what it has loaded can be looked at, or was."""
+        return self.beginning is None or first_answered([self.beginning], 0.0) is not None
+
+
+class Waiting:
+    """Waits for workers of one kind, and counts how many of them have died in a row."""
+
+    def __init__(self, kind: str, work: str, setting: str, timeout: float, of: str = "") -> None:
+        """Take what they are called, what they do (`played`), the setting of what they take, and the seconds that they have to start."""
+        self._kind, self._work, self._setting, self._timeout, self._of = kind, work, setting, timeout, of
+        self._deaths = 0
+
+    def first(self, workers: Iterable[StartedWorker], asked: Sequence[ActorCall]) -> ActorCall | None:
+        """Wait a moment for an answer of workers that were asked; None if there is none yet.
+
+        Raises StopRequested, and EngineError for a worker that has not started in time.
+        """
+        stop_if_asked()
+        for worker in workers:
+            if worker.up is None:
+                continue
+            if first_answered([worker.up], 0.0) is not None:
+                worker.up = None
+            elif time.monotonic() - worker.begun > self._timeout:
+                # An actor that the cluster finds no room for never answers: its machine may be gone.
+                raise EngineError(
+                    f"A {self._kind} has not started within {self._timeout:g} s (`ray.timeout`): the machine that it was placed on is gone "
+                    "or has no room left. Resume the run."
+                )
+        return first_answered(asked, LOOK)
+
+    def answered(self) -> None:
+        """Note that one has done its work."""
+        self._deaths = 0
+
+    def died(self, lost: ActorLost) -> None:
+        """Note that one has died; raises EngineError where too many have in a row."""
+        self._deaths += 1
+        if self._deaths >= DEATHS:
+            raise EngineError(
+                f"{self._deaths} {self._kind}s{self._of} in a row have died before they had {self._work} anything; the last one: {lost}. Read "
+                f"what they printed above, and check the memory of their machines (`{self._setting}`)."
+            ) from None
+
+
+def check_hashes(
+    kind: str, other: str, known: dict[str, str], found: Mapping[str, str], paths: Mapping[str, str]
+) -> None:
+    """Note the hashes of the bases that a worker has read in `known`; ConfigError where `other` has read other weights."""
+    for base, own in found.items():
+        if known.setdefault(base, own) != own:
+            raise ConfigError(
+                f"A {kind} has read other weights for '{paths[base]}' ({own}) than {other} ({known[base]}). Put the same files under "
+                "this path on all machines."
+            )
 
 
 class ActorConnection:

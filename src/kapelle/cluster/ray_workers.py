@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cluster.actors import (
-    DEATHS,
-    LOOK,
-    Actor,
     ActorCall,
     ActorConnection,
     ActorLost,
-    first_answered,
+    StartedWorker,
+    Waiting,
+    check_hashes,
     own_address,
 )
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
@@ -44,7 +43,6 @@ from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
 from kapelle.runtime import interrupts
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
-from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
 from kapelle.runtime.ranks import Meeting, Ranks
@@ -63,18 +61,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _RayWorker:
-    """A rollout worker: its place, its current actor, and the weights that this actor has."""
+    """A rollout worker: its place, what is started there, and the weights that this has."""
 
     place: RolloutPlace
-    actor: Actor | None = None
-    begun: float = 0.0
-    """When the actor was asked for."""
+    started: StartedWorker | None = None
     not_before: float = 0.0
-    """When it may be asked for again."""
-    up: ActorCall | None = None
-    """Its answer that it runs, until that is read."""
-    beginning: ActorCall | None = None
-    """Hashes of the weights that it has loaded, until they are compared."""
+    """When it may be started again."""
     has: dict[str, int] = field(default_factory=dict)
     """Policy → number of the weights that it was sent."""
 
@@ -87,8 +79,8 @@ class _Share:
     """The place of the worker that plays it, unless another one has to."""
     question: Mapping[str, Any]
     worker: _RayWorker | None = None
-    actor: Actor | None = None
-    """The worker's actor that was asked."""
+    started: StartedWorker | None = None
+    """What was asked of it."""
     asked: ActorCall | None = None
     answer: list[bytes] | None = None
 
@@ -165,7 +157,7 @@ class RayWorkers(PlaysGroups):
         self._connection = connection
         self._weights: dict[str, tuple[int, object]] = {}
         """Policy → number, from 1, and what is stored of its weights."""
-        self._deaths = 0
+        self._waiting = Waiting("rollout worker", "played", "ray.rollout", config.ray.timeout)
         self._under_way: list[_Share] = []
         """Shares that were asked for and not waited for yet."""
         self._plays = 0
@@ -217,9 +209,9 @@ class RayWorkers(PlaysGroups):
     def close(self) -> None:
         """End the workers."""
         for worker in self._workers:
-            if worker.actor is not None:
-                worker.actor.end()
-                worker.actor = None
+            if worker.started is not None:
+                worker.started.actor.end()
+                worker.started = None
 
     def ask_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
@@ -327,9 +319,9 @@ class RayWorkers(PlaysGroups):
         """End the workers that still play what was asked for: nobody wants it any more."""
         for share in self._under_way:
             worker = share.worker
-            if share.answer is None and worker is not None and worker.actor is not None:
-                worker.actor.end()
-                worker.actor = worker.beginning = None
+            if share.answer is None and worker is not None and worker.started is not None:
+                worker.started.actor.end()
+                worker.started = None
         self._under_way = []
 
     def _ask(self, shares: Sequence[_Share]) -> None:
@@ -338,11 +330,11 @@ class RayWorkers(PlaysGroups):
             if share.asked is not None or share.answer is not None:
                 continue
             worker = share.worker = self._player_of(share.place)
-            share.actor = worker.actor
-            assert worker.actor is not None
+            started = share.started = worker.started
+            assert started is not None, "who plays was started"
             new = {name: held for name, held in self._weights.items() if worker.has.get(name) != held[0]}
             text = json.dumps(encode(share.question, "tasks")).encode()
-            share.asked = worker.actor.ask("play", text, *(stored for _, stored in new.values()))
+            share.asked = started.actor.ask("play", text, *(stored for _, stored in new.values()))
             worker.has |= {name: number for name, (number, _) in new.items()}
 
     def _player_of(self, place: int) -> _RayWorker:
@@ -351,7 +343,7 @@ class RayWorkers(PlaysGroups):
         Shares stay the same, whoever is there, and with them the batches and the last bits of what they sample.
         """
         for worker in self._workers:
-            if worker.actor is None and time.monotonic() >= worker.not_before:
+            if worker.started is None and time.monotonic() >= worker.not_before:
                 self._start(worker)
         there = [
             worker for worker in self._workers if worker.place.bundle is not None or self._joined(worker)
@@ -361,84 +353,67 @@ class RayWorkers(PlaysGroups):
 
     def _joined(self, worker: _RayWorker) -> bool:
         """Return whether a worker that may come at any time has come, and loaded its models."""
-        if worker.beginning is not None and first_answered([worker.beginning], 0.0) is not None:
+        started = worker.started
+        if started is not None and started.beginning is not None and started.has_begun:
             try:
-                self._check_bases(worker)
+                self._check_bases(started)
                 self._say("a worker has joined")
             except ActorLost as lost:  # wait for another one
                 self._say(f"a worker has left before it had played ({lost})")
                 self._start(worker)
             except KapelleError as error:  # a machine that cannot play ends no run that goes on without it
-                assert worker.actor is not None, "it has answered"
-                worker.actor.end()
-                worker.actor = worker.beginning = None
+                started.actor.end()
+                worker.started = None
                 worker.not_before = time.monotonic() + self._config.ray.timeout
                 self._say(f"a worker that has joined cannot play: {error}")
-        return worker.actor is not None and worker.beginning is None
+        return worker.started is not None and worker.started.beginning is None
 
     def _say(self, what: str) -> None:
-        there = sum(worker.actor is not None and worker.beginning is None for worker in self._workers)
+        there = sum(
+            worker.started is not None and worker.started.beginning is None for worker in self._workers
+        )
         logging.getLogger(__name__).warning(
             "kapelle: Rollout workers: %s; of %d there are %d.", what, len(self._workers), there
         )
 
-    def _check_bases(self, worker: _RayWorker) -> None:
+    def _check_bases(self, started: StartedWorker) -> None:
         """Raise ConfigError if a worker has read other models than the trainer."""
-        if worker.beginning is None:
-            return
-        for base, found in json.loads(_read(worker.beginning)[0])["hashes"].items():
-            if found != self._hashes[base]:
-                raise ConfigError(
-                    f"A rollout worker has read other weights for '{self._bases[base]}' ({found}) than the trainer "
-                    f"({self._hashes[base]}). Put the same files under this path on all machines."
-                )
-        worker.beginning = worker.up = None
+        if started.beginning is not None:
+            found = json.loads(_read(started.beginning)[0])["hashes"]
+            check_hashes("rollout worker", "the trainer", self._hashes, found, self._bases)
+            started.beginning = started.up = None
 
     def _gather(self, shares: Sequence[_Share]) -> None:
         """Wait until every share is answered, asking again where a worker has died."""
         while waiting := [share for share in shares if share.answer is None]:
             self._ask(waiting)
-            stop_if_asked()
-            for worker in [share.worker for share in waiting]:
-                # An actor that the cluster finds no room for never answers: its machine may be gone.
-                if worker is None or worker.up is None:
-                    continue
-                if first_answered([worker.up], 0.0) is not None:
-                    worker.up = None
-                elif time.monotonic() - worker.begun > self._config.ray.timeout:
-                    raise EngineError(
-                        f"A rollout worker has not started within {self._config.ray.timeout:g} s (`ray.timeout`): the machine "
-                        "that it was placed on is gone or has no room left. Resume the run."
-                    )
-            first = first_answered([share.asked for share in waiting if share.asked is not None], LOOK)
+            asked = [share.asked for share in waiting if share.asked is not None]
+            first = self._waiting.first(
+                [share.started for share in waiting if share.started is not None], asked
+            )
             for share in waiting:
                 if first is None or share.asked is not first:
                     continue
-                worker = share.worker
+                worker, started = share.worker, share.started
                 assert worker is not None, "it was asked"
+                assert started is not None, "it was asked"
                 try:
-                    self._check_bases(worker)
+                    self._check_bases(started)
                     share.answer = _read(first)
-                    self._deaths = 0
+                    self._waiting.answered()
                 except ActorLost as lost:
                     share.asked = None
-                    if worker.actor is not share.actor:  # lost with another share that it had
+                    if worker.started is not started:  # lost with another share that it had
                         continue
-                    worker.actor = worker.beginning = None
-                    self._deaths += 1
+                    worker.started = None
                     if worker.place.bundle is None:
                         self._say(f"a worker that had joined has left ({lost}); others play its groups")
-                    if self._deaths >= DEATHS:
-                        raise EngineError(
-                            f"{self._deaths} rollout workers in a row have died before they had played anything; the last one: {lost}. "
-                            "Read what they printed above, and check the memory of their machines (`ray.rollout`)."
-                        ) from None
+                    self._waiting.died(lost)
 
     def _start(self, worker: _RayWorker) -> None:
-        worker.actor = self._connection.actor(RayPlayer, worker.place.bundle, self._config.ray.rollout)
-        worker.begun, worker.up = time.monotonic(), worker.actor.ask("here")
+        actor = self._connection.actor(RayPlayer, worker.place.bundle, self._config.ray.rollout)
         said = {**self._begin_with, "worlds": worker.place.worlds, "samplers": worker.place.samplers}
-        worker.beginning = worker.actor.ask("begin", json.dumps(said).encode())
+        worker.started = StartedWorker.of(actor, json.dumps(said).encode())
         worker.has = {}
 
 

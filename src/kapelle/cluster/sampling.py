@@ -19,10 +19,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import DEATHS, Actor, ActorCall, ActorConnection, ActorLost
+from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, Waiting, check_hashes
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import RequestQueue, wait_for_requests
-from kapelle.errors import ConfigError, EngineError
 from kapelle.runs.episode_json import b64
 from kapelle.runtime import interrupts
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
@@ -50,10 +49,10 @@ class _AskedPool:
     name: str
     bundle: int
     policies: tuple[str, ...]
+    waiting: Waiting
     actor: Actor | None = None
     beginning: ActorCall | None = None
     """Hashes of the bases that it has read, until they are compared."""
-    deaths: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +83,21 @@ class PooledEngine(RolloutEngine):
         """Take one worker of each pool on the bundle that `said` names, started if no other process has."""
         self._connection, self._said, self._config, self._team = connection, said, config, team
         held = pools_of(config, team)
-        self._pools = [_AskedPool(name, bundle, held[name]) for name, bundle in said["samplers"]]
+        self._pools = [
+            _AskedPool(
+                name,
+                bundle,
+                held[name],
+                Waiting(
+                    "sampling worker",
+                    "sampled",
+                    f"ray.pools.{name}",
+                    config.ray.timeout,
+                    f" of the pool '{name}'",
+                ),
+            )
+            for name, bundle in said["samplers"]
+        ]
         self._pool_of = {policy: pool for pool in self._pools for policy in pool.policies}
         self._renderers: dict[str, Renderer] = {}
         self._hashes: dict[str, str] = {}
@@ -181,18 +194,12 @@ class PooledEngine(RolloutEngine):
                         batch.asked = pool.actor.ask("sample", batch.question, *sent)
                         continue
                 except ActorLost as lost:
-                    pool.deaths += 1
-                    if pool.deaths >= DEATHS:
-                        raise EngineError(
-                            f"{pool.deaths} sampling workers of the pool '{pool.name}' in a row have died before they had sampled anything; "
-                            f"the last one: {lost}. Read what they printed above, and check the memory of their machines "
-                            f"(`ray.pools.{pool.name}`)."
-                        ) from None
+                    pool.waiting.died(lost)
                     time.sleep(AGAIN)
                     self._start(pool)
                     batch.asked = pool.actor.ask("sample", batch.question)
                 else:
-                    pool.deaths = 0
+                    pool.waiting.answered()
                     batch.answers = [_completion(row) for row in said["answers"]]
                     break
 
@@ -205,12 +212,7 @@ class PooledEngine(RolloutEngine):
         pool.beginning = pool.actor.ask("begin", json.dumps(said).encode())
 
     def _compare(self, hashes: Mapping[str, str]) -> None:
-        for base, found in hashes.items():
-            if self._hashes.setdefault(base, found) != found:
-                raise ConfigError(
-                    f"A sampling worker has read other weights for '{self._said['bases'][base]}' ({found}) than the one before it "
-                    f"({self._hashes[base]}). Put the same files under this path on all machines."
-                )
+        check_hashes("sampling worker", "the one before it", self._hashes, hashes, self._said["bases"])
 
 
 def _read(asked: ActorCall) -> Mapping[str, Any]:

@@ -11,20 +11,18 @@ import base64
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import DEATHS, LOOK, Actor, ActorCall, ActorConnection, ActorLost, first_answered
-from kapelle.errors import ConfigError, EngineError
+from kapelle.cluster.actors import ActorCall, ActorConnection, ActorLost, StartedWorker, Waiting, check_hashes
+from kapelle.errors import ConfigError
 from kapelle.rows import Learners, Reader, Sample
 from kapelle.runs.episode_json import b64
 from kapelle.runtime import interrupts
 from kapelle.runtime.foreign_code import received_error, sent_error
-from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
@@ -36,21 +34,6 @@ if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings
     from kapelle.models.language_model import LanguageModel
     from kapelle.setup.preparation import PreparedRun
-
-
-@dataclass(slots=True, eq=False)
-class _Scorer:
-    """A scoring worker of this rank: its bundle and its current actor."""
-
-    bundle: int
-    actor: Actor
-    begun: float
-    """When the actor was asked for."""
-    up: ActorCall | None
-    """Its answer that it runs, until that is read."""
-    beginning: ActorCall | None
-    """Hashes of the bases that it has read, until they are compared."""
-    asked: ActorCall | None = None
 
 
 class RayScorers(Learners):
@@ -84,7 +67,7 @@ class RayScorers(Learners):
         self._base_of |= {name: policy.base for name, policy in scored.beside.items()}
         self._readers: dict[str, Reader] = {}
         self._hashes: dict[str, str] = {}
-        self._deaths = 0
+        self._waiting = Waiting("scoring worker", "scored", "ray.scoring", config.ray.timeout)
         self._begin_with = json.dumps(
             {
                 "config": config.model_dump(mode="json"),
@@ -94,7 +77,8 @@ class RayScorers(Learners):
             }
         ).encode()
         # Of all workers, this rank asks those whose number leaves its own when it is divided by the number of ranks.
-        self._workers = {ranks.rank + k * ranks.size: self._started(each) for k, each in enumerate(bundles)}
+        self._bundles = {ranks.rank + k * ranks.size: each for k, each in enumerate(bundles)}
+        self._workers = {k: self._started(each) for k, each in self._bundles.items()}
 
     def hashes(self, known: Mapping[str, str]) -> dict[str, str]:
         """Wait until all workers have loaded their models; return `known`, with the hashes of their bases' weights, by base name.
@@ -183,54 +167,30 @@ class RayScorers(Learners):
     def _answers(self, method: str, questions: Mapping[int, bytes]) -> dict[int, dict[str, Tensor]]:
         """Ask workers, by number, and wait for their answers; one that dies is started again and asked again."""
         found: dict[int, dict[str, Tensor]] = {}
-        for k, question in questions.items():
-            self._workers[k].asked = self._workers[k].actor.ask(method, question)
-        while left := {k: self._workers[k] for k in questions if k not in found}:
-            stop_if_asked()
-            for worker in left.values():
-                # An actor that the cluster finds no room for never answers: its machine may be gone.
-                if worker.up is not None and first_answered([worker.up], 0.0) is not None:
-                    worker.up = None
-                elif worker.up is not None and time.monotonic() - worker.begun > self._ray.timeout:
-                    raise EngineError(
-                        f"A scoring worker has not started within {self._ray.timeout:g} s (`ray.timeout`): the machine that it was "
-                        "placed on is gone or has no room left. Resume the run."
-                    )
-            first = first_answered([each.asked for each in left.values() if each.asked is not None], LOOK)
-            for k, worker in left.items():
-                if first is None or worker.asked is not first:
-                    continue
+        asked = {k: self._workers[k].actor.ask(method, question) for k, question in questions.items()}
+        while asked:
+            first = self._waiting.first([self._workers[k] for k in asked], list(asked.values()))
+            for k in [k for k, call in asked.items() if call is first]:
+                worker, call = self._workers[k], asked.pop(k)
                 try:
                     if worker.beginning is not None:
                         self._compare(_read(worker.beginning)[0])
                         worker.beginning = None
-                    found[k] = _read(first)[1]
-                    self._deaths = 0
+                    found[k] = _read(call)[1]
+                    self._waiting.answered()
                 except ActorLost as lost:
-                    self._deaths += 1
-                    if self._deaths >= DEATHS:
-                        raise EngineError(
-                            f"{self._deaths} scoring workers in a row have died before they had scored anything; the last one: {lost}. "
-                            "Read what they printed above, and check the memory of their machines (`ray.scoring`)."
-                        ) from None
-                    self._workers[k] = again = self._started(worker.bundle)
-                    again.asked = again.actor.ask(method, questions[k])
+                    self._waiting.died(lost)
+                    self._workers[k] = self._started(self._bundles[k])
+                    asked[k] = self._workers[k].actor.ask(method, questions[k])
         return found
 
-    def _started(self, bundle: int) -> _Scorer:
+    def _started(self, bundle: int) -> StartedWorker:
         assert self._connection is not None, "a rank with workers has joined the cluster"
         actor = self._connection.actor(RayScorer, bundle, self._ray.scoring)
-        up = actor.ask("here")
-        return _Scorer(bundle, actor, time.monotonic(), up, actor.ask("begin", self._begin_with))
+        return StartedWorker.of(actor, self._begin_with)
 
     def _compare(self, hashes: Mapping[str, str]) -> None:
-        """Raise ConfigError if a worker has read other models than the other processes of the run."""
-        for base, found in hashes.items():
-            if self._hashes.setdefault(base, found) != found:
-                raise ConfigError(
-                    f"A scoring worker has read other weights for '{self._bases[base]}' ({found}) than another process of this run "
-                    f"({self._hashes[base]}). Put the same files under this path on all machines."
-                )
+        check_hashes("scoring worker", "another process of this run", self._hashes, hashes, self._bases)
 
 
 def _read(asked: ActorCall) -> tuple[Any, dict[str, Tensor]]:
