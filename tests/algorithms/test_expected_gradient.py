@@ -21,6 +21,8 @@ from kapelle.algorithm import algorithm_class
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
 MONTE_CARLO: dict[str, Any] = {"lam": 1.0, "normalise": "none"}
+UNBENT: dict[str, Any] = {"scale": "none", "gamma": 1.0, "alone": "episode", "omega": 2.0}
+"""GiGPO without what bends its update."""
 
 
 def worth(words: Words) -> float:
@@ -67,6 +69,8 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("reinforce_plus_plus", {"group_size": 2, "baseline": "group", "whiten": "tokens"}),
     ("magrpo", {"group_size": 2}),
     ("at_grpo", {"group_size": 2, "scale": "none"}),
+    ("gigpo", {"group_size": 2, **UNBENT}),
+    ("gigpo", {"group_size": 2, "scale": "none", "omega": 0.0}),
     ("a2c", {"gae": MONTE_CARLO, "entropy_coefficient": 0.0}),
     ("ippo", {"gae": MONTE_CARLO}),
     ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}}),
@@ -137,9 +141,36 @@ def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["magrpo", "at_grpo"])
-def test_rewards_on_the_way_within_groups(name: str) -> None:
-    assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, scale="none"))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("magrpo", {"scale": "none"}), ("at_grpo", {"scale": "none"}), ("gigpo", UNBENT)],
+    ids=lambda each: str(each)[:8],
+)
+def test_rewards_on_the_way_within_groups(name: str, settings: dict[str, Any]) -> None:
+    assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, **settings))
+
+
+@pytest.mark.slow
+def test_a_state_that_an_attempt_meets_twice_is_compared_with_other_attempts() -> None:
+    """Nothing is heard in these games, so that all turns of an agent meet one state."""
+    assert positive(update("gigpo", PAID_TOGETHER, team_reward="sum", group_size=2, state="heard", **UNBENT))
+
+
+def test_states_that_are_seldom_met_weigh_less_in_gigpo() -> None:
+    """With `alone: zero` the update at a state is (1 + ω·P(another attempt meets it))·½ times ∇J there."""
+    kind: Any = algorithm_class("gigpo")
+    settings = {"group_size": 2, "scale": "none", "gamma": 1.0, "omega": 2.0}
+    tables = expected_update(kind.model_validate(settings).build(), CHAIN_OF_ARMS)[0]
+    true, factors = tables.gradient(), {}
+    for k, words in enumerate(CHAIN_OF_ARMS.words):
+        row = tables.model.row(CHAIN_OF_ARMS.prompt([words]))
+        moved, gradient = tables.ascent["b"][row], true["b"][row]
+        factors[k] = float((moved * gradient).sum() / gradient.square().sum())
+        assert torch.allclose(moved, factors[k] * gradient, atol=1e-6)
+    # One other attempt, whose first agent says the words with ½, ¼ and ¼.
+    assert [factors[k] / factors[0] for k in factors] == pytest.approx([1.0, 1.5 / 2.0, 1.5 / 2.0], rel=1e-4)
+    assert math.isnan(multiples(tables)["b"])
+    assert multiples(tables)["a"] > 0
 
 
 def stops_early(said: Sequence[Words]) -> str | None:
@@ -194,6 +225,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
     ("rloo", {}),
     ("magrpo", {}),
     ("at_grpo", {"scale": "none"}),
+    ("gigpo", UNBENT),
     ("remax", {}),
 ]
 

@@ -16,6 +16,7 @@ BUILTIN: Mapping[str, str] = {
     "remax": "kapelle.algorithms.remax:ReMax",
     "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "rae": "kapelle.algorithms.rae:RAE",
+    "gigpo": "kapelle.algorithms.gigpo:GiGPO",
     "at_grpo": "kapelle.algorithms.at_grpo:ATGRPO",
     "cory": "kapelle.algorithms.cory:CORY",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.distill import Distill as Distill
     from kapelle.algorithms.dpo import DPO as DPO
     from kapelle.algorithms.dr_mas import DrMAS as DrMAS
+    from kapelle.algorithms.gigpo import GiGPO as GiGPO
     from kapelle.algorithms.grpo import GRPO as GRPO
     from kapelle.algorithms.happo import HAPPO as HAPPO
     from kapelle.algorithms.magrpo import MAGRPO as MAGRPO

@@ -24,6 +24,7 @@ from kapelle.algorithms.shared.groups import (
     by_agent_turn,
     by_episode,
     by_round,
+    by_state,
     by_turns_of_agent,
     compare,
 )
@@ -36,7 +37,7 @@ ESTIMATES = (group_scaled, group_centred, leave_one_out)
 
 
 Sets = Callable[[Sequence[Group], Mapping[TurnKey, float]], list[Member]]
-SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_turns_of_agent)
+SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_state, by_turns_of_agent)
 
 
 def rewards(groups: Sequence[Group]) -> Mapping[TurnKey, float]:
@@ -115,6 +116,7 @@ def speaker(groups: Sequence[Group], key: TurnKey) -> str:
     [
         (by_agent, speaker),
         (by_turns_of_agent, speaker),
+        (by_state, lambda groups, key: (speaker(groups, key), key.turn)),
         (by_agent_turn, lambda groups, key: (speaker(groups, key), number(groups, key))),
         (by_round, number),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from tests.support.tiny import team_of
 
 from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
 from kapelle.algorithms.dr_mas import DrMAS
+from kapelle.algorithms.gigpo import GiGPO
+from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.opo import OPO
@@ -24,7 +28,9 @@ from kapelle.algorithms.shared.rewards import PenaltyConfig
 from kapelle.rows import Signals, TurnKey
 from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.types import Episode, Group
+from kapelle.types import Episode, Group, Image, Message
+
+S2 = 1 / math.sqrt(2)
 
 
 def credit_of(
@@ -198,6 +204,93 @@ class TestDrMAS:
         std = math.sqrt(1 / 3) + 1e-6
         b = 10 / (math.sqrt(200) + 1e-6)
         assert firsts(given) == pytest.approx([1 / 3 / std, -b, 1 / 3 / std, -2 / 3 / std, b])
+
+
+class TestGiGPO:
+    """One agent in rooms: what it reads is where it is, and each attempt is paid at its end."""
+
+    ROOMS = MappingProxyType({"hall": (1,), "attic": (2,), "cellar": (3,)})
+
+    def attempt(self, rooms: str, reward: float, **fields: Any) -> Episode:
+        turns = [
+            turn("a", k, prompt_ids=self.ROOMS[room], heard=(Message("user", room[0]),), **fields)
+            for k, room in enumerate(rooms.split())
+        ]
+        return episode(*turns, rewards={"a": reward})
+
+    def three(self) -> list[Group]:
+        return [
+            group(
+                self.attempt("hall attic", 4.0),
+                self.attempt("hall cellar", 0.0),
+                self.attempt("hall attic", 2.0),
+            )
+        ]
+
+    def test_both_levels_by_hand(self) -> None:
+        # Returns 4, 0 and 2: A^E = 2, −2, 0. To go from the hall at γ = ½: 2, 0, 1 → 1, −1, 0. The attic: 4 and 2; a set of
+        # two of three weighs 2/1 · 2/3 of ±1. Nobody else was in the cellar.
+        settings = {"scale": "none", "gamma": 0.5, "omega": 3.0}
+        given = firsts(credit_of(GiGPO.model_validate(settings).build(), self.three()))
+        assert given == pytest.approx([2 + 3, 2 + 4, -2 - 3, -2.0, 0.0, -4.0])
+        settings["alone"] = "episode"
+        given = firsts(credit_of(GiGPO.model_validate(settings).build(), self.three()))
+        assert given == pytest.approx([2 + 3, 2 + 4, -2 - 3, -2 - 6, 0.0, -4.0])
+
+    def test_both_levels_are_divided_by_their_own_spread(self) -> None:
+        # A^E: ±2 over a deviation of 2. The hall: 2, 0, 1 over 1. The attic: ±1 over √2.
+        given = firsts(credit_of(GiGPO(gamma=0.5).build(), self.three()))
+        assert given == pytest.approx([2.0, 1 + S2, -2.0, -1.0, 0.0, -S2], abs=1e-5)
+
+    def test_without_the_inner_level_it_is_grpo(self) -> None:
+        groups = self.three()
+        assert firsts(credit_of(GiGPO(omega=0.0).build(), groups)) == firsts(
+            credit_of(GRPO().build(), groups)
+        )
+
+    def test_a_room_that_an_attempt_comes_back_to_is_compared_with_other_attempts(self) -> None:
+        # Attempt 0 is in the hall twice and earns 6, to go from each; attempt 1 earns 0.
+        groups = [group(self.attempt("hall hall", 6.0), self.attempt("hall", 0.0))]
+        given = firsts(credit_of(GiGPO(scale="none", gamma=1.0).build(), groups))
+        # A^E ±3; A^S ½·(6 − 0) for either visit, and ½·(0 − mean of 6 and 6).
+        assert given == pytest.approx([3 + 3, 3 + 3, -3 - 3])
+        # Only its own attempt met the attic twice.
+        groups = [group(self.attempt("attic attic", 6.0), self.attempt("hall", 0.0))]
+        given = firsts(credit_of(GiGPO(scale="none").build(), groups))
+        assert given == pytest.approx([3.0, 3.0, -3.0])
+
+    def test_tasks_agents_and_pictures_are_kept_apart(self) -> None:
+        red, blue = (Image(name, "image/png", b"") for name in ("red", "blue"))
+        settings = GiGPO(scale="none", gamma=1.0, team_reward="individual").build()
+        one = self.attempt("hall", 4.0, images=(red,))
+        groups = [group(one, self.attempt("hall", 0.0, images=(blue,)))]
+        assert firsts(credit_of(settings, groups)) == pytest.approx([2.0, -2.0])
+        assert firsts(credit_of(settings, [group(one, self.attempt("hall", 0.0, images=(red,)))]))[0] == 4.0
+        both = [
+            episode(turn("a", 0), turn("b", 1, prompt_ids=(5, 10, 11)), rewards={"a": r}) for r in (4.0, 0.0)
+        ]
+        assert firsts(credit_of(settings, [group(*both)])) == pytest.approx([4.0, 0.0, -4.0, 0.0])
+        assert firsts(credit_of(settings, [group(one), group(one)])) == [0.0, 0.0]
+
+    def test_what_was_heard_last_may_be_the_state(self) -> None:
+        # What stands before it differs: the prompts are never equal from the second turn on.
+        def kept(first: str, reward: float) -> Episode:
+            seen = self.attempt(f"{first} hall", reward)
+            return replace(
+                seen,
+                turns=(seen.turns[0], replace(seen.turns[1], prompt_ids=(*self.ROOMS[first], 1))),
+            )
+
+        groups = [group(kept("attic", 2.0), kept("cellar", 0.0))]
+        settings = {"scale": "none", "gamma": 1.0}
+        assert firsts(credit_of(GiGPO.model_validate(settings).build(), groups)) == [1.0, 1.0, -1.0, -1.0]
+        settings["state"] = "heard"
+        assert firsts(credit_of(GiGPO.model_validate(settings).build(), groups)) == [1.0, 2.0, -1.0, -2.0]
+
+    @pytest.mark.parametrize("wrong", [{"omega": -1.0}, {"gamma": 1.5}, {"state": "seen"}, {"alone": "mean"}])
+    def test_senseless_settings_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            GiGPO.model_validate(wrong)
 
 
 class TestMARS:

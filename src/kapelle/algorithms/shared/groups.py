@@ -129,6 +129,28 @@ def by_agent_turn(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> l
     return members
 
 
+def by_state(
+    groups: Sequence[Group], reward: Mapping[TurnKey, float], *, gamma: float = 1.0, latest: bool = False
+) -> list[Member]:
+    """One set per task, agent and state: the agent's return from that turn on, γ from turn to turn (GiGPO).
+
+    A state is what the agent read, token for token and picture for picture; with `latest` what it heard since its last turn.
+    """
+    numbers: dict[object, int] = {}
+    members = []
+    for g, e, episode, own in _trained(groups):
+        for agent, turns in own.items():
+            to_go = 0.0
+            for turn in reversed(turns):
+                key = TurnKey(g, e, turn.index)
+                to_go = reward[key] + gamma * to_go
+                state = turn.heard if latest else (turn.prompt_ids, turn.images)
+                number = numbers.setdefault(state, len(numbers))
+                place = place_of(episode, agent)
+                members.append(Member((g, agent, number), to_go, len(turn.completion_ids), (key,), place))
+    return members
+
+
 def by_turns_of_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task and agent over all its turns, each with the agent's return (Dr.MAS)."""
     return [member._replace(keys=(key,)) for member in by_agent(groups, reward) for key in member.keys]
