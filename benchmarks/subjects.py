@@ -64,11 +64,8 @@ def reward(text: str) -> float:
     return float(sum(text.encode()) % 2)
 
 
-class FixedTasks(Settings, Answerable):
-    """Questions of a fixed number of tokens, whose reward depends on the answer alone."""
-
-    name: Literal["benchmarks.subjects:FixedTasks"] = "benchmarks.subjects:FixedTasks"
-    prompt_tokens: int = 64
+class DrawnTasks(Settings):
+    """What environments of benchmarks have in common: tasks without end, from a seed each, and rewards that depend on the answer alone."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -87,14 +84,25 @@ class FixedTasks(Settings, Answerable):
         """There is no end of them."""
         return None
 
-    def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index."""
-        seed = 2 * index + (split == "test")
-        return Task(f"{split}-{index}", question(seed, self.prompt_tokens))
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> FixedWorld:
         """Open its world."""
         return FixedWorld(task, agents)
+
+
+def seed_of(split: Split, index: int) -> int:
+    """Return the seed of a task."""
+    return 2 * index + (split == "test")
+
+
+class FixedTasks(DrawnTasks, Answerable):
+    """Questions of a fixed number of tokens."""
+
+    name: Literal["benchmarks.subjects:FixedTasks"] = "benchmarks.subjects:FixedTasks"
+    prompt_tokens: int = 64
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index."""
+        return Task(f"{split}-{index}", question(seed_of(split, index), self.prompt_tokens))
 
     def extract(self, text: str) -> str | None:
         """Every text is its own answer."""
@@ -102,22 +110,24 @@ class FixedTasks(Settings, Answerable):
 
 
 class FixedWorld:
-    """One question; each agent answers once and is paid for its own text."""
+    """One question; all answer in each of the `rounds` of its data, or once, and each agent is paid for its own last text."""
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        self._task, self._agents = task, tuple(agents)
+        self._task, self._agents, self._played = task, tuple(agents), 0
+        self._rounds = int(task.data.get("rounds", 1))
         self._rewards: dict[str, float] = {}
 
     def observe(self, agent: str) -> str:
-        """Return the question."""
-        return self._task.question
+        """Return the question, and the round where there are several."""
+        return self._task.question if self._rounds == 1 else f"{self._task.question} {self._played}"
 
     def movers(self) -> tuple[str, ...]:
-        """Return everybody, once."""
-        return () if self._rewards else self._agents
+        """Return everybody, until the rounds are over."""
+        return self._agents if self._played < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Pay at the end."""
+        """Count a round; pay at the end."""
+        self._played += 1
         self._rewards = {name: reward(text) for name, text in actions.items()}
         return {}
 

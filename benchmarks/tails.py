@@ -18,12 +18,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from kapelle.environment import Outcome
-from kapelle.settings.base import Settings
+from benchmarks.subjects import DrawnTasks, seed_of
 from kapelle.types import Split, Task
 
 STEPS, FIRST, RANKS = 10, 3, 2
@@ -35,7 +34,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class LongWorlds(Settings):
+class LongWorlds(DrawnTasks):
     """Worlds of a lognormal number of rounds, in which both agents write at the same time."""
 
     name: Literal["benchmarks.tails:LongWorlds"] = "benchmarks.tails:LongWorlds"
@@ -44,61 +43,11 @@ class LongWorlds(Settings):
     tail: float = 1.0
     """Standard deviation of the logarithm."""
 
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """See `LongWorld.outcome`."""
-        return (0.0, 1.0)
-
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """Both are drawn."""
-        return {"train": "drawn from even seeds", "test": "drawn from odd seeds"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        """Refuse nothing."""
-
-    def size(self, split: Split) -> int | None:
-        """There is no end of them."""
-        return None
-
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index; its world's rounds depend on that alone."""
-        drawn = random.Random(2 * index + (split == "test")).gauss(0.0, 1.0)
+        drawn = random.Random(seed_of(split, index)).gauss(0.0, 1.0)
         rounds = max(1, min(40, round(self.rounds * math.exp(self.tail * drawn - self.tail**2 / 2))))
         return Task(f"{split}-{index}", f"{index % 10_000}?", data={"rounds": rounds})
-
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> LongWorld:
-        """Open its world."""
-        return LongWorld(task, agents)
-
-
-class LongWorld:
-    """All speak, round after round, and are paid for their last words."""
-
-    def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        self._task, self._agents, self._played = task, tuple(agents), 0
-        self._rewards: dict[str, float] = {}
-
-    def observe(self, agent: str) -> str:
-        """Return the question, and the round."""
-        return f"{self._task.question} {self._played}"
-
-    def movers(self) -> tuple[str, ...]:
-        """Return everybody, until the rounds are over."""
-        return self._agents if self._played < self._task.data["rounds"] else ()
-
-    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Count a round."""
-        self._played += 1
-        self._rewards = {name: sum(text.encode()) % 5 / 4 for name, text in actions.items()}
-        return {}
-
-    def outcome(self) -> Outcome:
-        """Return what was earned."""
-        return Outcome(self._rewards, None)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def run() -> dict[str, Any]:
