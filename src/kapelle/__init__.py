@@ -28,6 +28,7 @@ HOMES: Mapping[str, str] = {
     "Agent": "kapelle.team",
     "AgentConfig": "kapelle.settings.schema",
     "Algorithm": "kapelle.algorithm",
+    "Blame": "kapelle.runs.blamed",
     "Answerable": "kapelle.environment",
     "ConfigError": "kapelle.errors",
     "Scripted": "kapelle.environment",
@@ -58,6 +59,7 @@ HOMES: Mapping[str, str] = {
     "Turn": "kapelle.types",
     "Workflow": "kapelle.workflow",
     "World": "kapelle.environment",
+    "blame": "kapelle.training.blaming",
     "load_recipe": "kapelle.setup.recipe",
     "train": "kapelle.one_call",
 }
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
     from kapelle.one_call import train as train
+    from kapelle.runs.blamed import Blame as Blame
     from kapelle.settings.base import Settings as Settings
     from kapelle.settings.schema import AgentConfig as AgentConfig
     from kapelle.settings.schema import RunConfig as RunConfig
@@ -89,6 +92,7 @@ if TYPE_CHECKING:
     from kapelle.team import Agent as Agent
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
+    from kapelle.training.blaming import blame as blame
     from kapelle.training.loop import Step as Step
     from kapelle.training.trainer import Summary as Summary
     from kapelle.training.trainer import Trainer as Trainer

@@ -377,6 +377,44 @@ COMMANDS: Mapping[str, Command] = {
             _JSON,
         ),
     ),
+    "blame": Command(
+        "RUN [key.path=value …] [--split eval|train] [--episodes N] [--samples K] [--seed N] [--json [FILE]]",
+        "find out which agent's turns lost the episodes that a run failed",
+        "blame",
+        (
+            words(
+                "RUN …",
+                "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with some, "
+                "episodes are played anew",
+            ),
+            (
+                ("--split",),
+                {
+                    "choices": ("eval", "train"),
+                    "default": "eval",
+                    "help": "episodes to look at: of the evaluation, or of training tasks (default: eval)",
+                },
+            ),
+            option(
+                "--episodes",
+                "N",
+                "at most so many failed episodes, and as many solved ones (default: 50)",
+                type=whole(1),
+                default=50,
+            ),
+            option("--samples", "K", "continuations from each moment (default: 8)", type=whole(1), default=8),
+            option("--seed", "N", "seed of the continuations (default: the run's)", type=whole(0)),
+            (
+                ("--json",),
+                {
+                    "nargs": "?",
+                    "const": "-",
+                    "metavar": "FILE",
+                    "help": "print one JSON object, or write it to a new file; progress goes to stderr",
+                },
+            ),
+        ),
+    ),
     "compare": Command(
         "RECIPE [--real] [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
         "[--jobs N] [--json]",

@@ -93,16 +93,21 @@ def is_model(name: str) -> bool:
     )
 
 
-def _from_run(path: str, settings: tuple[str, ...]) -> Player:
-    from kapelle.metrics.definitions import own_returns
-    from kapelle.training.trainer import Trainer
-
-    read_config(split_run(path)[0])  # raises when there is no run
+def check_changeable(settings: Sequence[str]) -> None:
+    """Raise ConfigError for a setting of a run that says what was trained, not what is played."""
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(
                 f"'{setting}' would change what was trained. For a run, set keys of `environment`, `evaluation` and `episode`."
             )
+
+
+def _from_run(path: str, settings: tuple[str, ...]) -> Player:
+    from kapelle.metrics.definitions import own_returns
+    from kapelle.training.trainer import Trainer
+
+    read_config(split_run(path)[0])  # raises when there is no run
+    check_changeable(settings)
     trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
     returns = trainer.algorithm.returns or own_returns
     return Player(path, trainer.play, trainer.config, returns, trainer.done)

@@ -22,6 +22,7 @@ from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
+from kapelle.runs.blamed import Blame
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.rank_log import rank_log
 from kapelle.runs.summary import in_words, telling
@@ -69,6 +70,7 @@ from kapelle.settings.schema import (
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare, rows_left_out
 from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
 from kapelle.training.observer import Observer, Silent
@@ -440,6 +442,16 @@ class Trainer:
         if not self._records.report_end_again():
             self._phase("training", "")
         return result
+
+    def blame(
+        self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
+    ) -> Blame:
+        """Return which turns lost evaluation episodes of the current weights; see `kapelle.blame`, which asks a run.
+
+        It is kept in the run directory's folder `blame`, and not at all where nothing is written (`Trainer.from_run`).
+        """
+        run = self._records.run
+        return blame_team(self, None if run is None else run.path, (), episodes, samples, split, seed)
 
     def _tell(self, text: str) -> None:
         """Tell the user: the observer or, without one, by a Python warning."""

@@ -1,0 +1,157 @@
+"""`kapelle blame`: which agent's turns lost the episodes that a run failed, by playing on from each of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kapelle.cli.named import check_changeable
+from kapelle.cli.output import command, new_file, printable, say, writing
+from kapelle.cli.parser import split_words
+from kapelle.cli.progress import Lines, Watch
+from kapelle.cli.quiet import hush
+from kapelle.cli.stopping import exit_code
+from kapelle.errors import ConfigError
+from kapelle.runs.blamed import QUOTED, drop_text
+from kapelle.runtime.files import write_all
+
+if TYPE_CHECKING:
+    from kapelle.runs.blamed import Blame, BlamedEpisode, BlamedTurn
+
+STDOUT = "-"
+"""The value of `--json` without a file."""
+LEGEND = (
+    "drop: the probability of success before the turn less that after it, mean ± standard error over episodes; lost: failed episodes in "
+    "which this turn cost most"
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and print who lost what."""
+    hush()
+    named, settings = split_words(arguments.words)
+    out = None if arguments.json in (None, STDOUT) else Path(arguments.json)
+    if out is not None and out.suffix != ".json":
+        raise ConfigError(
+            f"--json {out}: the result is one JSON object. Name a file that ends in .json, or put --json last to print it."
+        )
+    if len(named) != 1:
+        raise ConfigError("Name one run directory, for example `kapelle blame runs/mine`.")
+    check_changeable(settings)
+    with ExitStack() as closing:
+        # An unusable file is found before anything is played.
+        file = None if out is None else closing.enter_context(new_file(out, "--json"))
+        from kapelle.training.blaming import blame
+
+        try:
+            result = blame(
+                named[0],
+                *settings,
+                episodes=arguments.episodes,
+                samples=arguments.samples,
+                split=arguments.split,
+                seed=arguments.seed,
+                observer=Watch(Lines(sys.stderr)),
+            )
+        except KeyboardInterrupt as stop:
+            closing.pop_all().__exit__(KeyboardInterrupt, stop, None)
+            say(
+                f"stopped; what is measured is kept. Continue with: {command('blame', *_again(arguments))}",
+                sys.stderr,
+            )
+            return exit_code(stop)
+        if file is not None and out is not None:
+            with writing(out, "--json"):
+                write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
+    if arguments.json == STDOUT:
+        say(json.dumps(result.row()))
+        return 0
+    for line in lines(result, named[0]):
+        say(line)
+    return 0
+
+
+def _again(arguments: argparse.Namespace) -> list[str]:
+    words = [
+        *arguments.words,
+        "--split",
+        arguments.split,
+        "--episodes",
+        arguments.episodes,
+        "--samples",
+        arguments.samples,
+    ]
+    words += [] if arguments.seed is None else ["--seed", arguments.seed]
+    words += (
+        [] if arguments.json is None else ["--json"] + ([] if arguments.json == STDOUT else [arguments.json])
+    )
+    return [str(word) for word in words]
+
+
+def lines(result: Blame, name: str) -> list[str]:
+    """Return the result for people: a table by agent and turn, and the most costly turns with what was said."""
+    about, spent = result.measured, sum(each.tokens for each in result.episodes)
+    count = sum(each.continuations for each in result.episodes)
+    title = (
+        f"{name} after {about['step']} steps: {len(result.failed)} failed and {len(result.solved)} solved episodes of "
+        f"{about['environment']}, {count:,} continuations, {spent:,} tokens"
+    )
+    found = [title, "", *_table(result), LEGEND]
+    nobody = sum(each.culprit is None for each in result.failed)
+    if nobody:
+        found.append(
+            f"{nobody} of the failed episodes {'was' if nobody == 1 else 'were'} lost by no turn: the chance was no better before any of them"
+        )
+    broken = sum(each.failed for each in result.episodes)
+    if broken:
+        found.append(f"{broken:,} continuations ended in an error and are in no mean")
+    for reason, episodes in result.left_out.items():
+        found.append(f"{episodes} episodes are left out, because they do not repeat: {printable(reason)}")
+    costly = result.costliest()
+    if costly:
+        found += ["", "the most costly turns"]
+    for episode, turn in costly:
+        found += _quoted(episode, turn)
+    if result.file is not None:
+        run = result.file.parent.parent
+        found += ["", f"kept in {result.file}; `{command('view', str(run))}` shows each conversation"]
+    return found
+
+
+def _quoted(episode: BlamedEpisode, turn: BlamedTurn) -> list[str]:
+    own = f" turn {turn.number}" if turn.number > 1 else ""
+    assert turn.before is not None, "it has a drop"
+    assert turn.after is not None
+    chances = f"{turn.before:.2f} → {turn.after:.2f}"
+    asked = printable(episode.question, QUOTED) if episode.question else episode.task
+    found = [f"  {chances}  {turn.agent}{own}: {printable(turn.text, QUOTED)}", f"{'':15}asked: {asked}"]
+    better = [each for each in turn.instead if each.success is not None and each.success > turn.after]
+    if better:
+        best = max(better, key=lambda each: (each.success or 0.0, each.times))
+        found.append(f"{'':15}instead, {best.success:.2f}: {printable(best.text, QUOTED)}")
+    return found
+
+
+def _table(result: Blame) -> list[str]:
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("agent")
+    for heading in ("turn", "drop, failed", "drop, solved", "before, failed", "lost"):
+        table.add_column(heading, justify="right")
+    for row in result.rows():
+        before: Any = row["failed"]["before"]
+        cells = [str(row["turn"]), drop_text(row["failed"]), drop_text(row["solved"])]
+        cells += ["–" if before is None else f"{before:.3f}", str(row["lost"])]
+        table.add_row(Text(printable(row["agent"], 30)), *map(Text, cells))
+    drawn = io.StringIO()
+    Console(file=drawn, width=120, color_system=None).print(table)
+    return [line.rstrip() for line in drawn.getvalue().splitlines()]

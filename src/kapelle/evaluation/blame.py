@@ -1,0 +1,335 @@
+"""Which agent lost the game: the probability of success before and after every turn, found by playing on from there.
+
+An episode is determined by its task, its seed and its turns (`rollout.branching`), so it can be continued from any of its moments: the
+turns up to there are replayed token for token in a fresh world, and everything after them is sampled anew with the weights that are
+measured. The mean success of such continuations is the probability of success at that moment,
+
+    before turn t: this turn and all that follow are sampled again; what others say at the same moment is kept
+    after turn t:  this turn and all of its moment are kept; of the last moment it is the episode's own outcome
+    drop of turn t = before − after
+
+The probability after one moment is that before the next, so each moment is estimated once, and where no two agents speak at once the
+drops of an episode add up to the probability at its beginning less its outcome. Over all that a team might say, the mean drop of every
+turn is 0: a turn that cost something in failed episodes gained as much in others. So drops compare agents on the episodes that were
+lost, and solved ones are measured beside them.
+
+Continuations are sampled as in training, also of episodes that were played greedily: from one greedy answer nothing can be told.
+The n-th continuations of one moment share their seed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from kapelle.environment import Alive, Environment, offers
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.rollout.branching import Record
+from kapelle.rollout.partial import numbered
+from kapelle.rollout.play import Play, ScheduledEpisode, play_episode, play_seats
+from kapelle.runs.blamed import (
+    Blame,
+    BlamedEpisode,
+    BlamedTurn,
+    BlameFile,
+    SampledInstead,
+    said_in,
+    uncertainty,
+)
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.randomness import derive_seed
+from kapelle.types import Episode, Group, Turn
+
+AT_ONCE = 512
+"""About how many continuations are in one decode batch; their episodes are kept together when all of them have ended."""
+ALTERNATIVES = 8
+"""Different texts that are kept of those sampled in the place of a turn."""
+LONGEST = 4000
+"""Characters that are kept of a text."""
+SAY_EVERY = 5.0
+"""Seconds between two reports of how far it is."""
+
+Key = tuple[int, int | None]
+"""Index of the first turn of a moment, and of the turn that alone is sampled again there; None for all of the moment."""
+
+
+def refuse_alive(environment: Environment) -> None:
+    """Raise ConfigError for an environment that depends on something outside, whose episodes cannot be replayed."""
+    alive = environment.alive if offers(environment, Alive) else ()
+    if alive:
+        raise ConfigError(
+            f"Blame plays episodes again up to each turn, but environment '{environment.name}' relies on answers that may differ "
+            f"the next time: {', '.join(alive)}. Its episodes cannot be replayed; leave that out, or read them with `kapelle view`."
+        )
+
+
+def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episode]]:
+    """Return the first `most` failed episodes and as many solved ones, each with its place in its group.
+
+    Episodes that ended in an error or have no score are passed over. Raises ConfigError where none failed, or none is scored.
+    """
+    scored = [
+        (k, episode)
+        for group in groups
+        for k, episode in enumerate(group.episodes)
+        if episode.error is None and episode.success is not None and episode.turns
+    ]
+    if not scored:
+        errors = Counter(each.error for group in groups for each in group.episodes if each.error is not None)
+        why = (
+            f": {errors.most_common(1)[0][0]}"
+            if errors
+            else ", because the environment scores none (`success`)"
+        )
+        raise ConfigError(
+            f"None of {sum(len(group.episodes) for group in groups)} episodes is solved or failed{why}. There is nobody to blame."
+        )
+    failed = [(k, each) for k, each in scored if (each.success or 0.0) < 1.0][:most]
+    if not failed:
+        raise ConfigError(
+            f"No episode failed: all {len(scored)} are solved. Play more (`evaluation.problems`), an earlier checkpoint (RUN@STEP) or "
+            "harder tasks."
+        )
+    return failed + [(k, each) for k, each in scored if (each.success or 0.0) >= 1.0][: len(failed)]
+
+
+def moments_of(turns: Sequence[Turn]) -> list[range]:
+    """Return the moments of an episode: turns of different agents, one after another, none of which was heard by another.
+
+    Their prompts were fixed when as many turns were complete (`Turn.seen`).
+    """
+    starts: list[int] = []
+    speakers: set[str] = set()
+    for k, turn in enumerate(turns):
+        if k == 0 or turn.seen != turns[k - 1].seen or turn.agent in speakers:
+            starts.append(k)
+            speakers.clear()
+        speakers.add(turn.agent)
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(turns)], strict=True)]
+
+
+def continued_from(episode: Episode) -> dict[Key, tuple[tuple[Turn, ...], tuple[Turn, ...]]]:
+    """Return from where an episode is continued: the turns before each moment, and those of the moment that are kept."""
+    found: dict[Key, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {}
+    for moment in moments_of(episode.turns):
+        past, now = episode.turns[: moment.start], episode.turns[moment.start : moment.stop]
+        found[moment.start, None] = past, ()
+        if len(now) > 1:
+            for turn in now:
+                found[moment.start, turn.index] = past, tuple(each for each in now if each is not turn)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One continuation."""
+
+    episode: int
+    key: Key
+    sampling_seed: int
+    record: Record
+
+
+def measure_blame(
+    play: Play,
+    chosen: Sequence[tuple[int, Episode]],
+    measured: Mapping[str, Any],
+    file: BlameFile | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Blame:
+    """Return the probability of success around each turn of these episodes, each given with its place in its group.
+
+    `measured` says how (`samples`, `seed`, …). What `file` holds already is not played again; the rest is appended to it, some
+    episodes at a time. `say` gets the costs before it starts and how far it is. Raises EpisodeError where no episode repeats.
+    """
+    refuse_alive(play.environment)
+    samples, seed = int(measured["samples"]), int(measured["seed"])
+    play = replace(play, tree=None, sampling=None)
+    keys = [(each.task.id, k, each.seed, said_in(each)) for k, each in chosen]
+    kept = {} if file is None else file.read()
+    known = {key: kept[key] for key in keys if key in kept}
+    left = [place for place, key in enumerate(keys) if key not in known]
+
+    if file is not None:
+        file.append(())  # a folder that cannot be written is found before anything is played
+
+    # What it will cost, from what the episodes themselves cost.
+    counts = {place: samples * len(continued_from(chosen[place][1])) for place in left}
+    total, tokens = sum(counts.values()), sum(samples * _tokens_ahead(chosen[place][1]) for place in left)
+    solved = sum((episode.success or 0.0) >= 1.0 for _, episode in chosen)
+    say(f"{len(chosen) - solved} failed and {solved} solved episodes: {total:,} continuations, about {tokens:,} tokens"
+        + (f"; {len(chosen) - len(left)} episodes are measured already" if len(left) < len(chosen) else ""))  # fmt: skip
+
+    began = said = time.monotonic()
+    done = sampled = 0
+    left_out: Counter[str] = Counter()
+
+    async def continued(job: _Job) -> Episode:
+        nonlocal done, sampled, said
+        sample, episode = chosen[job.episode]
+        found = await play_episode(play, episode.task, episode.seed, sample, job.record, job.sampling_seed)
+        done, sampled = done + 1, sampled + job.record.sampled(found).total()
+        now = time.monotonic()
+        if now - said >= SAY_EVERY or done == total:
+            said = now
+            wait = (now - began) / done * (total - done)
+            say(
+                f"{done:,} of {total:,} continuations, {sampled:,} tokens, {_time(now - began)} so far, about {_time(wait)} left"
+            )
+        return found
+
+    async def played(jobs: Sequence[_Job]) -> list[Episode]:
+        seats = [
+            ScheduledEpisode(episode.task, sample, episode.seed)
+            for sample, episode in (chosen[job.episode] for job in jobs)
+        ]
+        return await play_seats(play, seats, lambda number, _: continued(jobs[number]))
+
+    for places in _batches(counts):
+        jobs = [job for place in places for job in _jobs(place, chosen[place][1], samples, seed)]
+        episodes = run_async(partial(played, jobs))
+        play.engine.release_caches()
+        fresh: list[BlamedEpisode] = []
+        for place in places:
+            own = [(job, found) for job, found in zip(jobs, episodes, strict=True) if job.episode == place]
+            try:
+                for job, found in own:
+                    job.record.check_repeated(found, play.environment.name)
+            except EpisodeError:
+                reason = next(job.record.diverged for job, _ in own if job.record.diverged is not None)
+                left_out[reason or ""] += 1
+                continue
+            summed = _summed(keys[place], chosen[place][1], own)
+            known[summed.key] = summed
+            fresh.append(summed)
+        if file is not None and fresh:
+            file.append(fresh)
+        if not known:
+            raise EpisodeError(
+                f"No episode of '{play.environment.name}' repeats, so none can be continued from its middle: played again with its own seed "
+                f"and turns, {left_out.most_common(1)[0][0]}. Let world and workflow take all randomness from their seeds."
+            )
+    return Blame(
+        dict(measured),
+        tuple(known[key] for key in keys if key in known),
+        dict(left_out),
+        None if file is None else file.path,
+    )
+
+
+def _tokens_ahead(episode: Episode) -> int:
+    """Return about how many tokens one continuation of each kind samples: as many as the episode sampled there."""
+    whole = sum(len(turn.completion_ids) for turn in episode.turns)
+    return sum(
+        whole - sum(len(turn.completion_ids) for turn in (*past, *kept))
+        for past, kept in continued_from(episode).values()
+    )
+
+
+def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield places of episodes whose continuations make up one batch of about `AT_ONCE`."""
+    batch: list[int] = []
+    size = 0
+    for place, count in counts.items():
+        batch.append(place)
+        size += count
+        if size >= AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _jobs(place: int, episode: Episode, samples: int, seed: int) -> list[_Job]:
+    return [
+        _Job(
+            place,
+            key,
+            derive_seed(seed, "blame", episode.task.id, episode.seed, key[0], number),
+            Record(past, kept),
+        )
+        for key, (past, kept) in continued_from(episode).items()
+        for number in range(samples)
+    ]
+
+
+def _summed(
+    key: tuple[str, int, int, str], episode: Episode, own: Sequence[tuple[_Job, Episode]]
+) -> BlamedEpisode:
+    """Return what an episode's continuations say about its turns."""
+    by_key: dict[Key, list[Episode]] = {}
+    for job, found in own:
+        by_key.setdefault(job.key, []).append(found)
+    successes = {
+        which: [each.success for each in found if each.error is None and each.success is not None]
+        for which, found in by_key.items()
+    }
+    moments = moments_of(episode.turns)
+    place_of = {turn.index: which for which, turn in numbered(episode.turns)}
+    turns = []
+    for m, moment in enumerate(moments):
+        # After the last moment nothing is left to chance: the outcome is known.
+        following = None if m + 1 == len(moments) else successes[moments[m + 1].start, None]
+        after = episode.success if following is None else _mean(following)
+        for turn in episode.turns[moment.start : moment.stop]:
+            which = (moment.start, turn.index if len(moment) > 1 else None)
+            error = uncertainty(successes[which]) ** 2 + (
+                0.0 if following is None else uncertainty(following) ** 2
+            )
+            turns.append(
+                BlamedTurn(
+                    agent=turn.agent,
+                    index=turn.index,
+                    number=place_of[turn.index][1] + 1,
+                    moment=m,
+                    text=turn.text[:LONGEST],
+                    before=_mean(successes[which]),
+                    after=after,
+                    error=error**0.5,
+                    instead=_instead(by_key[which], place_of[turn.index]),
+                )
+            )
+    assert episode.success is not None, "only scored episodes are chosen"
+    task, sample, seed, said = key
+    return BlamedEpisode(
+        task=task,
+        sample=sample,
+        seed=seed,
+        said=said,
+        question=episode.task.question[:LONGEST],
+        agents=episode.agents,
+        success=episode.success,
+        values=(*(_mean(successes[moment.start, None]) for moment in moments), episode.success),
+        turns=tuple(turns),
+        continuations=len(own),
+        failed=sum(found.error is not None for _, found in own),
+        tokens=sum(job.record.sampled(found).total() for job, found in own),
+    )
+
+
+def _instead(continuations: Sequence[Episode], which: tuple[str, int]) -> tuple[SampledInstead, ...]:
+    """Return what the agent said in these continuations in its turn of this number, the most frequent texts first."""
+    ended: dict[str, list[float | None]] = {}
+    for each in continuations:
+        turn = dict(numbered(each.turns)).get(which)
+        if turn is not None:
+            ended.setdefault(turn.text[:LONGEST], []).append(None if each.error is not None else each.success)
+    ranked = sorted(ended.items(), key=lambda item: -len(item[1]))[:ALTERNATIVES]
+    return tuple(
+        SampledInstead(text, len(found), _mean([each for each in found if each is not None]))
+        for text, found in ranked
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,370 @@
+"""Which turns lost an episode: the probability of success before and after each of them, kept beside a run and summed up.
+
+    RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line says how it was measured, each further one is an episode
+
+`evaluation.blame` measures. A file is only appended to, an episode at a time, so that what was interrupted continues where it was
+stopped. Nothing else of a run reads the folder: it can be deleted at any time. What cannot be read counts as not measured.
+
+Standard library only: the viewer reads these files too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from kapelle.runtime.files import plain_bytes, write_all, writing
+from kapelle.types import Episode, as_table
+
+FORMAT = 1
+FOLDER = "blame"
+COSTLIEST = 10
+"""Turns that are quoted."""
+QUOTED = 100
+"""Characters of a quoted turn."""
+
+
+# -------- What is known of a turn, an episode and all of them
+
+
+@dataclass(frozen=True, slots=True)
+class SampledInstead:
+    """What an agent said when its turn was sampled again, and what became of it."""
+
+    text: str
+    times: int
+    """Continuations in which it said exactly this."""
+    success: float | None
+    """Mean success of those continuations; None where all of them failed with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedTurn:
+    """One turn of an episode with the probability of success around it.
+
+    Probabilities are means of the success of continuations, so of a share in [0, 1] where an environment grades.
+    """
+
+    agent: str
+    index: int
+    """Place in the episode, from 0."""
+    number: int
+    """Place among the agent's own turns, from 1."""
+    moment: int
+    """Turns of one moment are said without hearing one another; from 0."""
+    text: str
+    before: float | None
+    """Success if this turn and all that follow are sampled again, those of other agents at the same moment kept."""
+    after: float | None
+    """Success if this turn and all of its moment are kept and what follows is sampled again; of the last moment the outcome."""
+    error: float
+    """Standard error of the drop; see `uncertainty`."""
+    instead: tuple[SampledInstead, ...] = ()
+    """What was sampled in its place, the most frequent first; a bounded number."""
+
+    @property
+    def drop(self) -> float | None:
+        """How much the turn cost: the probability of success before it less that after it; None where one is unknown."""
+        return None if self.before is None or self.after is None else self.before - self.after
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedEpisode:
+    """One evaluation episode, turn by turn."""
+
+    task: str
+    sample: int
+    seed: int
+    said: str
+    """Hash of what was sampled, so that another conversation about the same task is told apart."""
+    question: str
+    agents: tuple[str, ...]
+    success: float
+    values: tuple[float | None, ...]
+    """Probability of success before each moment, and the outcome at the end."""
+    turns: tuple[BlamedTurn, ...]
+    continuations: int
+    failed: int
+    """Continuations that ended in an error; they are in no mean."""
+    tokens: int
+    """Tokens that the continuations sampled."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether it has full success."""
+        return self.success >= 1.0
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What tells episodes of a file apart."""
+        return self.task, self.sample, self.seed, self.said
+
+    @property
+    def culprit(self) -> BlamedTurn | None:
+        """The turn with the greatest drop above 0, the first of equals; None without one."""
+        known = [turn for turn in self.turns if (turn.drop or 0.0) > 0.0]
+        return max(known, key=lambda turn: turn.drop or 0.0, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanDrop:
+    """The mean drop of one turn of one agent over episodes."""
+
+    episodes: int
+    before: float | None
+    """Mean probability of success before the turn."""
+    drop: float | None
+    error: float | None
+    """Standard error of the mean drop over episodes; that of the one drop where there is one episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Which turns lost episodes; `print` shows it by agent and turn, with the most costly turns."""
+
+    measured: Mapping[str, Any]
+    """How: `step`, `split`, `samples`, `seed` and what else the file's first line holds."""
+    episodes: tuple[BlamedEpisode, ...]
+    """Failed ones first, then solved ones, each in the order of the evaluation."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Reason → episodes that could not be replayed."""
+    file: Path | None = None
+    """Where it is kept; None where nothing was written."""
+
+    @property
+    def failed(self) -> tuple[BlamedEpisode, ...]:
+        """The episodes without full success."""
+        return tuple(each for each in self.episodes if not each.solved)
+
+    @property
+    def solved(self) -> tuple[BlamedEpisode, ...]:
+        """The others."""
+        return tuple(each for each in self.episodes if each.solved)
+
+    @property
+    def lost_by(self) -> dict[str, int]:
+        """Agent → failed episodes in which the most costly turn is one of its; every agent is listed."""
+        found = dict.fromkeys((agent for each in self.episodes for agent in each.agents), 0)
+        for each in self.failed:
+            if (turn := each.culprit) is not None:
+                found[turn.agent] += 1
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each turn of each agent: mean drops over failed and over solved episodes, and how many it lost."""
+        places = dict.fromkeys(
+            (agent, number)
+            for agent in self.lost_by
+            for number in sorted({t.number for e in self.episodes for t in e.turns if t.agent == agent})
+        )
+        rows = []
+        for agent, number in places:
+            lost = [each.culprit for each in self.failed]
+            rows.append(
+                {
+                    "agent": agent,
+                    "turn": number,
+                    "failed": asdict(mean_drop(self.failed, agent, number)),
+                    "solved": asdict(mean_drop(self.solved, agent, number)),
+                    "lost": sum(t is not None and (t.agent, t.number) == (agent, number) for t in lost),
+                }
+            )
+        return rows
+
+    def costliest(self, most: int = COSTLIEST) -> list[tuple[BlamedEpisode, BlamedTurn]]:
+        """Return the turns with the greatest drops, at most so many, each with its episode."""
+        turns = [(each, turn) for each in self.episodes for turn in each.turns if (turn.drop or 0.0) > 0.0]
+        return sorted(turns, key=lambda pair: -(pair[1].drop or 0.0))[:most]
+
+    def row(self) -> dict[str, Any]:
+        """Return all of it as plain JSON."""
+        return {
+            **self.measured,
+            "file": None if self.file is None else str(self.file),
+            "continuations": sum(each.continuations for each in self.episodes),
+            "tokens": sum(each.tokens for each in self.episodes),
+            "failed_episodes": len(self.failed),
+            "solved_episodes": len(self.solved),
+            "left_out": dict(self.left_out),
+            "lost_by": self.lost_by,
+            "turns": self.rows(),
+            "costliest": [
+                {"task": each.task, "question": each.question, "success": each.success}
+                | {key: value for key, value in turn_row(turn).items() if key != "instead"}
+                for each, turn in self.costliest()
+            ],
+            "episodes": [episode_row(each) for each in self.episodes],
+        }
+
+    def __str__(self) -> str:
+        """Return who lost how many episodes, and a line for each turn of each agent."""
+        lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
+        lines = [
+            f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'nobody'}"
+        ]
+        for row in self.rows():
+            own = [f"{kind} {drop_text(row[kind])}" for kind in ("failed", "solved") if row[kind]["episodes"]]
+            lines.append(f"  {row['agent']}, turn {row['turn']}: mean drop {', '.join(own)}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        rows = [
+            (f"{row['agent']}, turn {row['turn']}", f"{drop_text(row['failed'])} failed, {drop_text(row['solved'])} solved")
+            for row in self.rows()
+        ]  # fmt: skip
+        return as_table([("lost by", ", ".join(f"{a} {n}" for a, n in self.lost_by.items())), *rows])
+
+
+def drop_text(row: Mapping[str, Any]) -> str:
+    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash where nothing is known."""
+    return "–" if row["drop"] is None else f"{row['drop']:+.3f} ± {row['error']:.3f}"
+
+
+def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> MeanDrop:
+    """Return the mean drop of an agent's turn of this number (from 1) over the episodes in which it is known."""
+    found = [
+        turn
+        for each in episodes
+        for turn in each.turns
+        if (turn.agent, turn.number) == (agent, number) and turn.drop is not None
+    ]
+    drops = [turn.drop for turn in found if turn.drop is not None]
+    if not drops:
+        return MeanDrop(0, None, None, None)
+    error = stdev(drops) / math.sqrt(len(drops)) if len(drops) > 1 else found[0].error
+    before = fmean(turn.before for turn in found if turn.before is not None)
+    return MeanDrop(len(drops), before, fmean(drops), error)
+
+
+def uncertainty(successes: Sequence[float]) -> float:
+    """Return the standard error of a probability of which these successes are the estimate, in (0, 0.5).
+
+    The standard deviation of the posterior from a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3)) with
+    p = (s + 1) / (n + 2). Unlike that of the sample it is not 0 where all of few continuations end alike. For graded successes it is
+    an upper bound, because a share in [0, 1] varies most where it is 0 or 1.
+    """
+    p = (sum(successes) + 1.0) / (len(successes) + 2.0)
+    return math.sqrt(p * (1.0 - p) / (len(successes) + 3.0))
+
+
+def said_in(episode: Episode) -> str:
+    """Return a hash of the tokens that an episode's agents sampled."""
+    tokens = [[turn.agent, list(turn.completion_ids)] for turn in episode.turns]
+    return blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
+
+
+# -------- Files
+
+
+def turn_row(turn: BlamedTurn) -> dict[str, Any]:
+    """Return a turn as plain JSON, its drop included."""
+    return {**asdict(turn), "instead": [asdict(each) for each in turn.instead], "drop": turn.drop}
+
+
+def episode_row(episode: BlamedEpisode) -> dict[str, Any]:
+    """Return an episode as plain JSON."""
+    return {**asdict(episode), "turns": [turn_row(turn) for turn in episode.turns]}
+
+
+def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
+    """Return the episode of a row; raises KeyError, TypeError or ValueError for a row in another form."""
+    values = {name: row[name] for name in BlamedEpisode.__dataclass_fields__}
+    turns = []
+    for each in row["turns"]:
+        own = {name: each[name] for name in BlamedTurn.__dataclass_fields__}
+        instead = tuple(
+            SampledInstead(str(a["text"]), int(a["times"]), _share(a["success"])) for a in own["instead"]
+        )
+        turn = BlamedTurn(**{**own, "instead": instead, "agent": str(own["agent"]), "text": str(own["text"])})
+        _whole(turn.index, turn.number, turn.moment)
+        _share(turn.before), _share(turn.after), float(turn.error)
+        turns.append(turn)
+    known = tuple(_share(value) for value in row["values"])
+    if known[-1:] != (_share(row["success"]),) or not all(t.moment < len(known) - 1 for t in turns):
+        raise ValueError("a value for each moment and the outcome")
+    _whole(row["sample"], row["seed"], row["continuations"], row["failed"], row["tokens"])
+    agents = tuple(map(str, row["agents"]))
+    return BlamedEpisode(**{**values, "turns": tuple(turns), "values": known, "agents": agents})
+
+
+def _share(value: object) -> float | None:
+    if value is not None and (not isinstance(value, int | float) or not 0.0 <= value <= 1.0):
+        raise ValueError(f"{value!r} is no share")
+    return value
+
+
+def _whole(*values: object) -> None:
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError(f"{values} are not whole")
+
+
+class BlameFile:
+    """The file of one way to measure: reads what it holds, and appends to it."""
+
+    def __init__(self, run: Path, measured: Mapping[str, Any]) -> None:
+        """Take the run and how is measured; what was measured in another way has another file."""
+        self.head = {"format": FORMAT, **measured}
+        told = blake2b(json.dumps(self.head, sort_keys=True).encode(), digest_size=4).hexdigest()
+        name = f"{measured['split']}-step{measured['step']}-{measured['samples']}x-{told}.jsonl"
+        self.path = run / FOLDER / name
+
+    def read(self) -> dict[tuple[str, int, int, str], BlamedEpisode]:
+        """Return the episodes that are measured already; lines that cannot be read are passed over."""
+        return {episode.key: episode for episode in read_blamed(self.path)[1]}
+
+    def append(self, episodes: Sequence[BlamedEpisode]) -> None:
+        """Append episodes; a line that an interruption has broken is cut off first. RunDirectoryError where the disk refuses."""
+        with writing(self.path):
+            self.path.parent.mkdir(exist_ok=True)
+            flags = (
+                os.O_RDWR
+                | os.O_APPEND
+                | os.O_CREAT
+                | getattr(os, "O_NOFOLLOW", 0)
+                | getattr(os, "O_CLOEXEC", 0)
+            )
+            descriptor = os.open(self.path, flags, 0o666)
+            try:
+                size = os.fstat(descriptor).st_size
+                whole = plain_bytes(self.path).rfind(b"\n") + 1 if size else 0
+                if whole < size:
+                    os.ftruncate(descriptor, whole)
+                rows = ([] if whole else [self.head]) + [episode_row(each) for each in episodes]
+                write_all(descriptor, b"".join(json.dumps(row).encode("ascii") + b"\n" for row in rows))
+            finally:
+                os.close(descriptor)
+
+
+def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
+    """Return how a file was measured and its episodes in their order; both empty where the file cannot be read."""
+    head: dict[str, Any] = {}
+    found: dict[tuple[str, int, int, str], BlamedEpisode] = {}
+    with suppress(OSError):
+        for number, line in enumerate(plain_bytes(path).split(b"\n")[:-1]):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                row = json.loads(line)
+                if number == 0:
+                    head = row if row["format"] == FORMAT else {}
+                elif head:
+                    episode = episode_of(row)
+                    found[episode.key] = episode
+    return head, list(found.values())
+
+
+def blame_files(run: Path) -> list[Path]:
+    """Return a run's files, the newest first."""
+    known: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for path in (run / FOLDER).glob("*.jsonl"):
+            with suppress(OSError):
+                known.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(known, reverse=True)]

@@ -1,0 +1,141 @@
+"""Blame for a run: which of its episodes are asked about, with which weights, and where the answer is kept.
+
+    import kapelle
+
+    print(kapelle.blame("runs/mine", episodes=20))
+
+`evaluation.blame` measures, `runs.blamed` keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kapelle.errors import ConfigError, DataError, RunDirectoryError
+from kapelle.evaluation.blame import choose_episodes, measure_blame, refuse_alive
+from kapelle.evaluation.evaluate import evaluate_shared, greedy_play
+from kapelle.rollout.play import PlaysGroups
+from kapelle.runs.blamed import Blame, BlameFile
+from kapelle.runs.named_checkpoint import split_run
+from kapelle.runs.reader import read_config, read_groups
+from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.setup.preparation import short_enough
+from kapelle.setup.problems import choose_tasks
+from kapelle.training.observer import Observer
+from kapelle.training.provenance import config_of_run
+from kapelle.types import Group
+
+if TYPE_CHECKING:
+    from kapelle.training.trainer import Trainer
+
+SPLITS = ("eval", "train")
+"""Episodes that can be asked about: of the evaluation, or of training tasks."""
+
+
+def blame(
+    run: str | Path,
+    *settings: str,
+    episodes: int = 50,
+    samples: int = 8,
+    split: str = "eval",
+    seed: int | None = None,
+    observer: Observer | None = None,
+) -> Blame:
+    """Return which turns lost episodes of a run (`RUN`, `RUN@best`, `RUN@12`), by the probability of success before and after each.
+
+    At most `episodes` failed ones and as many solved ones are played on from each of their moments, `samples` times. They are those that
+    the run recorded when it evaluated the checkpoint; where it did not, where `settings` such as `evaluation.problems=100` say what to
+    play, or for the split `train`, they are played first. `seed` is that of the continuations; without it the run's own. The result is
+    kept in the run's folder `blame`: called again, it continues where it was stopped. Raises the errors of `errors.py`.
+    """
+    _check(episodes, samples, split)
+    folder, _ = split_run(str(run))
+    read_config(folder)  # raises where there is no run
+    refuse_alive(config_of_run(folder, settings).environment)
+    from kapelle.training.trainer import Trainer
+
+    options: dict[str, Any] = {} if observer is None else {"observer": observer}
+    with Trainer.from_run(run, *settings, **options) as trainer:
+        return blame_team(trainer, folder, settings, episodes, samples, split, seed)
+
+
+def blame_team(
+    trainer: Trainer,
+    run: Path | None,
+    settings: Sequence[str],
+    episodes: int,
+    samples: int,
+    split: str,
+    seed: int | None,
+) -> Blame:
+    """Return the same for the weights that a trainer holds; without a `run` nothing is read or written.
+
+    The global random generators are left as they were, so that training goes on as it would have.
+    """
+    _check(episodes, samples, split)
+    refuse_alive(trainer.config.environment)
+    if trainer.algorithm.judges:
+        raise ConfigError(
+            f"`{trainer.algorithm.name}` trains a verifier, so its evaluations have no failed episodes of a team. Blame a run that trains "
+            "or evaluates a team."
+        )
+    if trainer.ranks.size > 1 or isinstance(trainer.play.engine, PlaysGroups):
+        raise ConfigError(
+            "Blame continues episodes in one process that samples itself, and this run has several. When it has saved a checkpoint, ask "
+            "in a process of its own: `kapelle blame RUN`."
+        )
+    drawn = capture_random()
+    try:
+        groups = _groups(trainer, None if settings else run, split)
+        # Weights by what they are: a run can be taken back and reach the same step with others.
+        weights = sorted({(t.policy, t.weights_hash) for g in groups for e in g.episodes for t in e.turns})
+        measured = {
+            "step": trainer.done,
+            "split": split,
+            "samples": samples,
+            "seed": trainer.config.seed if seed is None else seed,
+            "environment": trainer.play.environment.name,
+            "settings": list(settings),
+            "weights": blake2b(json.dumps(weights).encode(), digest_size=8).hexdigest(),
+        }
+        file = None if run is None else BlameFile(run, measured)
+        chosen = choose_episodes(groups, episodes)
+        say = trainer.observer.phase
+        return measure_blame(trainer.play, chosen, measured, file, lambda line: say("blame", line))
+    finally:
+        restore_random(drawn)
+
+
+def _check(episodes: int, samples: int, split: str) -> None:
+    for name, value in (("episodes", episodes), ("samples", samples)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"`{name}` of blame is {value!r}. Give a whole number of at least 1.")
+    if split not in SPLITS:
+        raise ConfigError(f"`split` of blame is {split!r}. Choose {' or '.join(map(repr, SPLITS))}.")
+
+
+def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
+    """Return the evaluation that a run recorded of these weights, without further sets; else play one, or training tasks."""
+    config, play = trainer.config, trainer.play
+    if split == "eval" and run is not None:
+        # A damaged file of a run that plays well is no reason to refuse it: the episodes are played again.
+        with suppress(RunDirectoryError, DataError):
+            found = read_groups(run, trainer.done, "test")
+            own = [group for group in found if group.task.part not in config.evaluation.sets]
+            trainer.observer.phase(
+                "blame", f"the {len(own)} problems of the evaluation after step {trainer.done}"
+            )
+            return own
+    problems = config.evaluation.problems
+    fits = short_enough(config, play.team, play.engine.renderer)
+    tasks = choose_tasks(play.environment, "test" if split == "eval" else "train", problems, fits=fits)
+    trainer.observer.phase("blame", f"playing {len(tasks)} problems of the {split} split")
+    if split == "eval" and config.evaluation.greedy:
+        play = greedy_play(play)
+    samples = config.evaluation.samples if split == "eval" else 1
+    return evaluate_shared(play, tasks, config.seed, samples=samples).groups

@@ -1,0 +1,129 @@
+"""`kapelle blame`: who lost what, kept beside the run and never in the way of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Kapelle, Said
+
+import kapelle as library
+from kapelle.runs.blamed import blame_files, read_blamed
+from kapelle.runs.reader import read_groups
+
+FEW = ("--episodes", "2", "--samples", "3")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "blame" not in path.parts
+    }
+
+
+def test_the_episodes_of_the_evaluation_are_blamed_and_nothing_else_of_the_run_changes(
+    kapelle: Kapelle, run: Path
+) -> None:
+    before = contents(run)
+    said = kapelle("blame", str(run), *FEW, "--json")
+    assert said.code == 0, said.err
+    assert contents(run) == before
+    found = said.json
+    assert (found["step"], found["split"], found["samples"], found["failed_episodes"]) == (2, "eval", 3, 2)
+    recorded = {e.task.id: e for group in read_groups(run, 2, "test") for e in group.episodes}
+    for each in found["episodes"]:
+        assert [turn["text"] for turn in each["turns"]] == [t.text for t in recorded[each["task"]].turns]
+        assert each["success"] == recorded[each["task"]].success
+        assert [turn["drop"] for turn in each["turns"]] == [
+            pytest.approx(each["values"][k] - each["values"][k + 1]) for k in range(2)
+        ]
+    assert found["continuations"] == 3 * 2 * len(found["episodes"])
+    assert f"2 failed and {found['solved_episodes']} solved episodes: " in said.err, (
+        "what it costs is said first"
+    )
+    assert "about" in said.err
+    (file,) = blame_files(run)
+    assert len(read_blamed(file)[1]) == len(found["episodes"])
+
+
+def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> None:
+    first = kapelle("blame", str(run), *FEW, "--json")
+    (file,) = blame_files(run)
+    bytes_before = file.read_bytes()
+    again = kapelle("blame", str(run), *FEW, "--json", "again.json")
+    assert again.code == 0, again.err
+    assert again.out.startswith("run after 2 steps: 2 failed and")
+    assert json.loads(Path("again.json").read_text()) == first.json
+    assert file.read_bytes() == bytes_before
+    assert "0 continuations, about 0 tokens; 2 episodes are measured already" in again.err
+    file.write_bytes(bytes_before[:-20])
+    assert kapelle("blame", str(run), *FEW).code == 0
+    assert file.read_bytes() == bytes_before, "the broken line is measured again"
+
+
+def test_the_table_names_every_turn_and_quotes_the_costly_ones(kapelle: Kapelle, run: Path) -> None:
+    said = kapelle("blame", str(run), "--split", "train", "--seed", "3", *FEW)
+    assert said.code == 0, said.err
+    assert "playing 4 problems of the train split" in said.err
+    lines = said.out.splitlines()
+    assert lines[0].startswith("run after 2 steps: 2 failed and ")
+    assert [line.split()[:2] for line in lines[2:5]] == [["agent", "turn"], ["reasoner", "1"], ["actor", "1"]]
+    assert "kept in run/blame/train-step2-3x-" in lines[-1]
+
+
+def test_a_run_goes_on_and_is_measured_as_without_it(kapelle: Kapelle, run: Path) -> None:
+    assert kapelle("blame", str(run), *FEW).code == 0
+    assert kapelle("eval", str(run), "--no-baselines").code == 0
+    said = kapelle("train", "--resume", str(run), "training.steps=3", "--json")
+    assert said.code == 0, said.err
+    assert kapelle("runs", "show", str(run)).code == 0
+
+
+def test_python_asks_the_same(kapelle: Kapelle, finished: tuple[Path, Said], run: Path) -> None:
+    found = library.blame(run, episodes=2, samples=3)
+    assert isinstance(found, library.Blame)
+    said = kapelle("blame", str(run), *FEW, "--json")
+    row = json.loads(json.dumps(found.row()))
+    assert row == {**said.json, "file": row["file"]}
+    assert "<table>" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "Name one run directory, for example `kapelle blame runs/mine`."),
+        (["none"], "There is no run of kapelle at none."),
+        (["run", "--samples", "0"], "argument --samples: 0 is less than 1."),
+        (["run", "--episodes", "-1"], "argument --episodes: -1 is less than 1."),
+        (["run", "--split", "test"], "argument --split: invalid choice: 'test'"),
+        (["run", "optimizer.lr=1"], "'optimizer.lr=1' would change what was trained."),
+        (["run", "--json", "out.txt"], "Name a file that ends in .json, or put --json last"),
+        (["run", "--json", "config.json"], "config.json exists already."),
+        (["run@9"], "has no whole checkpoint of step 9."),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line_before_a_model_is_loaded(
+    kapelle: Kapelle, run: Path, no_model: None, words: list[str], told: str
+) -> None:
+    Path("config.json").write_text("{}")
+    said = kapelle("blame", *words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err.splitlines()[-1]
+    assert not (run / "blame").exists()
+
+
+def test_a_run_that_solves_everything_has_nobody_to_blame(
+    kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    solved = [
+        replace(group, episodes=tuple(replace(e, success=1.0) for e in group.episodes))
+        for group in read_groups(run, 2, "test")
+    ]
+    monkeypatch.setattr("kapelle.training.blaming.read_groups", lambda *_: solved)
+    said = kapelle("blame", str(run), *FEW)
+    assert said.code == 2
+    assert said.err.splitlines()[-1].startswith("kapelle: No episode failed: all 4 are solved.")
