@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments import Arithmetic, OpenSpiel
+from kapelle.environment import Environment
+from kapelle.environments import Arithmetic, OpenSpiel, Proposals
 from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
@@ -23,6 +24,7 @@ from kapelle.workflows import (
     Node,
     Parallel,
     PlayWorkflow,
+    Propose,
     Reflect,
     Router,
     Solo,
@@ -48,6 +50,7 @@ SHOWN: Mapping[str, tuple[Workflow, Mapping[str, Sequence[str]]]] = {
     "cory": (Cory(), {"ann": ["122"], "bob": ["132"]}),
     "tool_use": (ToolUse(), {"ann": ["132"]}),
     "dag": (Dag(nodes=(PLAN, SOLVE)), {"ann": ["carry 1"], "bob": ["132"]}),
+    "propose": (Propose(), {"ann": ["47+85"], "bob": ["132"], "cid": ["132"]}),
     "play": (PlayWorkflow(), {"ann": ["x(1,1)", "x(0,0)", "x(2,2)"], "bob": ["o(0,1)", "o(0,2)"]}),
 }
 
@@ -64,8 +67,13 @@ async def played(name: str) -> Episode:
         {agent: Policy(agent, base="", trained=False) for agent in says},
         {agent: agent for agent in says},
     )
-    environment = OpenSpiel(game="tic_tac_toe") if name == "play" else Arithmetic(digits=2)
-    task = environment.task("train", 0) if name == "play" else SUM
+    environment: Environment = Arithmetic(digits=2)
+    task = SUM
+    if name == "play":
+        environment = OpenSpiel(game="tic_tac_toe")
+        task = environment.task("train", 0)
+    elif name == "propose":
+        environment, task = Proposals(proposer="ann"), Task("47", "47", {"given": 47})
     workflow.check(team.agents, environment)
     stage = Play(team, environment, workflow, ScriptedEngine(dict.fromkeys(says, speak)))
     (group,) = await rollout(stage, [task], 1, 0)

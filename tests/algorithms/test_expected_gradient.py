@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.expected import ARMS, Game, Run, Tables, expected_update, multiples
+from tests.support.expected import ARMS, LONG_AND_SHORT, Game, Run, Tables, expected_update, multiples
 from tests.support.tables import Words
 
 from kapelle.algorithm import algorithm_class
@@ -86,6 +86,26 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
 def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:
     assert positive(update(name, game, **settings))
+
+
+class Siblings(Game):
+    """Who speaks later reads what the first one reads: answers to one question."""
+
+    def prompt(self, said: Sequence[Words]) -> Words:
+        """Return what every agent reads."""
+        return super().prompt(())
+
+
+def own_pay(said: Sequence[Words]) -> dict[str, float]:
+    """Each is paid for its own word, b twice as much and 3 more."""
+    return {"a": worth(said[0]), "b": 2.0 * worth(said[1]) + 3.0}
+
+
+@pytest.mark.parametrize("words", [LONG_AND_SHORT, ARMS], ids=["long", "arms"])
+def test_agents_that_read_the_same_are_attempts_at_the_same(words: tuple[Words, ...]) -> None:
+    game = Siblings(("a", "b"), own_pay, words, shared=True)
+    settings: dict[str, Any] = {"scale": "none", "team_reward": "individual", "compare": "prompt"}
+    assert positive(update("grpo", game, group_size=2, **settings))
 
 
 @pytest.mark.slow

@@ -115,6 +115,50 @@ class TestTeams:
         whole = GRPO(scale="none", team_reward="individual", compare="episode")
         assert advantages(whole, groups) == pytest.approx([-9.5] * 3 + [9.5] * 3)
 
+    def test_turns_that_read_the_same_are_compared_with_one_another(self) -> None:
+        """Two proposals; two solvers of one policy read each, and are right (1) or wrong."""
+
+        def one(problem: tuple[int, ...], right: tuple[float, float], paid: float) -> Episode:
+            turns = (
+                turn("p", 0, prompt_ids=(1,)),
+                turn("a", 1, policy="solver", prompt_ids=problem),
+                turn("b", 2, policy="solver", prompt_ids=problem),
+            )
+            return episode(*turns, rewards={"p": paid, "a": right[0], "b": right[1]})
+
+        own = GRPO(scale="none", team_reward="individual", compare="prompt")
+        # The proposals: 1 and 0 around ½. Answers to a problem of its own: around ½, and around 0. Two of a possible three
+        # make a full set.
+        apart = [group(one((5,), (1.0, 0.0), 1.0), one((6,), (0.0, 0.0), 0.0))]
+        assert advantages(own, apart) == pytest.approx([0.5, 0.5, -0.5, -0.5, 0.0, 0.0])
+        # Answers to one problem of both episodes: 1, 0, 0, 0 around ¼. The proposals' set is half as large: 2/1 · 3/4 · ½.
+        alike = [group(one((5,), (1.0, 0.0), 1.0), one((5,), (0.0, 0.0), 0.0))]
+        assert advantages(own, alike) == pytest.approx([0.75, 0.75, -0.25, -0.75, -0.25, -0.25])
+
+    def test_the_prompt_of_another_policy_task_or_turn_is_another_one(self) -> None:
+        own = GRPO(scale="none", team_reward="individual", compare="prompt")
+        other = Task("t1", "2+2")
+
+        def one(reward: float, task: Task, policy: str) -> Episode:
+            first, second = turn("a", 0, policy=policy), turn("a", 1, policy=policy)
+            return episode(first, second, rewards={"a": reward}, task=task)
+
+        groups = [
+            group(one(1.0, TASK, "x"), one(0.0, TASK, "x"), one(9.0, TASK, "y"), one(5.0, TASK, "y")),
+            group(one(70.0, other, "x"), one(50.0, other, "x")),
+        ]
+        # Of a prompt that is read twice in an episode each reading is compared with its like. Two of four: 2/1 · 3/4 as much.
+        found = advantages(own, groups)
+        assert found == pytest.approx(
+            [1.5 * a for a in [*[0.5] * 2, *[-0.5] * 2, *[2.0] * 2, *[-2.0] * 2, *[10.0] * 2, *[-10.0] * 2]]
+        )
+
+    def test_pay_that_is_shared_cannot_be_compared_within_an_episode(self) -> None:
+        with pytest.raises(
+            ValidationError, match=r"`team_reward: mean` pays each for what the others said: set `team_reward"
+        ):
+            GRPO(compare="prompt")
+
     @pytest.mark.parametrize("agents", ["a", "ab", "abcd"])
     @pytest.mark.parametrize("how", ["mean", "sum", "max", "min", "last", "individual"])
     def test_a_whole_episode_counts_the_team_s_reward_once(self, agents: str, how: TeamReward) -> None:

@@ -31,6 +31,7 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "debate_topics": {"sides": ("A", "B", "C"), "reward": "zero_sum"},
     "mixture": {"parts": {"sums": {"environment": SUMS}, "chains": {"environment": {"name": "multi_step"}}}},
     "tools": {"questions": SUMS},
+    "proposals": {"proposer": "agent_0", "problems": {"operators": ("+", "-", "*", "/"), "operations": 2}},
     "conversation": {"user": "agent_1", "satisfaction": "user"},
     "tool_tasks": {"kinds": ("calculator", "search", "notes", "calendar")},
 }

@@ -18,7 +18,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.play import Play, play_episode, rollout
 from kapelle.rows import Signals, TurnKey
-from kapelle.types import Episode
+from kapelle.types import Episode, Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows import BUILTIN
 from kapelle.workflows.parallel import Parallel
@@ -179,8 +179,8 @@ WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 class TestEveryWorkflow:
     def test_none_is_left_out(self) -> None:
-        # Of games: `parallel` and `play` above. `tool_use`: below. What an `external` program does is not replayed.
-        held = {*WORKFLOWS, "play", "tool_use", "external"}
+        # Of games: `parallel` and `play` above. `tool_use` and `propose`: below. What an `external` program does is not replayed.
+        held = {*WORKFLOWS, "play", "tool_use", "propose", "external"}
         assert held == set(BUILTIN), (
             f"new: {sorted(set(BUILTIN) - held)}, gone: {sorted(held - set(BUILTIN))}. Add a line to WORKFLOWS for each new workflow: "
             "its agents' names, and settings with which it can be played on a sum."
@@ -228,6 +228,30 @@ class TestEveryWorkflow:
         first = [turn for episode in one.episodes for turn in moments(episode)[0]]
         assert {turn.worth for turn in first if turn.text == gold} == {1.0}
         assert {turn.worth for turn in first if turn.text != gold} == {0.0, 1.0}
+
+    async def test_refused_proposals_are_repeated(self) -> None:
+        from kapelle.environments.proposals import Proposals
+        from kapelle.workflows.propose import Propose
+
+        def writes(request: Request) -> str:
+            texts = ["47+85", "47", "85+47"] if request.agent == "a" else ["132", "122"]
+            return random.Random(request.seed).choice(texts)
+
+        play = stage(
+            at_grpo(3, team_reward="individual"),
+            ScriptedEngine(dict.fromkeys("abc", writes)),
+            names=("a", "b", "c"),
+            environment=Proposals(proposer="a"),
+            workflow=Propose(tries=2),
+        )
+        (one,) = await rollout(play, [Task("t", "47", {"given": 47})], 12, 0)
+        assert {episode.error for episode in one.episodes} == {None}
+        assert {len(episode.turns) for episode in one.episodes} >= {3, 4}
+        # The last of two proposals is worth nothing where it is refused, and else what the two answers make of it.
+        for episode in one.episodes:
+            if len(episode.turns) > 3:
+                last = [turn for turn in moments(episode)[1] if turn.text != "47+85"]
+                assert {turn.worth for turn in last} <= {0.0}
 
     async def test_results_of_tools_are_repeated(self) -> None:
         from kapelle.environments.arithmetic import Arithmetic

@@ -12,6 +12,7 @@ from tests.workflows.stage import Say, expert, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
+from kapelle.environments.proposals import Proposals
 from kapelle.team import Agent
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
@@ -20,6 +21,7 @@ from kapelle.workflows.cory import Cory
 from kapelle.workflows.dag import Dag, Node
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.parallel import Parallel
+from kapelle.workflows.propose import Propose
 from kapelle.workflows.reflect import Reflect
 from kapelle.workflows.router import Router
 from kapelle.workflows.solo import Solo
@@ -42,7 +44,7 @@ class Shown:
     workflow: Workflow
     agents: Sequence[Agent | str]
     scripts: Mapping[str, Say]
-    environment: Arithmetic | Matrix = ARITHMETIC
+    environment: Arithmetic | Matrix | Proposals = ARITHMETIC
     task: Task = SUM
 
 
@@ -98,6 +100,13 @@ SCENES: Mapping[str, Shown] = {
         ),
         ["reasoner", "actor"],
         {"reasoner": once_each("add", "carry"), "actor": once_each("122", "132")},
+    ),
+    "propose": Shown(
+        Propose(tries=2),
+        ["one", "two", "three"],
+        {"one": lines("85+47", "47+85"), "two": lines("132"), "three": lines("122")},
+        Proposals(proposer="one"),
+        Task("train-0", "47", {"given": 47}),
     ),
     "router": Shown(
         Router(), ["desk", "adder", "poet"], {"desk": lines("@adder, mind the carry."), "adder": lines("132")}

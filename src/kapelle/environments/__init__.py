@@ -16,6 +16,7 @@ BUILTIN: Mapping[str, str] = {
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
     "squares": "kapelle.environments.squares:Squares",
+    "proposals": "kapelle.environments.proposals:Proposals",
     "matrix": "kapelle.environments.matrix:Matrix",
     "trajectories": "kapelle.environments.recorded:Trajectories",
     "preferences": "kapelle.environments.recorded:Preferences",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from kapelle.environments.procedural import Algebra as Algebra
     from kapelle.environments.procedural import MultiStep as MultiStep
     from kapelle.environments.procedural import WordProblems as WordProblems
+    from kapelle.environments.proposals import Proposals as Proposals
     from kapelle.environments.questions import Answers as Answers
     from kapelle.environments.questions import Difficulty as Difficulty
     from kapelle.environments.questions import Generated as Generated

@@ -242,6 +242,16 @@ class Arithmetic(Questions):
         a, operator, b = _QUESTION.fullmatch(task.question).groups()  # type: ignore[union-attr]
         return {"carry": any(_carries(int(a), operator, int(b)))}
 
+    def belongs_to(self, expression: Expression) -> Split:
+        """Return the split of a problem that somebody else wrote: no test task is one whose split is `train`."""
+        if isinstance(expression, Operation) and not self._expressions:
+            left, right = work_out(expression.left), work_out(expression.right)
+            if expression.operator == "/" and left is not None and right:
+                left /= right  # as a division asks for one factor of a product
+            if left is not None and right is not None and left.denominator == right.denominator == 1:
+                return split_of(int(left), int(right))
+        return split_of_key(_unordered(expression))
+
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
         carry = not flawed(self.flaws, agent, seed)

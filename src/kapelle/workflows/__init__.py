@@ -17,6 +17,7 @@ BUILTIN: Mapping[str, str] = {
     "dag": "kapelle.workflows.dag:Dag",
     "router": "kapelle.workflows.router:Router",
     "play": "kapelle.workflows.play:PlayWorkflow",
+    "propose": "kapelle.workflows.propose:Propose",
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
     "external": "kapelle.workflows.external:ExternalWorkflow",
 }
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from kapelle.workflows.external import ExternalWorkflow as ExternalWorkflow
     from kapelle.workflows.parallel import Parallel as Parallel
     from kapelle.workflows.play import PlayWorkflow as PlayWorkflow
+    from kapelle.workflows.propose import Propose as Propose
     from kapelle.workflows.reflect import Reflect as Reflect
     from kapelle.workflows.router import Router as Router
     from kapelle.workflows.solo import Solo as Solo

@@ -151,6 +151,22 @@ def by_state(
     return members
 
 
+def by_prompt(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
+    """One set per task, policy, turn number and prompt: the agent's return from that turn on, also for several agents of one policy.
+
+    Agents that read the same are then attempts at the same thing. Their mean is a baseline where what an agent is paid does not
+    depend on what the others of its set said in its own episode.
+    """
+    members = []
+    for member in by_agent_turn(groups, reward):
+        g, _, k = member.place
+        (key,) = member.keys
+        turn = groups[key.group].episodes[key.episode].turns[key.turn]
+        read: tuple[int | str, ...] = (*turn.prompt_ids, *(image.hash for image in turn.images))
+        members.append(member._replace(place=(g, k, turn.policy, *read)))
+    return members
+
+
 def by_turns_of_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
     """One set per task and agent over all its turns, each with the agent's return (Dr.MAS)."""
     return [member._replace(keys=(key,)) for member in by_agent(groups, reward) for key in member.keys]

@@ -1,0 +1,276 @@
+"""Problems that an agent of the team writes and the environment checks: self-play of a proposer and solvers.
+
+The proposer reads a number and writes a problem of arithmetic that begins with it. The environment parses the text, works the
+answer out itself, and hands a problem that passes to all solvers at once; the number of right answers pays the proposer:
+
+    47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; each solver is paid for its own answer
+
+A proposer is paid most for what the solvers can neither always nor never do, so that problems go on being at the edge of what they
+can do. Test problems are fixed ones, which go to the solvers alone; a proposal that is one of them, or could be, is refused.
+
+After R-Zero (2508.05004), whose proposer is paid by the solver's uncertainty, Absolute Zero (2505.03335), whose tasks an executor
+checks, and SPICE (2510.24684), whose proposer reads something that is different each time. Deviations: the environment knows the
+right answer, where R-Zero takes the majority's; there is no penalty for repetition, in whose place the given number stands; and
+proposer and solvers learn in the same step, where R-Zero trains one while the other is frozen.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kapelle.environment import Outcome, Retriable, Scripted
+from kapelle.environments.arithmetic import TRIES, Arithmetic, written
+from kapelle.environments.base import BaseEnvironment, BaseWorld
+from kapelle.environments.questions import flawed
+from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
+from kapelle.grading.math.calculation import Expression, Operation, Value, parse_expression, work_out
+from kapelle.grading.text.extraction import ExtractionRule, extract, marked
+from kapelle.grading.verdict import Grade
+from kapelle.types import Json, Message, Split, Task
+
+FRONTIERS: Mapping[str, Callable[[float], float]] = {
+    "uncertainty": lambda p: 1.0 - abs(2.0 * p - 1.0),
+    "variance": lambda p: 4.0 * p * (1.0 - p),
+    "difficulty": lambda p: 1.0 - p if 0.0 < p < 1.0 else 0.0,
+}
+"""What a problem pays its proposer where a share p of the answers is right; from 0 to 1, and 0 for p = 0 and p = 1."""
+
+
+class Proposals(BaseEnvironment, Scripted):
+    """Arithmetic problems that one agent writes and all others solve."""
+
+    name: Literal["proposals"] = "proposals"
+    problems: Arithmetic = Arithmetic()
+    """Which problems count, and which ones the team is tested on: the settings of `arithmetic`. A proposal may have fewer digits and
+    operations, and no others of its operators. In its share of `problems.flaws` the script's proposer writes a problem that carries
+    nothing (or has no × and ÷)."""
+    proposer: str = "proposer"
+    """The agent that writes problems; all others solve them."""
+    pays: Literal["uncertainty", "variance", "difficulty"] = "uncertainty"
+    """How a share p of right answers pays the proposer: 1 − |2p − 1| (R-Zero), 4p(1 − p), or 1 − p unless p is 0 or 1 (Absolute
+    Zero)."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("whole",), min_length=1)
+    """Where the problem is looked for in the proposer's text; `problems.extraction` is for answers."""
+
+    @model_validator(mode="after")
+    def _whole_numbers(self) -> Proposals:
+        if self.problems.fractions:
+            raise ValueError(
+                "`problems.fractions: true` cannot be proposed: the numbers of a proposal are whole. Leave it out."
+            )
+        return self
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """Problems that the proposer writes, none of which is of the test split's kind; and those of `arithmetic`."""
+        tested = self.problems.sources
+        return {
+            "train": f"problems that `{self.proposer}` writes ({tested['train']})",
+            "test": f"{tested['test']}, which no proposal may be",
+        }
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError unless the team has the proposer and a solver, and `flaws` are of its agents."""
+        if self.proposer not in agents:
+            raise ConfigError(
+                f"`environment.proposer: {self.proposer}` names no agent of the team ({', '.join(agents)}). Name the one that writes "
+                f"problems.{did_you_mean(self.proposer, agents)}"
+            )
+        if self.proposer != agents[0]:
+            raise ConfigError(
+                f"`environment.proposer: {self.proposer}` writes before the others, and the first agent is '{agents[0]}'. Put "
+                f"'{self.proposer}' first in `team.agents`."
+            )
+        if len(agents) == 1:
+            raise ConfigError(
+                f"The team has only the proposer, '{self.proposer}'. Add agents that solve what it writes: a problem is at the frontier "
+                "where some of them are right."
+            )
+        for agent in self.problems.flaws:
+            need_known("environment.problems.flaws", "agent", agent, agents)
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return a number to begin a problem with, or a fixed problem for the solvers alone."""
+        if split == "test":
+            return self.problems.task(split, index)
+        draw = random.Random(f"proposals/{self.problems.seed}/{index}")
+        low = 0 if self.problems.digits == 1 else 10 ** (self.problems.digits - 1)
+        number = draw.randrange(low, 10**self.problems.digits)
+        return Task(f"{split}-{index}", str(number), {"given": number})
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ProposalWorld:
+        """Open the world of one proposal, or of one fixed problem."""
+        return ProposalWorld(self, task, agents)
+
+    def proposed(self, text: str, given: int) -> Proposed | str:
+        """Return the problem that a text proposes, or why it is refused, in words for the proposer."""
+        found = extract(text, self.extraction)
+        if found.text is None:
+            return f"This proposes nothing: {found.problem}"
+        expression = parse_expression(found.text)
+        if not isinstance(expression, Operation):
+            return "This is no problem of arithmetic."
+        if why := self._misfit(expression, given):
+            return why
+        value = work_out(expression)
+        if value is None or value < 0:
+            return "Its answer is below zero." if value is not None else "It divides by zero."
+        if self.problems.belongs_to(expression) == "test":
+            return "This problem is kept for tests."
+        return Proposed(written(expression), int(value))
+
+    def about(self, proposed: Proposed) -> Mapping[str, Json]:
+        """Return what there is to say of a problem, as `arithmetic` says it."""
+        return self.problems.about(Task("", proposed.question))
+
+    def _misfit(self, expression: Operation, given: int) -> str | None:
+        """Return what of an expression is not of the kind of `problems`; None if it all is."""
+        kind, first, operations = self.problems, True, 0
+        parts: list[tuple[Expression, int]] = [(expression, kind.digits)]
+        while parts:  # depth first, from the left
+            part, digits = parts.pop()
+            if isinstance(part, Operation):
+                operations += 1
+                if part.operator not in kind.operators:
+                    return f"`{part.operator}` is not among the operators {' '.join(kind.operators)}."
+                value = work_out(part)
+                if part.operator == "/" and value is not None and value.denominator != 1:
+                    return "A division leaves a rest."
+                # What is divided is a product, and the first number of it has the digits of the divisor too.
+                wide = {"*": digits, "/": digits + kind.digits}.get(part.operator, kind.digits)
+                parts += [(part.right, kind.digits), (part.left, wide)]
+            elif part.number.denominator != 1 or not 0 <= part.number < 10**digits:
+                return f"{part.number} is no whole number from 0 to {10**digits - 1}."
+            elif first and part.number != given:
+                return f"It does not begin with {given}."
+            else:
+                first = False
+        if operations > kind.operations:
+            return f"It has {operations} operations; {kind.operations} is the most."
+        if "(" in written(expression) and not kind.brackets:
+            return "It has brackets."
+        return None
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return a problem that begins with the given number, or the answer to the one that was read last."""
+        if agent != self.proposer:
+            asked = re.findall(r"[0-9(][0-9+\-*/×÷().]*", messages[-1].content if messages else task.question)
+            if not asked:
+                return "?"
+            return self.problems.script(agent, Task(task.id, asked[-1], {}), messages, seed)
+        given = task.data["given"]
+        draw = random.Random(f"proposals/{seed}/{task.id}")
+        easy = flawed(self.problems.flaws, agent, seed)
+        for _ in range(TRIES):
+            like = parse_expression(self.problems.task("train", draw.randrange(2**32)).question)
+            assert isinstance(like, Operation), "a generated problem has an operation"
+            text = marked(written(_beginning(like, given)), self.extraction[0])
+            found = self.proposed(text, given)
+            if isinstance(found, Proposed) and not (easy and any(self.about(found).values())):
+                return text
+        raise DataError(
+            f"`proposals` finds no problem that begins with {given} in {TRIES} draws. Set `environment.problems.digits` higher."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A problem that was accepted."""
+
+    question: str
+    """In the spelling of `arithmetic`, whatever the proposer's was."""
+    answer: int
+
+
+def _beginning(expression: Operation, number: int) -> Operation:
+    """Return an expression with a number in the place of its first one."""
+    left = expression.left
+    begun = _beginning(left, number) if isinstance(left, Operation) else Value(left.number * 0 + number)
+    return Operation(expression.operator, begun, expression.right)
+
+
+class ProposalWorld(BaseWorld, Retriable):
+    """One proposal and the solvers' answers to it, or their answers to a fixed problem.
+
+    With `allow_answers` a refused proposer reads why, and may write again.
+    """
+
+    def __init__(self, settings: Proposals, task: Task, agents: Sequence[str]) -> None:
+        super().__init__(task, agents)
+        self._settings = settings
+        self._solvers = tuple(agent for agent in self.agents if agent != settings.proposer)
+        self._given: int | None = task.data.get("given")
+        """None where the problem is fixed."""
+        self._problem = None if self._given is not None else Proposed(task.question, task.data["answer"])
+        self._refused: list[str] = []
+        self._tries = 1
+        self._answers: dict[str, Grade] = {}
+
+    def allow_answers(self, most: int) -> None:
+        """Take so many proposals, one after another, until one is accepted."""
+        self._tries = most
+
+    def observe(self, agent: str) -> str:
+        """Return the given number, or why the last proposal was refused; and to solvers the problem."""
+        if agent in self._solvers:
+            return "" if self._problem is None else self._problem.question
+        if self._given is None:
+            return ""
+        return self._refused[-1] if self._refused else self.task.question
+
+    def movers(self) -> tuple[str, ...]:
+        """Return the proposer until a proposal is accepted, then all solvers."""
+        if self.over:
+            return ()
+        return (self._settings.proposer,) if self._problem is None else self._solvers
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Take a proposal or the solvers' answers; EpisodeError unless exactly those who may move did."""
+        if set(actions) != set(self.movers()) or not actions:
+            raise EpisodeError(f"A step takes a text of each of {self.movers()}, not of {tuple(actions)}.")
+        if self._problem is None:
+            assert self._given is not None, "only a proposer begins without a problem"
+            found = self._settings.proposed(actions[self._settings.proposer], self._given)
+            if isinstance(found, Proposed):
+                self._problem = found
+            else:
+                self._refused.append(found)
+                self.over = len(self._refused) >= self._tries
+            return {}
+        asked = Task(self.task.id, self._problem.question, {"answer": self._problem.answer})
+        for agent, text in actions.items():
+            grade = self._settings.problems.answers.grade(text, asked)
+            assert isinstance(grade, Grade), "numbers are graded at once"
+            self._answers[agent] = grade
+        self.over = True
+        return {}
+
+    def outcome(self) -> Outcome:
+        """Return who is paid what; success is the share of right answers, and 0 where the proposal was refused."""
+        info: dict[str, Json] = {"refused": list(self._refused)} if self._refused else {}
+        if self._given is not None:
+            info["accepted"] = float(self._problem is not None)
+        if self._problem is not None:
+            about = self._settings.about(self._problem)
+            # As numbers, what proposals are like is followed step by step; a test has its rate of each kind.
+            info |= {
+                key: float(value) if self._given is not None and isinstance(value, bool) else value
+                for key, value in about.items()
+            }
+            info["problem"] = self._problem.question
+        if not self._answers:
+            paid = {} if self._given is None or not self.over else {self._settings.proposer: 0.0}
+            return Outcome(paid, 0.0, info, truncated=not self.over)
+        solved = sum(grade.score for grade in self._answers.values()) / len(self._answers)
+        info["answers"] = {agent: grade.answer for agent, grade in self._answers.items()}
+        rewards = {agent: grade.score for agent, grade in self._answers.items()}
+        if self._given is not None:
+            info["solved"] = solved
+            rewards[self._settings.proposer] = FRONTIERS[self._settings.pays](solved)
+        return Outcome(rewards, solved, info)

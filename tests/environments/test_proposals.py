@@ -1,0 +1,249 @@
+"""Problems that an agent writes: what is accepted, who is paid what, and that no test problem is ever written or shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.cli.conftest import call
+from tests.support.tiny import SIZE
+from tests.workflows.stage import expert, lines, play
+
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.proposals import FRONTIERS, Proposals, Proposed
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.grading.math.calculation import parse_expression
+from kapelle.runs.reader import read_episodes
+from kapelle.types import Message, Task
+from kapelle.workflows.propose import Propose
+
+TEAM = ("proposer", "ada", "ben", "cleo", "dan")
+GIVEN = Task("train-0", "47", {"given": 47})
+SUMS = Proposals()
+ALL = Proposals(problems=Arithmetic(operators=("+", "-", "*", "/"), operations=3, brackets=True))
+
+
+class TestWhatIsAccepted:
+    @pytest.mark.parametrize(
+        ("text", "question", "answer"),
+        [
+            ("47+85", "47+85", 132),
+            (" 047 + 85.0 ", "47+85", 132),
+            ("47+5", "47+5", 52),
+            ("(47+85)", "47+85", 132),
+        ],
+    )
+    def test_in_the_spelling_of_the_tests(self, text: str, question: str, answer: int) -> None:
+        assert SUMS.proposed(text, 47) == Proposed(question, answer)
+
+    @pytest.mark.parametrize(
+        ("text", "given", "why"),
+        [
+            ("", 47, "proposes nothing"),
+            ("forty-seven", 47, "no problem of arithmetic"),
+            ("47", 47, "no problem of arithmetic"),
+            ("47+85=132", 47, "no problem of arithmetic"),
+            ("47+85; print(1)", 47, "no problem of arithmetic"),
+            ("85+47", 47, "does not begin with 47"),
+            ("47-5", 47, "`-` is not among the operators +"),
+            ("47+100", 47, "100 is no whole number from 0 to 99"),
+            ("47+-5", 47, "-5 is no whole number"),
+            ("47+5.5", 47, "11/2 is no whole number"),
+            ("47+20%", 47, "1/5 is no whole number"),
+            ("47+1+2", 47, "2 operations; 1 is the most"),
+            ("9" * 4000, 47, "no problem of arithmetic"),
+        ],
+    )
+    def test_and_what_is_refused_with_the_reason(self, text: str, given: int, why: str) -> None:
+        found = SUMS.proposed(text, given)
+        assert isinstance(found, str)
+        assert why in found
+
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ("47×8", Proposed("47×8", 376)),
+            ("(47-7)÷4+1", Proposed("(47-7)÷4+1", 11)),
+            ("47÷2", "A division leaves a rest."),
+            ("47÷2×2", "A division leaves a rest."),
+            ("47÷(8-8)", "It divides by zero."),
+            ("47-85", "Its answer is below zero."),
+            ("1128÷24", "It does not begin with 47."),
+        ],
+    )
+    def test_of_all_operators(self, text: str, found: Proposed | str) -> None:
+        assert ALL.proposed(text, 47) == found
+
+    def test_what_is_divided_has_the_digits_of_a_product(self) -> None:
+        assert ALL.proposed("1128÷24", 1128) == Proposed("1128÷24", 47)
+        assert ALL.proposed("1128+24", 1128) == "1128 is no whole number from 0 to 99."
+
+    def test_brackets_only_where_the_kind_has_them(self) -> None:
+        plain = Proposals(problems=Arithmetic(operators=("+", "*"), operations=2))
+        assert plain.proposed("(4+8)*5", 4) == "It has brackets."
+        assert isinstance(plain.proposed("4+8*5", 4), Proposed)
+
+    def test_the_problem_may_stand_in_a_box(self) -> None:
+        boxed = Proposals(extraction=("last_box",))
+        assert boxed.proposed(r"Carries are hard, 5+5 is not: \boxed{47+85}.", 47) == Proposed("47+85", 132)
+        assert "proposes nothing" in str(boxed.proposed("47+85", 47))
+
+
+@pytest.mark.parametrize(
+    "problems",
+    [
+        Arithmetic(),
+        Arithmetic(operators=("+", "-", "*", "/")),
+        Arithmetic(operators=("+", "-", "*", "/"), operations=3, brackets=True),
+    ],
+    ids=["sums", "columns", "expressions"],
+)
+def test_no_problem_of_the_test_split_can_be_proposed(problems: Arithmetic) -> None:
+    environment = Proposals(problems=problems)
+    for index in range(150):
+        tested, trained = (environment.problems.task(split, index).question for split in ("test", "train"))
+        for question in (tested, trained):
+            first = int("".join(c if c.isdigit() else " " for c in question).split()[0])
+            found = environment.proposed(question, first)
+            if question == tested:
+                assert found == "This problem is kept for tests."
+            else:
+                assert isinstance(found, Proposed), (question, found)
+
+
+def test_neither_can_a_test_sum_the_other_way_round() -> None:
+    tested = SUMS.task("test", 0).question
+    first, second = tested.split("+")
+    assert SUMS.proposed(f"{second}+{first}", int(second)) == "This problem is kept for tests."
+
+
+class TestPay:
+    # Shares of 0, ¼, ½, ¾ and 1, by hand.
+    @pytest.mark.parametrize(
+        ("pays", "worth"),
+        [
+            ("uncertainty", [0.0, 0.5, 1.0, 0.5, 0.0]),
+            ("variance", [0.0, 0.75, 1.0, 0.75, 0.0]),
+            ("difficulty", [0.0, 0.75, 0.5, 0.25, 0.0]),
+        ],
+    )
+    async def test_by_the_share_of_right_answers(self, pays: Any, worth: list[float]) -> None:
+        assert [FRONTIERS[pays](k / 4) for k in range(5)] == worth
+        for right in range(5):
+            says = {name: lines("132" if k < right else "122") for k, name in enumerate(TEAM[1:])}
+            scripts = {"proposer": lines("47+85"), **says}
+            [episode] = await play(Proposals(pays=pays), Propose(), TEAM, scripts, GIVEN)
+            assert episode.rewards["proposer"] == worth[right]
+            assert [episode.rewards[name] for name in TEAM[1:]] == [1.0] * right + [0.0] * (4 - right)
+            assert episode.success == right / 4
+            assert episode.info["solved"] == right / 4
+            assert episode.info["carry"] == 1.0
+
+    async def test_a_refused_problem_pays_nobody_and_is_not_solved(self) -> None:
+        [episode] = await play(SUMS, Propose(), TEAM, {"proposer": lines("85+47")}, GIVEN)
+        assert [turn.agent for turn in episode.turns] == ["proposer"]
+        assert episode.rewards == {"proposer": 0.0}
+        assert episode.success == 0.0
+        assert episode.info == {"refused": ["It does not begin with 47."], "accepted": 0.0}
+
+    async def test_fixed_problems_go_to_the_solvers_alone(self) -> None:
+        task = SUMS.task("test", 0)
+        scripts = {name: expert(SUMS) for name in TEAM}
+        [episode] = await play(SUMS, Propose(), TEAM, scripts, task)
+        assert [turn.agent for turn in episode.turns] == list(TEAM[1:])
+        assert {turn.heard[0].content for turn in episode.turns} == {task.question}
+        assert episode.rewards == dict.fromkeys(TEAM[1:], 1.0)
+        assert SUMS.start(task, TEAM, 0).observe("proposer") == "", "a test is never shown to who writes"
+
+
+class TestScript:
+    def test_a_proposal_begins_with_the_number_and_is_accepted(self) -> None:
+        for environment in (SUMS, ALL):
+            texts = []
+            for index in range(40):
+                task = environment.task("train", index)
+                text = environment.script("proposer", task, [Message("user", task.question)], index)
+                assert isinstance(environment.proposed(text, task.data["given"]), Proposed)
+                texts.append(text)
+            assert len(set(texts)) > 30
+
+    def test_a_flawed_proposer_writes_nothing_that_carries(self) -> None:
+        easy = Proposals(problems=Arithmetic(flaws={"proposer": 1.0}))
+        for index in range(40):
+            task = easy.task("train", index)
+            found = easy.proposed(easy.script("proposer", task, [], index), task.data["given"])
+            assert isinstance(found, Proposed)
+            assert easy.about(found) == {"carry": False}
+
+    def test_solvers_answer_what_they_read_last_with_their_own_flaws(self) -> None:
+        flawed = Proposals(problems=Arithmetic(flaws={"ada": 1.0}))
+        read = [Message("user", "Solve 47+85 please")]
+        assert flawed.script("ada", GIVEN, read, 0) == "122"
+        assert flawed.script("ben", GIVEN, read, 0) == "132"
+
+
+@pytest.mark.parametrize(
+    ("settings", "agents", "why"),
+    [
+        ({}, ("ada", "ben"), r"`environment.proposer: proposer` names no agent of the team \(ada, ben\)"),
+        ({"proposer": "bem"}, ("ada", "ben"), r"Did you mean 'ben'"),
+        ({"proposer": "ben"}, ("ada", "ben"), r"the first agent is 'ada'. Put 'ben' first in `team.agents`"),
+        ({}, ("proposer",), r"only the proposer, 'proposer'. Add agents that solve"),
+        (
+            {"problems": {"flaws": {"adda": 0.5}}},
+            ("proposer", "ada"),
+            r"environment.problems.flaws names the unknown agent 'adda'. Did you mean 'ada'",
+        ),
+    ],
+)
+def test_teams_that_cannot_play_are_refused(
+    settings: Mapping[str, Any], agents: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Proposals.model_validate(settings).check(agents)
+
+
+def test_settings_that_fit_no_proposal_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"`problems.fractions: true` cannot be proposed"):
+        Proposals(problems=Arithmetic(fractions=True))
+    with pytest.raises(ValidationError, match="uncertainty"):
+        Proposals.model_validate({"pays": "surprise"})
+
+
+async def test_a_step_out_of_turn_is_an_error() -> None:
+    world = SUMS.start(GIVEN, TEAM, 0)
+    with pytest.raises(EpisodeError, match=r"takes a text of each of \('proposer',\)"):
+        await world.step({"ada": "132"})
+
+
+@pytest.mark.slow
+def test_a_run_trains_both_sides_on_what_no_test_holds(tmp_path: Path) -> None:
+    settings = [
+        *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
+        "environment.problems.digits=1",
+        "warmup.steps=120",
+        "warmup.demonstrations=200",
+        "training.steps=2",
+        "evaluation.problems=4",
+        "evaluation.every=0",
+    ]
+    said = call("train", "proposer_solver", *settings, "--run-dir", str(tmp_path / "run"))
+    assert said.code == 0, said.err
+    episodes = list(read_episodes(tmp_path / "run"))
+    assert len(episodes) == 2 * 8 * 8
+    accepted = [episode for episode in episodes if episode.info["accepted"]]
+    assert accepted, "the warm-up teaches to write sums"
+    environment = Proposals(problems=Arithmetic(digits=1))
+    for episode in accepted:
+        assert [turn.policy for turn in episode.turns] == ["proposer", *["solver"] * 4]
+        expression = parse_expression(episode.info["problem"])
+        assert expression is not None
+        assert environment.problems.belongs_to(expression) == "train"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    for row in rows:
+        assert row["grad_norm/solver"] > 0
+        assert row["grad_norm/proposer"] > 0
