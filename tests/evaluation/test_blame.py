@@ -37,7 +37,7 @@ from kapelle.types import Episode, Group, Task, Turn
 from kapelle.workflow import Scene
 from kapelle.workflows.chain import Chain
 
-HOW = {"step": 3, "split": "eval", "samples": 10, "seed": 0}
+HOW: dict[str, Any] = {"step": 3, "split": "eval", "samples": 10, "seed": 0, "settings": []}
 
 
 def acting(*words: Callable[[Request], str], engine: Counting | None = None, **over: Any) -> Play:

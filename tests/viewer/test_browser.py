@@ -217,7 +217,7 @@ async def test_a_list_that_is_drawn_anew_keeps_what_was_chosen(page: Page, tmp_p
 async def test_text_can_be_read_as_it_is_drawn(page: Page, theme: Literal["light", "dark"]) -> None:
     await page.emulate_media(color_scheme=theme)
     views = ["/", "/run/pair-0", "/run/pair-0/episodes", "/run/pair-0/episode/train/5/1?as=solver", "/run/pair-0/team", "/run/pair-0/settings",
-             "/run/pair-0/together?e=train.5.0&e=train.5.1", "/run/pair-0/league", "/compare?run=pair-0&run=pair-1"]  # fmt: skip
+             "/run/pair-0/together?e=train.5.0&e=train.5.1", "/run/pair-0/league", "/run/pair-0/blame", "/compare?run=pair-0&run=pair-1"]  # fmt: skip
     for view in views:
         await page.goto(view)
         faint = await page.evaluate(FAINT)

@@ -277,34 +277,64 @@ def episode_row(episode: BlamedEpisode) -> dict[str, Any]:
 
 def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
     """Return the episode of a row; raises KeyError, TypeError or ValueError for a row in another form."""
-    values = {name: row[name] for name in BlamedEpisode.__dataclass_fields__}
     turns = []
-    for each in row["turns"]:
-        own = {name: each[name] for name in BlamedTurn.__dataclass_fields__}
+    for own in row["turns"]:
         instead = tuple(
-            SampledInstead(str(a["text"]), int(a["times"]), _share(a["success"])) for a in own["instead"]
+            SampledInstead(_text(each["text"]), _whole(each["times"]), _share(each["success"]))
+            for each in own["instead"]
         )
-        turn = BlamedTurn(**{**own, "instead": instead, "agent": str(own["agent"]), "text": str(own["text"])})
-        _whole(turn.index, turn.number, turn.moment)
-        _share(turn.before), _share(turn.after), float(turn.error)
-        turns.append(turn)
-    known = tuple(_share(value) for value in row["values"])
-    if known[-1:] != (_share(row["success"]),) or not all(t.moment < len(known) - 1 for t in turns):
-        raise ValueError("a value for each moment and the outcome")
-    _whole(row["sample"], row["seed"], row["continuations"], row["failed"], row["tokens"])
-    agents = tuple(map(str, row["agents"]))
-    return BlamedEpisode(**{**values, "turns": tuple(turns), "values": known, "agents": agents})
+        turns.append(
+            BlamedTurn(
+                agent=_text(own["agent"]),
+                index=_whole(own["index"]),
+                number=_whole(own["number"]),
+                moment=_whole(own["moment"]),
+                text=_text(own["text"]),
+                before=_share(own["before"]),
+                after=_share(own["after"]),
+                error=_known(own["error"]),
+                instead=instead,
+            )
+        )
+    found = BlamedEpisode(
+        task=_text(row["task"]),
+        sample=_whole(row["sample"]),
+        seed=_whole(row["seed"]),
+        said=_text(row["said"]),
+        question=_text(row["question"]),
+        agents=tuple(map(_text, row["agents"])),
+        success=_known(row["success"]),
+        values=tuple(map(_share, row["values"])),
+        turns=tuple(turns),
+        continuations=_whole(row["continuations"]),
+        failed=_whole(row["failed"]),
+        tokens=_whole(row["tokens"]),
+    )
+    if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in turns):
+        raise ValueError("a turn of no moment, or of nobody")
+    return found
 
 
-def _share(value: object) -> float | None:
-    if value is not None and (not isinstance(value, int | float) or not 0.0 <= value <= 1.0):
-        raise ValueError(f"{value!r} is no share")
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")  # noqa: TRY004 - JSON of another form is a wrong value
     return value
 
 
-def _whole(*values: object) -> None:
-    if not all(type(value) is int and value >= 0 for value in values):
-        raise ValueError(f"{values} are not whole")
+def _share(value: object) -> float | None:
+    return None if value is None else _known(value)
+
+
+def _known(value: object) -> float:
+    if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # type: ignore[operator]
+        raise ValueError(f"{value!r} is no share")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
 
 
 class BlameFile:
@@ -353,7 +383,8 @@ def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 row = json.loads(line)
                 if number == 0:
-                    head = row if row["format"] == FORMAT else {}
+                    known = row["format"] == FORMAT and isinstance(row["settings"], list)
+                    head = row if known and {"step", "split", "samples"} <= row.keys() else {}
                 elif head:
                     episode = episode_of(row)
                     found[episode.key] = episode

@@ -67,6 +67,7 @@ def environment() -> Environment:
         "line": one_line,
         "figure": figure,
         "percent": percent,
+        "signed": signed,
         "path": lambda text: quote(str(text), safe="~"),
         "spark": spark,
     }
@@ -93,6 +94,12 @@ def figure(value: object) -> str:
 def percent(value: object) -> str:
     """Return a share in per cent; a dash without one."""
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "–"
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign and three decimals; one that rounds to 0 has none."""
+    text = f"{value:+.3f}"
+    return "0.000" if text[1:] == "0.000" else text.replace("-", "−")
 
 
 SPARK = (96, 22)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kapelle.runs.blamed import blame_files
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat
@@ -58,6 +59,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "spark": [value for value in curve if value is not None],
             "damaged": run.damaged,
             "league": plays_against(settings, last),
+            "blame": bool(blame_files(run.path)),
         }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from kapelle.runs.findings import read_exact
 from kapelle.services.binding import Binding
 from kapelle.services.http import SAFE, Guard
 from kapelle.services.refusals import Refusal
-from kapelle.viewer import curves
+from kapelle.viewer import blame, curves
 from kapelle.viewer.episode import (
     COLUMNS,
     ShownEpisode,
@@ -115,6 +115,40 @@ def _settings(library: Library, request: Request) -> Response:
         if (every or row["own"] or query) and query.lower() in f"{row['name']} {row['value']}".lower()
     ]
     return html("settings.html", run=listed(run), rows=rows, query=query, all=every)
+
+
+def _blame(library: Library, request: Request) -> Response:
+    """Return the page of which turns lost episodes, of the newest measurement or of the one that the query names."""
+    run = run_of(library, request.path_params["key"])
+    found = blame.kept(run.path)
+    result = found.get(request.query_params.get("file", ""), next(iter(found.values()), None))
+    return html(
+        "blame.html",
+        run=listed(run) | {"blame": True},
+        path=run.path,
+        files=[(name, each.measured) for name, each in found.items()],
+        shown=None if result is None else blame.listing(result),
+    )
+
+
+def _blamed(library: Library, request: Request) -> Response:
+    """Return the page of one conversation, turn by turn."""
+    given = request.path_params
+    run = run_of(library, given["key"])
+    result = blame.kept(run.path).get(given["file"])
+    number, turn = given["number"], request.query_params.get("turn", "")
+    if result is None or number >= len(result.episodes):
+        raise HTTPException(404, "There is no such conversation here, or its line is damaged.")
+    return html(
+        "blamed.html",
+        run=listed(run) | {"blame": True},
+        file=given["file"],
+        before=number - 1 if number else None,
+        after=number + 1 if number + 1 < len(result.episodes) else None,
+        **blame.conversation(
+            result.episodes[number], int(turn) if turn.isdecimal() and len(turn) < 10 else None
+        ),
+    )
 
 
 # -------- The address of curves; it keeps its newest answers, because one of ten thousand steps takes a tenth of a second to make
@@ -506,6 +540,8 @@ def viewer(library: Library, binding: Binding) -> Guard:
         at: episodes.episode,
         f"{at}/{{turn:int}}": episodes.whole,
         "/run/{key}/image/{file}": episodes.picture,
+        "/run/{key}/blame": lambda request: _blame(library, request),
+        "/run/{key}/blame/{file}/{number:int}": lambda request: _blamed(library, request),
         "/run/{key}/league": episodes.league,
         "/run/{key}/league.json": episodes.league_curves,
         "/run/{key}/together": episodes.together,

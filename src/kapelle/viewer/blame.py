@@ -1,0 +1,139 @@
+"""Which agent lost the game, as pages: what `kapelle blame` has kept beside a run, drawn.
+
+A conversation is a strip: the probability of success from moment to moment, in the colour of the agent whose turn moved it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kapelle.runs.blamed import Blame, BlamedEpisode, blame_files, read_blamed
+
+WIDTH, HEIGHT = 96.0, 132.0
+"""CSS pixels of a moment in the strip, and of probability 1."""
+EDGE = 34.0
+"""CSS pixels around it, where the numbers stand."""
+LISTED = 500
+"""Most episodes of the list."""
+SMALL = (64.0, 18.0)
+"""CSS pixels of the curve in a list."""
+
+
+def kept(run: Path) -> dict[str, Blame]:
+    """Return what was measured of a run by the name of its file, the newest first; empty files are left out."""
+    found = {}
+    for path in blame_files(run):
+        head, episodes = read_blamed(path)
+        if episodes:
+            ordered = sorted(episodes, key=lambda each: (each.solved, -(_cost(each) or 0.0)))
+            found[path.name] = Blame(head, tuple(ordered), file=path)
+    return found
+
+
+def _cost(episode: BlamedEpisode) -> float | None:
+    return None if episode.culprit is None else episode.culprit.drop
+
+
+def listing(result: Blame) -> dict[str, Any]:
+    """Return what the page of a file shows: a table of agents and turns, and its episodes."""
+    return {
+        "file": "" if result.file is None else result.file.name,
+        "measured": result.measured,
+        "rows": [{**row, "color": color_of(list(result.lost_by), row["agent"])} for row in result.rows()],
+        "failed": len(result.failed),
+        "solved": len(result.solved),
+        "nobody": sum(each.culprit is None for each in result.failed),
+        "episodes": [
+            {
+                "number": number,
+                "episode": each,
+                "culprit": each.culprit,
+                "color": 0 if each.culprit is None else color_of(each.agents, each.culprit.agent),
+                "curve": _small(each.values),
+            }
+            for number, each in enumerate(result.episodes[:LISTED])
+        ],
+        "more": max(0, len(result.episodes) - LISTED),
+    }
+
+
+def color_of(agents: Sequence[str], agent: str) -> int:
+    """Return the number of an agent's colour, as on the pages of episodes."""
+    return 1 + list(agents).index(agent) % 7 if agent in agents else 0
+
+
+def _small(values: Sequence[float | None]) -> str:
+    """Return the points of the curve in a list, for an SVG polyline; unknown values are passed over."""
+    width, height = SMALL
+    step = width / max(1, len(values) - 1)
+    known = [(k * step, value) for k, value in enumerate(values) if value is not None]
+    return " ".join(f"{1 + x:.1f},{1 + (1 - value) * height:.1f}" for x, value in known)
+
+
+def conversation(episode: BlamedEpisode, chosen: int | None) -> dict[str, Any]:
+    """Return what the page of a conversation shows: its strip, and each turn with what was sampled in its place.
+
+    `chosen` is the index of the turn whose alternatives are open; without it the most costly one, or the first.
+    """
+    indexes = [turn.index for turn in episode.turns]
+    if chosen not in indexes:
+        culprit = episode.culprit
+        chosen = culprit.index if culprit is not None else next(iter(indexes), None)
+    turns = [
+        {"turn": turn, "color": color_of(episode.agents, turn.agent), "chosen": turn.index == chosen}
+        for turn in episode.turns
+    ]
+    return {"episode": episode, "turns": turns, "strip": _strip(episode, turns), "chosen": chosen}
+
+
+def _strip(episode: BlamedEpisode, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def x(moment: int) -> float:
+        return round(EDGE + moment * WIDTH, 1)
+
+    def y(value: float) -> float:
+        return round(EDGE / 2 + (1.0 - value) * HEIGHT, 1)
+
+    moments = len(episode.values) - 1
+    moves = []
+    taken: dict[int, int] = {}
+    speakers = Counter(each["turn"].moment for each in turns)
+    tall = EDGE + HEIGHT + 16.0 * max(speakers.values(), default=1)
+    for each in turns:
+        turn = each["turn"]
+        below = taken[turn.moment] = taken.get(turn.moment, -1) + 1
+        known = turn.before is not None and turn.after is not None
+        moves.append(
+            {
+                **each,
+                # Agents of one moment are named below one another, and each falls from where it alone stood.
+                "name": (round(x(turn.moment) + WIDTH / 2, 1), round(EDGE + HEIGHT + 16.0 * below, 1)),
+                # A pointer finds a turn anywhere above its name, agents of one moment side by side.
+                "reach": (
+                    round(x(turn.moment) + below * WIDTH / speakers[turn.moment], 1),
+                    round(WIDTH / speakers[turn.moment], 1),
+                ),
+                "line": (x(turn.moment), y(turn.before), x(turn.moment + 1), y(turn.after))
+                if known
+                else None,
+            }
+        )
+    points = [(x(k), y(value), value) for k, value in enumerate(episode.values) if value is not None]
+    together = [
+        (x(k), y(before), x(k + 1), y(after))
+        for k, (before, after) in enumerate(pairwise(episode.values))
+        if before is not None and after is not None and speakers[k] > 1
+    ]
+    return {
+        "width": 2 * EDGE + moments * WIDTH,
+        "height": tall,
+        "grid": [(y(value), f"{value:g}") for value in (0.0, 0.5, 1.0)],
+        "left": EDGE,
+        "right": x(moments),
+        "moves": moves,
+        "points": points,
+        "together": together,
+    }

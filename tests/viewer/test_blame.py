@@ -1,0 +1,149 @@
+"""The pages of which agent lost the game."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page
+from tests.support.viewed_runs import AGENTS, write_run
+
+from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead
+from kapelle.services.binding import Binding
+from kapelle.services.http import HttpServer
+from kapelle.viewer.blame import conversation, kept
+from kapelle.viewer.library import Library
+from kapelle.viewer.server import viewer
+
+HOW: dict[str, Any] = {"step": 8, "split": "eval", "samples": 4, "seed": 0, "settings": []}
+
+
+def blamed(seed: int = 0, success: float = 0.0, **over: Any) -> BlamedEpisode:
+    """A conversation of three turns, of which the second one loses the most."""
+    turns = (
+        BlamedTurn("solver", 0, 1, 0, "first notes", 0.75, 1.0, 0.2, (SampledInstead("other notes", 4, 0.75),)),
+        BlamedTurn("critic", 1, 1, 1, "a wrong doubt", 1.0, 0.25, 0.2, (SampledInstead("a right doubt", 3, 1.0), SampledInstead("?", 1, None))),
+        BlamedTurn("solver", 2, 2, 2, "an answer", 0.25, success, 0.1),
+    )  # fmt: skip
+    values = (0.75, 1.0, 0.25, success)
+    said = BlamedEpisode(f"t{seed}", 0, seed, "", f"{seed}+1", AGENTS, success, values, turns, 12, 0, 99)
+    return replace(said, **over)
+
+
+@pytest.fixture
+def blamed_run(tmp_path: Path) -> Path:
+    run = write_run(tmp_path / "pair", steps=2)
+    write_run(tmp_path / "none", steps=2)
+    BlameFile(run, HOW).append([blamed(1, success=1.0), blamed(2)])
+    return run
+
+
+@pytest.fixture
+def there(blamed_run: Path) -> Iterator[httpx.Client]:
+    with (
+        HttpServer(Binding(), viewer(Library([blamed_run.parent]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as client,
+    ):
+        yield client
+
+
+def test_a_run_that_was_asked_has_a_page_of_who_lost(there: httpx.Client, blamed_run: Path) -> None:
+    (name,) = kept(blamed_run)
+    assert "/run/pair/blame" in there.get("/run/pair").text
+    assert "/run/none/blame" not in there.get("/run/none").text
+    assert "kapelle blame" in there.get("/run/none/blame").text
+    text = there.get("/run/pair/blame").text
+    assert "1 failed and 1 solved episodes of the evaluation after step 8, each continued 4 times" in text
+    assert text.count("<tr data-item>") == 2
+    assert text.index(f"/blame/{name}/0") < text.index("✕ wrong") + 200, "failed ones stand first"
+    assert "+0.750" in text
+
+
+def test_a_conversation_shows_what_each_turn_did_and_what_was_sampled_in_its_place(
+    there: httpx.Client, blamed_run: Path
+) -> None:
+    (name,) = kept(blamed_run)
+    text = there.get(f"/run/pair/blame/{name}/0").text
+    for word in (
+        "75.0 % → 100.0 %",
+        "drop −0.250",
+        "100.0 % → 25.0 %",
+        "drop +0.750",
+        "a right doubt",
+        "error",
+    ):
+        assert word in text, word
+    assert 'aria-current="true"><title>critic: a wrong doubt' in text, "the most costly turn is chosen"
+    other = there.get(f"/run/pair/blame/{name}/0?turn=2").text
+    assert 'aria-current="true"><title>solver: an answer' in other
+    for missing in (f"/run/pair/blame/{name}/2", "/run/pair/blame/none/0", f"/run/none/blame/{name}/0"):
+        assert there.get(missing).status_code == 404
+
+
+def test_the_strip_moves_by_what_each_turn_did() -> None:
+    strip = conversation(blamed(), None)["strip"]
+    heights = [strip["moves"][k]["line"][1::2] for k in range(3)]
+    one, nothing = strip["grid"][2][0], strip["grid"][0][0]
+    quarter = (nothing - one) / 4
+    assert heights[1] == (one, pytest.approx(one + 3 * quarter, abs=0.06))
+    assert heights[0][1] == heights[1][0], "after one turn is before the next"
+    assert heights[2][1] == nothing
+
+
+def test_turns_of_one_moment_are_drawn_each_from_where_it_alone_stood() -> None:
+    a = BlamedTurn("solver", 0, 1, 0, "yes", 0.0, 0.0, 0.1)
+    b = BlamedTurn("critic", 1, 1, 0, "no", 1.0, 0.0, 0.1)
+    strip = conversation(blamed(turns=(a, b), values=(0.5, 0.0)), None)["strip"]
+    first, second = strip["moves"]
+    assert first["line"][0] == second["line"][0]
+    assert first["name"][1] < second["name"][1], "their names do not lie on one another"
+    assert len(strip["together"]) == 1
+
+
+def test_hostile_words_and_damaged_files_are_shown_as_text(there: httpx.Client, blamed_run: Path) -> None:
+    bad = "<script>alert(1)</script>\x1b[31m\u202e"
+    file = BlameFile(blamed_run, HOW)
+    turns = tuple(replace(turn, text=bad, instead=(SampledInstead(bad, 1, None),)) for turn in blamed().turns)
+    file.append([blamed(3, question=bad, task=bad, turns=turns)])
+    with file.path.open("ab") as opened:
+        opened.write(b'{"task": "half')
+    (file.path.parent / "odd.jsonl").write_text('{"format": 1, "settings": []}\n[]\n')
+    pages = [
+        there.get("/run/pair/blame"),
+        *(there.get(f"/run/pair/blame/{file.path.name}/{k}") for k in range(3)),
+    ]
+    for page in pages:
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "\u202e" not in page.text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[31m⟨U+202E⟩" in pages[2].text
+    assert pages[0].text.count("<tr data-item>") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="package")
+async def test_a_turn_is_chosen_in_the_strip(page: Page, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "pair", steps=2)
+    BlameFile(run, HOW).append([blamed(1), blamed(2)])
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        await page.goto(f"{server.url}/run/pair")
+        await page.get_by_role("link", name="Blame").click()
+        await page.locator("tr[data-item]").first.wait_for()
+        await page.wait_for_load_state()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/blame/*/0")
+        assert await page.get_by_text("a right doubt").is_visible()
+        assert not await page.get_by_text("other notes").is_visible()
+        await page.locator(".strip a").first.click()
+        await page.wait_for_url("**turn=0**")
+        assert await page.get_by_text("other notes").is_visible()
+        assert not await page.get_by_text("a right doubt").is_visible()
+        await page.wait_for_load_state()
+        await page.keyboard.press("]")
+        await page.wait_for_url("**/blame/*/1")
+        await page.goto("about:blank")
