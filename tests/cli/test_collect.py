@@ -91,6 +91,24 @@ def test_a_model_plays_too(kapelle: Kapelle) -> None:
     assert [row["policy"] for row in rows()] == ["frozen", "frozen"]
 
 
+def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:
+    save_model(Path("model"), tiny_model())
+    words = (
+        "collect", "--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3",
+        "--min-reward", "0", "--tasks", "4", "--samples", "1",
+    )  # fmt: skip
+    assert kapelle(*words, "--out", "all.jsonl").code == 0
+    asked = [row["messages"][-1]["content"] for row in rows("all.jsonl")]
+    Path("set").mkdir()
+    for name, question in (("test", f" {asked[1].replace('+', ' + ')} ?"), ("train", "another?")):
+        Path("set", f"{name}.jsonl").write_text(json.dumps({"question": question, "answer": "#### 1"}))
+    said = kapelle(*words, "--out", "rest.jsonl", "evaluation.sets.held={name: math, path: set}")
+    assert said.code == 0, said
+    left = [row["messages"][-1]["content"] for row in rows("rest.jsonl")]
+    assert len(left) == len(asked)
+    assert [each for each in asked if each in left] == [asked[0], *asked[2:]]
+
+
 @pytest.mark.parametrize("out", ["there.jsonl", "no/such/folder/x.jsonl"])
 def test_a_file_that_cannot_be_written_is_found_before_playing(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, out: str
