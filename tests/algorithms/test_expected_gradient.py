@@ -18,6 +18,7 @@ from tests.support.expected import ARMS, LONG_AND_SHORT, Game, Run, Tables, expe
 from tests.support.tables import Words
 
 from kapelle.algorithm import algorithm_class
+from kapelle.types import Task
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
 MONTE_CARLO: dict[str, Any] = {"lam": 1.0, "normalise": "none"}
@@ -71,6 +72,8 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("at_grpo", {"group_size": 2, "scale": "none"}),
     ("gigpo", {"group_size": 2, **UNBENT}),
     ("gigpo", {"group_size": 2, "scale": "none", "omega": 0.0}),
+    ("optimistic", {"group_size": 2, "scale": "none", "best_share": 1.0}),
+    ("m_grpo", {"group_size": 2, "scale": "none"}),
     ("a2c", {"gae": MONTE_CARLO, "entropy_coefficient": 0.0}),
     ("ippo", {"gae": MONTE_CARLO}),
     ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}}),
@@ -176,6 +179,18 @@ def test_a_state_that_an_attempt_meets_twice_is_compared_with_other_attempts() -
     assert positive(update("gigpo", PAID_TOGETHER, team_reward="sum", group_size=2, state="heard", **UNBENT))
 
 
+def test_the_mean_of_an_action_s_returns_leads_where_the_returns_do() -> None:
+    """`best_share: 1`: equal actions have equal gradients, so that AT-GRPO's update is the same for either."""
+    settings = {"group_size": 2, "scale": "none"}
+    kinds: list[Any] = [algorithm_class(name) for name in ("optimistic", "at_grpo")]
+    given = [{**settings, "best_share": 1.0}, settings]
+    one, other = (
+        expected_update(kind.model_validate(each).build(), CHAIN_OF_ARMS)[0].ascent
+        for kind, each in zip(kinds, given, strict=True)
+    )
+    assert all(torch.allclose(one[agent], other[agent], atol=1e-6) for agent in "ab")
+
+
 def test_states_that_are_seldom_met_weigh_less_in_gigpo() -> None:
     """With `alone: zero` the update at a state is (1 + ω·P(another attempt meets it))·½ times ∇J there."""
     kind: Any = algorithm_class("gigpo")
@@ -239,6 +254,62 @@ UNALIKE = {
 }
 """Games whose comparison sets differ in size: who has a turn depends on what was said, or every third attempt fails."""
 
+
+def gamble(said: Sequence[Words]) -> dict[str, float]:
+    """The first word is worth 1; the second 4 or −4, by chance: 0 on average."""
+    return {"a": 1.0 if said[0] == (0,) else 4.0 if said[1] == (0,) else -4.0}
+
+
+@pytest.mark.parametrize(("best_share", "prefers"), [(1.0, 0), (0.5, 1)])
+def test_optimism_overrates_a_gamble(best_share: float, prefers: int) -> None:
+    """Where it is wrong: what chance paid in the better half counts as what one can earn."""
+    game = Game(("a", "chance"), gamble, **EVEN)
+    kind: Any = algorithm_class("optimistic")
+    settings = {"group_size": 4, "scale": "none", "best_share": best_share}
+    moved = expected_update(kind.model_validate(settings).build(), game)[0].ascent["a"]
+    assert int(moved[0].argmax()) == prefers
+    # The better one of two gambles pays 2 on average: 4 in three cases of four.
+    assert float(moved[0].abs().max()) > 1e-3
+
+
+def delegates(said: Sequence[Words]) -> str | None:
+    """m hands to s, reads the answer, and hands to it once more unless it says (1,)."""
+    if len(said) < 3:
+        return ("m", "s", "m")[len(said)]
+    return "s" if len(said) == 3 and said[2] == (0,) else None
+
+
+DELEGATES = Game(delegates, lambda said: {"s": in_all(said)}, seats=("m", "s"), **EVEN)
+
+
+def test_calls_of_a_sub_agent_that_all_weigh_the_same_lead_along_the_gradient() -> None:
+    settings = {"group_size": 2, "scale": "none", "team_reward": "sum", "align": "none"}
+    assert positive(update("m_grpo", DELEGATES, **settings))
+    assert positive(update("m_grpo", DELEGATES, compare="main", **settings))
+
+
+def test_an_attempt_counts_once_for_a_sub_agent_however_often_it_was_called() -> None:
+    """The weights are not ∇J: they are the gradient of attempts that are averaged over their k calls, exactly."""
+    kind: Any = algorithm_class("m_grpo")
+    settings = {"group_size": 2, "scale": "none", "team_reward": "sum"}
+    tables = expected_update(kind.model_validate(settings).build(), DELEGATES)[0]
+    found = multiples(tables)
+    assert found["m"] > 0
+    assert math.isnan(found["s"])
+    outcomes = [(DELEGATES.episode(places, Task("t", "")), count) for places, count in DELEGATES.outcomes()]
+    total = sum(count for _, count in outcomes)
+    mean = sum(count * one.total("s") for one, count in outcomes) / total
+    whole = torch.zeros((), dtype=torch.float64)
+    for one, count in outcomes:
+        own = [
+            logp.sum() for turn, logp in zip(one.turns, tables.turns(one), strict=True) if turn.agent == "s"
+        ]
+        # Two attempts: R − mean is half of R less the other's. The mean number of calls cancels with that of the tokens.
+        whole = whole + count / total * 0.5 * (one.total("s") - mean) * torch.stack(own).mean()
+    (expected,) = torch.autograd.grad(whole, tables.logits["s"])
+    torch.testing.assert_close(tables.ascent["s"], expected, rtol=1e-5, atol=1e-6)
+
+
 SETS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"scale": "none"}),
     ("grpo", {"scale": "none", "compare": "episode"}),
@@ -246,6 +317,8 @@ SETS: list[tuple[str, dict[str, Any]]] = [
     ("magrpo", {}),
     ("at_grpo", {"scale": "none"}),
     ("gigpo", UNBENT),
+    ("optimistic", {"scale": "none", "best_share": 1.0}),
+    ("m_grpo", {"scale": "none", "align": "none"}),
     ("remax", {}),
 ]
 

@@ -19,6 +19,10 @@ PLAIN: dict[str, Any] = {
     "team": {"agents": 2},
 }
 PENNIES = {"name": "matrix", "game": "matching_pennies"}
+CALLS: dict[str, Any] = {
+    "team": {"agents": [{"name": "planner"}, {"name": "search"}, {"name": "code", "weights": "frozen"}]},
+    "workflow": {"name": "router", "handovers": 4},
+}
 
 
 def checked(**sections: Any) -> RunConfig:
@@ -46,6 +50,16 @@ def checked(**sections: Any) -> RunConfig:
         ({"algorithm": {"name": "ppo"}}, "Set `algorithm.name: ippo`"),
         ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
         ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "`joint: cross` goes with `tree: true`"),
+        ({"algorithm": {"name": "m_grpo"}, "team": {"agents": 1}}, r"set `algorithm\.name: grpo`"),
+        (
+            {"algorithm": {"name": "m_grpo", "levels": [["planner"], ["serach"]]}, **CALLS},
+            r"`algorithm\.levels` names the unknown agent 'serach'\. Did you mean 'search'\?",
+        ),
+        ({"algorithm": {"name": "m_grpo", "levels": [["planner"], ["search"]]}, **CALLS}, "leaves out 'code'"),
+        (
+            {"algorithm": {"name": "m_grpo", "compare": "main", "levels": [["code"], ["search", "planner"]]}, **CALLS},
+            "'code', which is frozen and has none. Leave `compare` out",
+        ),
         ({"algorithm": {"name": "grpo", "loss": {"kind": "sapo", "clip_high": 0.28}}}, "reads no `clip_high`: remove it"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
         ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all of them the same"),

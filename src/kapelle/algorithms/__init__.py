@@ -17,9 +17,11 @@ BUILTIN: Mapping[str, str] = {
     "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "rae": "kapelle.algorithms.rae:RAE",
     "gigpo": "kapelle.algorithms.gigpo:GiGPO",
+    "optimistic": "kapelle.algorithms.optimistic:Optimistic",
     "at_grpo": "kapelle.algorithms.at_grpo:ATGRPO",
     "cory": "kapelle.algorithms.cory:CORY",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
+    "m_grpo": "kapelle.algorithms.m_grpo:MGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
     "mars": "kapelle.algorithms.mars:MARS",
     "a2c": "kapelle.algorithms.a2c:A2C",
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     from kapelle.algorithms.gigpo import GiGPO as GiGPO
     from kapelle.algorithms.grpo import GRPO as GRPO
     from kapelle.algorithms.happo import HAPPO as HAPPO
+    from kapelle.algorithms.m_grpo import MGRPO as MGRPO
     from kapelle.algorithms.magrpo import MAGRPO as MAGRPO
     from kapelle.algorithms.maporl import MAPoRL as MAPoRL
     from kapelle.algorithms.mappo import MAPPO as MAPPO
     from kapelle.algorithms.marft import MARFT as MARFT
     from kapelle.algorithms.mars import MARS as MARS
     from kapelle.algorithms.opo import OPO as OPO
+    from kapelle.algorithms.optimistic import Optimistic as Optimistic
     from kapelle.algorithms.ppo import IPPO as IPPO
     from kapelle.algorithms.ppo import PPO as PPO
     from kapelle.algorithms.qmix import QMIX as QMIX

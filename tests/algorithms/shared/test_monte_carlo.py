@@ -18,9 +18,11 @@ from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.gigpo import GiGPO
 from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.m_grpo import MGRPO
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.opo import OPO
+from kapelle.algorithms.optimistic import Optimistic
 from kapelle.algorithms.rae import RAE
 from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from kapelle.algorithms.remax import ReMax
@@ -28,7 +30,7 @@ from kapelle.algorithms.shared.rewards import PenaltyConfig
 from kapelle.rows import Signals, TurnKey
 from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.types import Episode, Group, Image, Message
+from kapelle.types import Episode, Group, Image, Message, Turn
 
 S2 = 1 / math.sqrt(2)
 
@@ -291,6 +293,134 @@ class TestGiGPO:
     def test_senseless_settings_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             GiGPO.model_validate(wrong)
+
+
+class TestMGRPO:
+    """A planner, p, and those that it calls."""
+
+    @staticmethod
+    def attempt(order: str, reward: float) -> Episode:
+        turns = [turn(name, k) for k, name in enumerate(order)]
+        return episode(*turns, agents=tuple("psc"), rewards=dict.fromkeys("psc", reward))
+
+    def test_calls_weigh_the_less_the_more_there_are(self) -> None:
+        # s is called three times and once, twice on average: ⅔ and 2 of its ±2. p's turns are one trajectory.
+        groups = [group(self.attempt("pspspsp", 4.0), self.attempt("psp", 0.0))]
+        given = firsts(credit_of(MGRPO(scale="none").build(), groups))
+        assert given == pytest.approx([2, 4 / 3, 2, 4 / 3, 2, 4 / 3, 2, -2, -4, -2])
+        given = firsts(credit_of(MGRPO(scale="none", align="none").build(), groups))
+        assert given == pytest.approx([2.0] * 7 + [-2.0] * 3)
+
+    def test_turns_until_the_caller_speaks_are_one_call(self) -> None:
+        # s works for three turns and c for one in the first attempt's only calls; in the second each is called twice.
+        groups = [group(self.attempt("psscsp", 2.0), self.attempt("pscpscp", 0.0))]
+        given = firsts(credit_of(MGRPO(scale="none").build(), groups))
+        assert given == pytest.approx([1, 1.5, 1.5, 1.5, 1.5, 1, -1, -0.75, -0.75, -1, -0.75, -0.75, -1])
+
+    def test_a_sub_agent_may_call_others(self) -> None:
+        # p calls s once in either attempt. s calls c twice in the first, whose own turns go on: one call of s.
+        groups = [group(self.attempt("pscscsp", 2.0), self.attempt("pscsp", 0.0))]
+        nested = MGRPO(scale="none", levels=(("p",), ("s",), ("c",)))
+        given = firsts(credit_of(nested.build(), groups))
+        assert given == pytest.approx([1, 1, 0.75, 1, 0.75, 1, 1, -1, -1, -1.5, -1, -1])
+
+    def test_levels_are_compared_apart_and_uncalled_attempts_have_no_say(self) -> None:
+        # c is called in two of three attempts: 6 and 2, ±2, a set of two of three weighs 4/3.
+        groups = [group(self.attempt("pcp", 6.0), self.attempt("pcp", 2.0), self.attempt("psp", 1.0))]
+        given = firsts(credit_of(MGRPO(scale="none").build(), groups))
+        assert given[1] == pytest.approx(2 * 4 / 3)
+        assert given[4] == pytest.approx(-2 * 4 / 3)
+        assert given[::3] == pytest.approx([3, -1, -2])
+
+    def test_all_may_get_the_main_agents_advantage(self) -> None:
+        paid = [
+            episode(turn("p", 0), turn("c", 1), turn("p", 2), agents=tuple("psc"), rewards={"p": r, "c": -r})
+            for r in (3.0, 1.0)
+        ]
+        settings = {"scale": "none", "team_reward": "individual", "compare": "main"}
+        assert (
+            firsts(credit_of(MGRPO.model_validate(settings).build(), [group(*paid)]))
+            == [1.0] * 3 + [-1.0] * 3
+        )
+        settings["compare"] = "level"
+        given = firsts(credit_of(MGRPO.model_validate(settings).build(), [group(*paid)]))
+        assert given == [1.0, -1.0, 1.0, -1.0, 1.0, -1.0]
+
+    def test_called_once_in_every_attempt_it_is_grpo(self) -> None:
+        groups = [group(self.attempt("pscp", 2.0), self.attempt("pcsp", 0.5), self.attempt("pcsp", 0.0))]
+        assert firsts(credit_of(MGRPO().build(), groups)) == firsts(credit_of(GRPO().build(), groups))
+
+    @pytest.mark.parametrize(
+        ("levels", "mending"),
+        [
+            ([["p", "s"], ["c"]], "begins with the main agent alone"),
+            ([["p"]], "at least one level below it"),
+            ([["p"], []], "at least one level below it"),
+            ([["p"], ["s"], ["s"]], "names 's' twice"),
+        ],
+    )
+    def test_levels_that_are_none_are_refused(self, levels: Any, mending: str) -> None:
+        with pytest.raises(ValidationError, match=mending):
+            MGRPO.model_validate({"levels": levels})
+
+
+class TestOptimistic:
+    """Two players move at once, after the same prompt each; a completion is one letter."""
+
+    A, B = (65,), (66,)
+
+    def played(self, *attempts: tuple[str, float]) -> list[Group]:
+        def move(agent: str, k: int, letter: str) -> Turn:
+            return turn(agent, k, 1, completion_ids=getattr(self, letter), prompt_ids=(k,))
+
+        return [
+            group(
+                *(
+                    episode(move("a", 0, m[0]), move("b", 1, m[1]), rewards={"a": r, "b": r})
+                    for m, r in attempts
+                )
+            )
+        ]
+
+    CLIMB = (("AA", 11.0), ("AB", -30.0), ("BA", -30.0), ("BB", 7.0))
+
+    def test_an_action_is_worth_its_best_attempts(self) -> None:
+        # a's A: 11 and −30, the better half 11; B: 7. Mean 9, so ±2; b the same.
+        given = firsts(credit_of(Optimistic(scale="none", best_share=0.5).build(), self.played(*self.CLIMB)))
+        assert given == pytest.approx([2.0, 2.0, 2.0, -2.0, -2.0, 2.0, -2.0, -2.0])
+
+    def test_the_mean_of_all_of_them_prefers_what_is_safe(self) -> None:
+        # −9½ and −11½ on average: A's mean is better by 2 here; with one more (AB) it is −16⅓.
+        given = firsts(credit_of(Optimistic(scale="none", best_share=1.0).build(), self.played(*self.CLIMB)))
+        assert given == pytest.approx([1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0, -1.0])
+        more = self.played(*self.CLIMB, ("AB", -30.0))
+        assert firsts(credit_of(Optimistic(scale="none", best_share=1.0).build(), more))[0] < 0
+        assert firsts(credit_of(Optimistic(scale="none", best_share=0.3).build(), more))[0] > 0
+
+    @pytest.mark.parametrize(
+        ("share", "worth"), [(0.01, 4.0), (0.25, 4.0), (0.26, 3.5), (0.5, 3.5), (0.51, 3.0), (1.0, 2.5)]
+    )
+    def test_the_share_is_rounded_up(self, share: float, worth: float) -> None:
+        groups = self.played(("AA", 1.0), ("AA", 2.0), ("AA", 3.0), ("AA", 4.0), ("BB", 0.0))
+        given = firsts(credit_of(Optimistic(scale="none", best_share=share).build(), groups))
+        assert given[0] - given[-1] == pytest.approx(worth)
+
+    def test_the_same_word_after_another_prompt_is_another_action(self) -> None:
+        def one(prompt: int, reward: float) -> Episode:
+            return episode(
+                turn("a", 0, 1, completion_ids=self.A, prompt_ids=(prompt,)), rewards={"a": reward}
+            )
+
+        settings = Optimistic(scale="none", best_share=0.5).build()
+        assert firsts(credit_of(settings, [group(one(1, 4.0), one(1, 0.0))])) == [0.0, 0.0]
+        assert firsts(credit_of(settings, [group(one(1, 4.0), one(2, 0.0))])) == [2.0, -2.0]
+        apart = [group(one(1, 4.0), one(1, 4.0)), group(one(1, 0.0), one(1, 0.0))]
+        assert firsts(credit_of(settings, apart)) == [0.0] * 4
+
+    @pytest.mark.parametrize("share", [0.0, 1.5])
+    def test_a_share_is_above_zero_and_at_most_one(self, share: float) -> None:
+        with pytest.raises(ValidationError, match="best_share"):
+            Optimistic(best_share=share)
 
 
 class TestMARS:
