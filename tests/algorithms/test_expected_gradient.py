@@ -283,7 +283,7 @@ DELEGATES = Game(delegates, lambda said: {"s": in_all(said)}, seats=("m", "s"), 
 
 
 def test_calls_of_a_sub_agent_that_all_weigh_the_same_lead_along_the_gradient() -> None:
-    settings = {"group_size": 2, "scale": "none", "team_reward": "sum", "align": "none"}
+    settings: dict[str, Any] = {"group_size": 2, "scale": "none", "team_reward": "sum", "align": "none"}
     assert positive(update("m_grpo", DELEGATES, **settings))
     assert positive(update("m_grpo", DELEGATES, compare="main", **settings))
 
