@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kapelle.rows import Learners, Sample, Signal, Signals, TurnKey
     from kapelle.team import Team
-    from kapelle.types import Episode, Group
+    from kapelle.types import Episode, Group, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,35 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
+class Interventions:
+    """What is changed of every played episode, and how often it is played on then; `rollout.interventions` plays them."""
+
+    change: Callable[[Group, int, Team], Sequence[Change]]
+    """(group, episode's number, team) → the changes to the episode, those that matter most first. What it asks of the episode's
+    own turns is which there are: who is judged by a continuation must not have decided whether there is one."""
+    continuations: int
+    """Of each change; the n-th ones of all changes at one moment use the same seeds."""
+    returns: Callable[[Episode], Mapping[str, float]]
+    """Each agent's return over a whole played episode."""
+    share: float | None = None
+    """Most tokens of all continuations, as a share of those that the group's episodes sampled; None for no bound."""
+    tokens: int | None = None
+    """Most tokens of all continuations of a step, the same for each of its groups; None for no bound."""
+
+
+class Change(NamedTuple):
+    """One intervention: what is changed of an episode."""
+
+    what: Literal["resample", "replace", "remove", "swap"]
+    agents: tuple[str, ...]
+    """Who is changed."""
+    turn: int | None = None
+    """Index of the turn that is sampled anew, or replaced; of agents who are removed or swapped, all turns change."""
+    by: Turn | str | None = None
+    """The turn that replaces it, read from the same prompt; the name of the policy that is swapped in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Data:
     """Where the episodes of a step come from, and what they must contain."""
 
@@ -233,6 +262,11 @@ class Data:
     """Episodes per task."""
     tree: Tree | None = None
     """How episodes branch at every turn of a trained agent; None plays whole episodes."""
+    widths: tuple[int, ...] = ()
+    """How a group's episodes branch: each first moment is sampled so many times, each second moment after it so many times, and
+    so on; `group_size` is their product. Episodes of one branch share their turns up to where it parts."""
+    interventions: Interventions | None = None
+    """What is changed of every played episode to see what it makes of the rest."""
     redraw: int = 0
     """How often a task whose group has no variance may be replaced by another in the same step."""
     scores: bool = False

@@ -165,6 +165,8 @@ class Turn:
     """All pictures in its prompt, in their order there."""
     routing: Routing | None = None
     """The experts that sampled it, where they are to be trained again (`model.routing: replayed`)."""
+    copied: bool = False
+    """True if another episode of its group sampled it for both: its tokens are counted there (`Data.widths`)."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
@@ -184,6 +186,21 @@ class Payment:
     after: int
     """How many turns were recorded by then."""
     reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """An episode that was played on from one of its moments, with something changed there."""
+
+    what: str
+    """`resample` or `replace` (one turn), `remove` (agents say nothing), `swap` (another policy speaks for an agent)."""
+    agents: tuple[str, ...]
+    """Who was changed."""
+    turn: int | None
+    """Index of the turn that was sampled anew or replaced, or of the first one that the changed agents would have taken; None
+    where they took none."""
+    returns: tuple[Mapping[str, float], ...]
+    """Each agent's return, as the algorithm counts it, in every continuation that did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +228,12 @@ class Episode:
     payments: tuple[Payment, ...] = ()
     """When agents were paid what `Turn.reward` adds up, in time order."""
     continued: Mapping[str, int] = field(default_factory=dict)
-    """Policy → tokens sampled to continue from candidates (tree sampling); nothing is trained on them."""
+    """Policy → tokens sampled to continue from candidates (tree sampling) and interventions; nothing is trained on them."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Agent → its seat, where seats are drawn anew for each episode. An agent that is not listed has only one
     role: its name."""
+    interventions: tuple[Intervention, ...] = ()
+    """What became of it where something was changed; only for algorithms that ask (`Data.interventions`)."""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

@@ -202,6 +202,13 @@ class CountsTurns:
         raise NotImplementedError
 
 
+class GoesOnWithout:
+    """A workflow that goes on without agents that are removed: they are missing in `Scene.names`, unless all are.
+
+    In any other workflow a removed agent is asked and says nothing.
+    """
+
+
 def workflow_class(name: str) -> type:
     """Return the class of a workflow by name, `module:Class` or entry point."""
     return find_class("workflow", name, catalogue("kapelle.workflows"))

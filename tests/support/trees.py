@@ -122,9 +122,8 @@ def stage(algorithm: Algorithm, engine: ScriptedEngine | None = None, **over: An
         cast("Environment", over.pop("environment", Wins())),
         cast("Workflow", over.pop("workflow", Chain())),
         engine or Counting(reasoner, actor),
-        tree=algorithm.data.tree,
         **over,
-    )
+    ).as_asked(algorithm.data)
 
 
 def at_grpo(group_size: int = 4, **settings: Any) -> Algorithm:

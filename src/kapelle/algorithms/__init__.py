@@ -19,6 +19,10 @@ BUILTIN: Mapping[str, str] = {
     "gigpo": "kapelle.algorithms.gigpo:GiGPO",
     "optimistic": "kapelle.algorithms.optimistic:Optimistic",
     "at_grpo": "kapelle.algorithms.at_grpo:ATGRPO",
+    "counterfactual": "kapelle.algorithms.counterfactual:Counterfactual",
+    "c3": "kapelle.algorithms.c3:C3",
+    "ccpo": "kapelle.algorithms.ccpo:CCPO",
+    "sharp": "kapelle.algorithms.sharp:SHARP",
     "cory": "kapelle.algorithms.cory:CORY",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
     "m_grpo": "kapelle.algorithms.m_grpo:MGRPO",
@@ -43,7 +47,10 @@ HOMES: Mapping[str, str] = classes(BUILTIN)
 if TYPE_CHECKING:
     from kapelle.algorithms.a2c import A2C as A2C
     from kapelle.algorithms.at_grpo import ATGRPO as ATGRPO
+    from kapelle.algorithms.c3 import C3 as C3
+    from kapelle.algorithms.ccpo import CCPO as CCPO
     from kapelle.algorithms.cory import CORY as CORY
+    from kapelle.algorithms.counterfactual import Counterfactual as Counterfactual
     from kapelle.algorithms.distill import Distill as Distill
     from kapelle.algorithms.dpo import DPO as DPO
     from kapelle.algorithms.dr_mas import DrMAS as DrMAS
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.remax import ReMax as ReMax
     from kapelle.algorithms.rloo import RLOO as RLOO
     from kapelle.algorithms.sft import SFT as SFT
+    from kapelle.algorithms.sharp import SHARP as SHARP
     from kapelle.algorithms.vdn import VDN as VDN
     from kapelle.algorithms.vdn_token import VDNToken as VDNToken
     from kapelle.algorithms.verifier import Verifier as Verifier

@@ -229,7 +229,7 @@ class RayWorkers(PlaysGroups):
             "tasks": [task_form(task) for task in tasks],
             "samples": samples,
             "seed": seed,
-            "tree": play.tree is not None,
+            "plainly": play.tree is None and play.interventions is None and not play.widths,
             "sampling": None if sampling is None else {name: asdict(each) for name, each in sampling.items()},
         }
         count = len(self._workers)
@@ -506,11 +506,12 @@ class RayPlayer:
         play = replace(
             world,
             timeline=Timeline(),
-            tree=team.algorithm.data.tree if said["tree"] else None,
             sampling=None
             if sampling is None
             else {name: Sampling(**each) for name, each in sampling.items()},
         )
+        if not said["plainly"]:
+            play = play.as_asked(team.algorithm.data)
         tasks = [Task(**task) for task in said["tasks"]]
         groups = run_async(lambda: rollout(play, tasks, said["samples"], said["seed"], own=said["own"]))
         return dump_groups(0, groups)

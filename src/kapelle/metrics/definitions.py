@@ -285,7 +285,7 @@ def rollout_metrics(
     _put_mean(row, "dead_moments", [float(len(set(worths)) < 2) for worths in _moments(valid)])
     turns = [turn for episode in played for turn in (*episode.turns, *episode.branches)]
     for policy in _names((turn.policy,) for turn in turns):
-        sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy]
+        sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy and not turn.copied]
         continued = sum(episode.continued.get(policy, 0) for episode in played)
         row[f"tokens/{policy}"] = float(sum(sampled) + continued)
         if continued:

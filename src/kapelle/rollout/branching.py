@@ -1,10 +1,14 @@
-"""Trees: the worth of the candidates of one moment, found by continuing the episode from each.
+"""Trees and records: how an episode is played again up to a moment, and how the episodes of a group branch.
 
-An episode is determined by its task, its seed and its turns. So a continuation runs the same program in a fresh
-world: the turns so far are replayed from their record, token for token, one joint action of the moment follows, and
+**Records.** An episode is determined by its task, its seed and its turns. So a continuation runs the same program in a fresh
+world: the turns so far are replayed from their record, token for token, then something else is said or left unsaid, and
 from there on every agent samples anew, with the continuation's own seeds. No world is ever copied.
 
-The n-th continuations of all candidates of a moment use the same seeds. Equal candidates then have equal worth, luck
+**Shared beginnings.** With widths w₁, w₂, … the episodes of a group share turns: each first moment is sampled w₁ times, each second
+moment after it w₂ times, so that w₁·w₂·… episodes have w₁ first moments. Every turn is sampled once. A moment counts if a trained agent
+speaks in it.
+
+**Candidates.** A tree finds the worth of each candidate of one moment by continuing the episode from it. The n-th continuations of all candidates of a moment use the same seeds. Equal candidates then have equal worth, luck
 explains less of the difference between others, and no expectation changes, because the seeds do not depend on the
 candidates. Candidates with the same tokens are continued once.
 """
@@ -13,32 +17,51 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kapelle.algorithm import JointAction, Tree
+from kapelle.engines.rollout.protocol import Completion
 from kapelle.errors import EpisodeError
 from kapelle.rollout.partial import numbered
+from kapelle.runtime.batch_barrier import current_participant
 from kapelle.types import Episode, Turn
 
 
 class Record:
     """What a continuation replays: the turns so far and the joint action; used once, and again after `rewind`."""
 
-    def __init__(self, past: Sequence[Turn], now: Sequence[Turn], begun: Sequence[Turn] = ()) -> None:
-        """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun."""
+    def __init__(
+        self,
+        past: Sequence[Turn],
+        now: Sequence[Turn],
+        begun: Sequence[Turn] = (),
+        absent: Collection[str] = (),
+        swapped: Mapping[str, str] = MappingProxyType({}),
+        anew: Collection[str] = (),
+    ) -> None:
+        """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun.
+
+        Agents that are `absent` say nothing in what follows; policies that are `swapped` in (by agent) speak there. Those who speak
+        `anew` move next too, and sample what they say.
+        """
+        self.absent, self.swapped = frozenset(absent), swapped
+        self._anew = frozenset(anew)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
         """Agent → its turn that is sampled further once it was taken."""
         self._past = tuple(past)
-        self._now = {turn.agent for turn in (*now, *begun)}
+        self._now = {turn.agent for turn in (*now, *begun)} | self._anew
         self._tokens = _tokens((*past, *now))
         self.rewind()
 
     def rewind(self) -> None:
         """Replay everything once more."""
         self._given = dict(self._all)
+        self._waits_for = set(self._anew)
         self.diverged: str | None = None
         """How the replay differed from the record; None while it did not."""
 
@@ -49,9 +72,11 @@ class Record:
         rewards.
         """
         given = self._given.pop((agent, number), None)
-        if given is None:
+        if given is None and agent not in self._waits_for:
             return None
-        if given.prompt_ids != tuple(prompt_ids):
+        if given is None:
+            self._waits_for.discard(agent)
+        elif given.prompt_ids != tuple(prompt_ids):
             same = [a == b for a, b in zip(given.prompt_ids, prompt_ids, strict=False)]
             at = same.index(False) if False in same else len(same)
             self._fail(f"'{agent}' reads another prompt at its turn {number + 1}, from token {at} on")
@@ -65,6 +90,10 @@ class Record:
                     )
         return given
 
+    def replays(self, agent: str) -> bool:
+        """Return whether the agent has a turn that is not replayed yet."""
+        return any(name == agent for name, _ in self._given)
+
     @property
     def left(self) -> bool:
         """Whether anything is not replayed yet."""
@@ -74,9 +103,10 @@ class Record:
         self, episode: Episode, environment: str, off: str = "`algorithm.tree: false`"
     ) -> None:
         """Raise EpisodeError, which names the setting `off`, if the episode took another course before all was replayed."""
-        if self._given and self.diverged is None:
+        left = len(self._given) + len(self._waits_for)
+        if left and self.diverged is None:
             ended = episode.error or "no error"
-            self.diverged = f"it ended with {len(self._given)} of the turns not replayed ({ended})"
+            self.diverged = f"it ended with {left} of the turns not replayed ({ended})"
         if self.diverged is not None:
             raise EpisodeError(
                 f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
@@ -97,6 +127,57 @@ def _tokens(turns: Sequence[Turn]) -> Counter[str]:
     for turn in turns:
         counted[turn.policy] += len(turn.completion_ids)
     return counted
+
+
+class SharedAnswers:
+    """What the episodes of one group have sampled for all of them."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        """Branch so many times at each moment; the product of `widths` is the number of episodes."""
+        self.widths = tuple(widths)
+        self._answers: dict[Hashable, asyncio.Future[Completion | None]] = {}
+
+    def branch(self, sample: int) -> Branch:
+        """Return how the episode of this number branches."""
+        ways: list[int] = []
+        for width in reversed(self.widths):
+            sample, way = divmod(sample, width)
+            ways.append(way)
+        return Branch(self, tuple(reversed(ways)))
+
+    async def once(self, key: Hashable, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+        """Return what the first call with this key gets; the others wait for it, and ask themselves where it fails."""
+        while True:
+            future = self._answers.get(key)
+            if future is None:
+                future = self._answers[key] = asyncio.get_running_loop().create_future()
+                try:
+                    answer = await ask()
+                except BaseException:
+                    del self._answers[key]
+                    future.set_result(None)
+                    raise
+                future.set_result(answer)
+                return answer
+            part = current_participant()
+            if part is not None:  # the sampler waits for the answer, and not for this episode
+                part.began_request()
+            try:
+                found = await asyncio.shield(future)
+            finally:
+                if part is not None:
+                    part.ended_request()
+            if found is not None:
+                return found
+
+
+class Branch(NamedTuple):
+    """One of the episodes that share their beginnings."""
+
+    answers: SharedAnswers
+    ways: tuple[int, ...]
+    """Which way it takes at each moment that branches. What is sampled before the last one is counted in the episode whose later
+    ways are all 0."""
 
 
 PlayOn = Callable[[Record, int], Awaitable[Episode]]

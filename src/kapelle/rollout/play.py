@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from kapelle.algorithm import Tree
+from kapelle.algorithm import Data, Interventions, Tree
 from kapelle.engines.rollout.protocol import Completion, Interruptible, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
@@ -30,7 +30,8 @@ from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
-from kapelle.rollout.branching import Record
+from kapelle.rollout.branching import Branch, Record, SharedAnswers
+from kapelle.rollout.interventions import Continuation, intervene
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
@@ -83,6 +84,10 @@ class Play:
     """Sampling by agent in place of the team's own; greedy evaluation uses it."""
     tree: Tree | None = None
     """How episodes branch at every turn of a trained agent; None plays without branches."""
+    widths: tuple[int, ...] = ()
+    """How often each moment of a group is sampled; empty where its episodes share nothing."""
+    interventions: Interventions | None = None
+    """What is changed of every played episode; None plays none again."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
     """Records where the time goes."""
     patience: Patience = field(default_factory=Patience)
@@ -97,6 +102,14 @@ class Play:
     def sampling_of(self, agent: Agent) -> Sampling:
         """Return how an agent's answers are sampled."""
         return (self.sampling or {}).get(agent.name, agent.sampling)
+
+    def as_asked(self, data: Data) -> Play:
+        """Return how the episodes of an algorithm's training are played."""
+        return replace(self, tree=data.tree, widths=data.widths, interventions=data.interventions)
+
+    def plainly(self) -> Play:
+        """Return how whole episodes are played, each once."""
+        return self.as_asked(Data())
 
     def close(self) -> None:
         """End the processes in which worlds live; the engine belongs to whoever made it."""
@@ -131,10 +144,12 @@ async def play_episode(
     record: Record | None = None,
     sampling_seed: int | None = None,
     on_scene: Callable[[LiveScene], None] | None = None,
+    branch: Branch | None = None,
 ) -> Episode:
     """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
     With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
+    A `branch` shares its first turns with others of the group.
 
     Only errors that are not one episode's fault are raised: EngineError (an engine that fails would fail every episode),
     KeyboardInterrupt, and a cancellation requested from outside.
@@ -145,7 +160,7 @@ async def play_episode(
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
     while True:
-        played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene)
+        played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene, branch)
         if isinstance(played, Episode):
             if replayed is record or replayed is None or not replayed.diverged:
                 return played
@@ -202,6 +217,7 @@ async def _attempt(
     record: Record | None,
     sampling_seed: int | None,
     on_scene: Callable[[LiveScene], None] | None,
+    branch: Branch | None,
 ) -> Episode | _Lost:
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
@@ -212,9 +228,9 @@ async def _attempt(
         world = await opened(play.environment, task, names, seed, play.patience)
         try:
             # Continuations from a tree's candidates do not branch themselves.
-            further = None if play.tree is None else replace(play, tree=None)
+            further = None if play.tree is None else play.plainly()
             replay = None if further is None else partial(play_episode, further, task, seed, sample)
-            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
+            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay, branch)
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
@@ -265,14 +281,23 @@ class ScheduledEpisode(NamedTuple):
     seed: int
 
 
-def seats_of(tasks: Sequence[Task], samples: int, seed: int) -> list[ScheduledEpisode]:
-    """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time."""
+def seats_of(
+    tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
+) -> list[ScheduledEpisode]:
+    """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time.
+
+    Those of a task have seeds of their own, or all of them one for the `same_world`.
+    """
     times: Counter[str] = Counter()
     seats: list[ScheduledEpisode] = []
     for task in tasks:
         again = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
-        seats += [ScheduledEpisode(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
+        worlds = [0] * samples if same_world else range(samples)
+        seats += [
+            ScheduledEpisode(task, k, derive_seed(seed, task.id, world, *again))
+            for k, world in enumerate(worlds)
+        ]
     return seats
 
 
@@ -289,15 +314,33 @@ async def rollout(
     A task that is listed twice is played with other seeds the second time. With `own` only the tasks at these places are
     played, as they would be among all.
     """
-    seats = seats_of(tasks, samples, seed)
+    step = len(tasks)
+    seats = seats_of(tasks, samples, seed, same_world=bool(play.widths))
     if own is not None:
         seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
+    shared = [SharedAnswers(play.widths) for _ in tasks] if play.widths else []
 
-    episodes = await play_seats(
-        play, seats, lambda _, seat: play_episode(play, seat.task, seat.seed, seat.sample), max_concurrent
-    )
-    return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+    def play_one(number: int, seat: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
+        branch = shared[number // samples].branch(seat.sample) if shared else None
+        return play_episode(play, seat.task, seat.seed, seat.sample, branch=branch)
+
+    episodes = await play_seats(play, seats, play_one, max_concurrent)
+    groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+    if play.interventions is None:
+        return groups
+    again = play.plainly()
+
+    async def play_all(runs: Sequence[Continuation]) -> Sequence[Episode]:
+        def one(number: int, seat: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
+            run = runs[number]
+            return play_episode(again, seat.task, seat.seed, seat.sample, run.record, run.seed)
+
+        seats = [ScheduledEpisode(run.episode.task, run.sample, run.episode.seed) for run in runs]
+        return await play_seats(again, seats, one, max_concurrent)
+
+    name = play.environment.name
+    return await intervene(groups, play.interventions, play.team, step, name, play_all)
 
 
 async def play_seats(

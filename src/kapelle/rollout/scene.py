@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from kapelle.environment import (
 )
 from kapelle.errors import ContextError, EpisodeError, did_you_mean
 from kapelle.rollout.bounded_worlds import BoundedWorld
-from kapelle.rollout.branching import Record, judge, settle
+from kapelle.rollout.branching import Branch, Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
 from kapelle.rollout.partial import PartialEpisode, grown
 from kapelle.runtime.batch_barrier import Participant
@@ -40,7 +41,7 @@ from kapelle.types import (
     Turn,
     images_in,
 )
-from kapelle.workflow import Continued, Written
+from kapelle.workflow import Continued, GoesOnWithout, Written
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -126,8 +127,29 @@ class LiveSeat:
     @property
     def renderer(self) -> Renderer:
         """How its conversation becomes tokens in its next turn."""
-        play = self._scene.play
-        return play.engine.renderer(play.team.policy(self.agent.name, self._turn_count).name)
+        return self._scene.play.engine.renderer(self._policy.name)
+
+    @property
+    def _policy(self) -> Policy:
+        """Who speaks for the agent in its next turn."""
+        scene, team = self._scene, self._scene.play.team
+        record = scene.record
+        if record is not None and self.agent.name in record.swapped and not record.replays(self.agent.name):
+            return team.every[record.swapped[self.agent.name]]
+        return team.policy(self.agent.name, self._turn_count)
+
+    @property
+    def _is_absent(self) -> bool:
+        record, name = self._scene.record, self.agent.name
+        return record is not None and name in record.absent and not record.replays(name)
+
+    def _nothing(self) -> Turn:
+        """Return the turn of an agent that is absent: it reads nothing and says nothing."""
+        policy, self._turn_count = self._policy.name, self._turn_count + 1
+        seen = len(self._scene.turns)
+        silent = Turn(self.agent.name, policy, 0, "", -1, seen, (), (), (), "stop", "", trained=False)
+        self._scene.drafts[self.agent.name] = silent
+        return silent
 
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
@@ -135,6 +157,8 @@ class LiveSeat:
 
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
+        if self._is_absent:
+            return [self._nothing()]
         play = self._scene.play
         read: Sequence[object] = [heard] if isinstance(heard, str) else heard
         messages: list[Message] = []
@@ -147,7 +171,7 @@ class LiveSeat:
                     "a list of texts for each agent."
                 )
             messages.append(message)
-        policy = play.team.policy(self.agent.name, self._turn_count)
+        policy = self._policy
         renderer = play.engine.renderer(policy.name)
         begins = self.last is None or fresh
         messages = self._scene.shown(self.agent.name, messages, () if begins else images_in(self.messages))
@@ -171,7 +195,9 @@ class LiveSeat:
         Several may be under way at once: nothing of the seat's own conversation is used.
         """
         play = self._scene.play
-        policy = play.team.policy(self.agent.name, self._turn_count)
+        if self._is_absent:
+            return self._nothing(), list(asked.messages)
+        policy = self._policy
         renderer = play.engine.renderer(policy.name)
         messages = list(asked.messages)
         if before is None:
@@ -212,6 +238,8 @@ class LiveSeat:
             scene.drafts[name] = turn
             return [turn]
 
+        branch, depth = scene.branch, 0 if scene.branch is None else scene.moments + policy.trained
+        way = () if branch is None else branch.ways[:depth]
         # A turn that had only begun is sampled further, from the tokens that it has.
         request = Request(
             policy.name,
@@ -219,7 +247,7 @@ class LiveSeat:
             tuple(conversation),
             prompt,
             sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room),
-            derive_seed(scene.sampling_seed, name, number),
+            derive_seed(scene.sampling_seed, *way, name, number),
             scene.task,
             scene.sample,
             () if given is None else given.completion_ids,
@@ -227,7 +255,11 @@ class LiveSeat:
         asked = scene.asked[name] = AskedTurn(request, policy.trained, seen, tuple(messages), given)
         count = play.tree.candidates if play.tree and policy.trained else 1
         if count == 1:  # awaited here, without a task of its own
-            answers = [await self._complete(request)]
+            answers = [
+                await self._complete(request)
+                if branch is None or depth >= len(branch.ways)
+                else await branch.answers.once((way, name, number, prompt), partial(self._complete, request))
+            ]
         else:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
@@ -235,6 +267,8 @@ class LiveSeat:
             asked.answered(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing)
             for a in answers
         ]
+        if branch is not None and any(branch.ways[depth:]):
+            turns = [replace(turn, copied=True) for turn in turns]
         scene.drafts[name] = turns[0]
         return turns
 
@@ -265,10 +299,11 @@ class LiveScene:
         record: Record | None = None,
         sampling_seed: int | None = None,
         replay: Replay | None = None,
+        branch: Branch | None = None,
     ) -> None:
         """Play with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
-        `replay` plays such a continuation; episodes that do not branch need none.
+        `replay` plays such a continuation; episodes that do not branch need none. A `branch` shares turns with others of its group.
         """
         self.play = play
         self.task = task
@@ -278,13 +313,16 @@ class LiveScene:
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record
+        self.branch = branch
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
         self._replay = replay
         self._world = world
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
-        self.names = tuple(self._seats)
-        """Agent names in seat order."""
+        without = record is not None and isinstance(play.workflow, GoesOnWithout)
+        absent = record.absent if without and record is not None else frozenset[str]()
+        self.names = tuple(name for name in self._seats if name not in absent) or tuple(self._seats)
+        """Agent names in seat order; without those that are absent where the workflow goes on without them."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
@@ -303,6 +341,11 @@ class LiveScene:
     def turns(self) -> tuple[Turn, ...]:
         """The turns recorded so far."""
         return tuple(self._turns)
+
+    @property
+    def moments(self) -> int:
+        """Return at how many moments trained agents have spoken."""
+        return len({turn.seen for turn in self._turns if turn.trained})
 
     def __getitem__(self, name: str) -> LiveSeat:
         if name not in self._seats:

@@ -1,7 +1,7 @@
 """Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions` stands only in turns that have it, `images` only in turns and messages that have some, by
+`step` and `group` (the number of its group within the step). `versions` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
 their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way.
@@ -19,7 +19,19 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kapelle.errors import DataError
-from kapelle.types import SIGNATURES, Episode, Group, Image, Json, Message, Payment, Routing, Task, Turn
+from kapelle.types import (
+    SIGNATURES,
+    Episode,
+    Group,
+    Image,
+    Intervention,
+    Json,
+    Message,
+    Payment,
+    Routing,
+    Task,
+    Turn,
+)
 
 # -------- Exact JSON: what is decoded equals what was encoded, in value and in type.
 #
@@ -125,6 +137,16 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
         for image in seen.values() if keep else ():
             assert keep is not None
             keep(image)
+        if not episode.interventions:
+            del row["interventions"]
+        else:
+            row["interventions"] = [
+                {
+                    **_fields(each),
+                    "returns": [{a: _number(r) for a, r in one.items()} for one in each.returns],
+                }
+                for each in episode.interventions
+            ]
         row["payments"] = [{**_fields(each), "reward": _number(each.reward)} for each in episode.payments]
         # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
@@ -154,7 +176,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
             if "data" not in each and find is not None:
                 image = replace(image, data=find(image.file))
             images[name] = image
-        values = {field.name: row[field.name] for field in fields(Episode)}
+        values = {field.name: row[field.name] for field in fields(Episode) if field.name != "interventions"}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn, images) for turn in values["turns"])
@@ -162,6 +184,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         values["payments"] = tuple(Payment(**decode(payment)) for payment in values["payments"])
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
+        values["interventions"] = tuple(_intervention(each) for each in row.get("interventions", ()))
         return Episode(**values)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
@@ -180,7 +203,7 @@ def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) ->
         raise DataError(f"The rows of a group do not belong together: {error}.") from error
 
 
-def _fields(value: Episode | Turn | Task | Message | Payment | Routing) -> dict[str, Any]:
+def _fields(value: Episode | Turn | Task | Message | Payment | Routing | Intervention) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -196,9 +219,15 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
-    if not turn.versions:
-        del row["versions"]
+    for name in ("versions", "copied"):
+        if not row[name]:
+            del row[name]
     return _by_hash(row)
+
+
+def _intervention(row: Mapping[str, Json]) -> Intervention:
+    returns = tuple(decode(each) for each in row["returns"])
+    return Intervention(row["what"], tuple(row["agents"]), row["turn"], returns)
 
 
 def _by_hash(row: dict[str, Any]) -> dict[str, Any]:

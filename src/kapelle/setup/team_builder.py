@@ -60,6 +60,11 @@ def build_algorithm(config: RunConfig) -> Algorithm:
             f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
             "earn. Remove it, or set `algorithm.tree: false`."
         )
+    if row.data.interventions is not None:
+        raise ConfigError(
+            f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
+            "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
+        )
     return replace(row, needs=(*row.needs, VerifierScores(model.path)))
 
 

@@ -317,7 +317,7 @@ def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
             tasks.replay and exchanges
         ),
         f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set `algorithm.tree: false`": (
-            tasks.replay and algorithm.data.tree is not None
+            tasks.replay and (algorithm.data.tree is not None or bool(algorithm.data.widths))
         ),
     }
     for fault, holds in faults.items():
@@ -328,12 +328,15 @@ def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
     environment = config.environment
-    alive = environment.alive if algorithm.data.tree is not None and offers(environment, Alive) else ()
+    data = algorithm.data
+    replays = data.tree is not None or data.interventions is not None or bool(data.widths)
+    alive = environment.alive if replays and offers(environment, Alive) else ()
     if alive:
+        how = "with a tree replays" if data.tree is not None else "replays"
+        other = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
         raise ConfigError(
-            f"`{algorithm.name}` with a tree replays every episode up to where it branches, but environment "
-            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. Set "
-            "`algorithm.tree: false`, or leave that out."
+            f"`{algorithm.name}` {how} every episode up to where it branches, but environment "
+            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. {other}, or leave that out."
         )
     if not algorithm.data.scores:
         return
@@ -380,7 +383,8 @@ def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
 
 def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse to leave episodes where nothing could go on with them."""
-    training, redraws = config.training, algorithm.data.redraw or algorithm.data.tree
+    training, data = config.training, algorithm.data
+    redraws = data.redraw or data.tree or data.widths or data.interventions
     reasons = {
         "what goes on is older than the weights that learn from it: set `training.max_staleness` to 1 or more": (
             not training.max_staleness
@@ -388,7 +392,7 @@ def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
         "one group of a step at least is waited for: set `training.tasks_per_step` to 2 or more": (
             training.tasks_per_step < 2
         ),
-        f"`{algorithm.name}` looks at whole episodes while it plays (`tree` or `redraw`): turn that off": bool(
+        f"`{algorithm.name}` looks at whole episodes while it plays (`tree`, `redraw`, or by playing them again): turn that off": bool(
             redraws
         ),
         f"the engine `{config.engine.name}` cannot hand out what it has sampled so far: set `engine.name: local`": (

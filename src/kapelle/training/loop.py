@@ -246,7 +246,7 @@ class Loop:
         # Rollout: play the step's tasks, or take what a step before it has played ahead.
         doing(f"step {number}, rollout")
         self.tasks.measure(play)
-        groups, parity = self._episodes(replace(play, tree=algorithm.data.tree), number)
+        groups, parity = self._episodes(play.as_asked(algorithm.data), number)
         halt_on_failures(groups, config.training.max_failed_share)
         metrics = rollout_metrics(groups, algorithm.returns or own_returns)
         if not algorithm.plays:
@@ -303,7 +303,8 @@ class Loop:
 
         seconds = clock.seconds()
         total = sum(seconds.values())
-        tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
+        told = (turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied)
+        tokens = sum(len(turn.completion_ids) for turn in told)
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         judged = config.reward_model is not None or algorithm.data.scores
         idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)

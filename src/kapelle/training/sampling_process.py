@@ -242,7 +242,7 @@ class SamplingWorkers:
     def __init__(self, config: RunConfig, algorithm: Algorithm, play: Play, engine: PlaysGroups) -> None:
         """Take how the team plays, with these workers as its engine."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
-        self._play = replace(play, tree=algorithm.data.tree)
+        self._play = play.as_asked(algorithm.data)
         self._tasks = tasks_of(play, config)
         self._busy = False
 

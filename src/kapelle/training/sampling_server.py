@@ -97,7 +97,7 @@ class _Player:
         for policy, version in versions.items():
             team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
-        play = replace(team.play, timeline=Timeline(), tree=team.algorithm.data.tree)
+        play = replace(team.play.as_asked(team.algorithm.data), timeline=Timeline())
         self._tasks = self._tasks or tasks_of(play, team.config)
         self._meeting.begin(place)
         try:

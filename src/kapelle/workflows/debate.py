@@ -18,6 +18,7 @@ from kapelle.team import Agent
 from kapelle.workflow import (
     CountsTurns,
     Drawable,
+    GoesOnWithout,
     Scene,
     ScoresRounds,
     check_names,
@@ -30,7 +31,7 @@ from kapelle.workflows.graph import mermaid
 from kapelle.workflows.vote import agreement, majority
 
 
-class Debate(Settings, Drawable, CountsTurns, ScoresRounds):
+class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
     """`rounds` rounds of simultaneous answers; each agent's last one is scored.
 
     In the first round an agent reads its prompt (`{question}` alone without one), in every later round

@@ -15,7 +15,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Drawable, Scene, check_template, fill, need_answers, need_two
+from kapelle.workflow import Drawable, GoesOnWithout, Scene, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 
 # -------- Which of several texts speaks for the team: votes over their answers, and how far they agree
@@ -56,7 +56,7 @@ def agreement(answers: Mapping[str, str | None]) -> float:
     return max(tally(answers).values(), default=0.0) / len(answers)
 
 
-class Vote(Settings, Drawable):
+class Vote(Settings, Drawable, GoesOnWithout):
     """One round of answers; each agent is scored by its own, the team by the one that wins the vote."""
 
     name: Literal["vote"] = "vote"

@@ -1,0 +1,343 @@
+"""Interventions and shared beginnings, played: what is replayed, what is sampled anew, what it comes to and what it costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+from tests.support.trees import (
+    NOTES,
+    TASK,
+    WINS,
+    Counting,
+    TwoSteps,
+    Wins,
+    WinsWorld,
+    actor,
+    many,
+    numbered,
+    reasoner,
+    stage,
+)
+
+from kapelle.algorithm import Algorithm, Change, Interventions, algorithm_class
+from kapelle.algorithms.shared.replays import disagreement
+from kapelle.engines.rollout.protocol import Request
+from kapelle.metrics.definitions import rollout_metrics
+from kapelle.rollout.interventions import affordable, moment_of
+from kapelle.rollout.play import Play, rollout
+from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.team import Policy, Team
+from kapelle.types import Episode, Group, Task, Turn
+from kapelle.workflow import GoesOnWithout, Scene
+from kapelle.workflows.chain import Chain
+
+
+def row(name: str, **settings: Any) -> Algorithm:
+    kind: Any = algorithm_class(name)
+    algorithm: Algorithm = kind.model_validate({"name": name, **settings}).build()
+    return algorithm
+
+
+async def played(play: Play, samples: int, tasks: int = 1, seed: int = 0) -> list[Group]:
+    return await rollout(play, [Task(f"t{k}", "?") for k in range(tasks)], samples, seed)
+
+
+def changing(algorithm: Algorithm, *changes: Change, continuations: int = 1) -> Algorithm:
+    """The same algorithm with other interventions: these, of every episode."""
+    asked = Interventions(
+        lambda group, number, team: changes, continuations, lambda episode: {"actor": episode.total("actor")}
+    )
+    return replace(algorithm, data=replace(algorithm.data, interventions=asked))
+
+
+PLAIN = row("grpo", group_size=2)
+
+
+class TestWhatBecomesOfIt:
+    @pytest.mark.slow
+    async def test_a_turn_sampled_anew_is_worth_what_the_policies_win_from_there(self) -> None:
+        algorithm = row("counterfactual", group_size=2, continuations=2)
+        groups = await played(stage(algorithm), 2, tasks=150)
+        found: dict[str, list[float]] = {}
+        for episode in (episode for one in groups for episode in one.episodes):
+            first, second = (
+                episode.interventions if episode.interventions[0].turn == 0 else episode.interventions[::-1]
+            )
+            assert (first.agents, second.agents) == (("reasoner",), ("actor",))
+            found.setdefault("any", []).extend(paid["reasoner"] for paid in first.returns)
+            found.setdefault(episode.turns[0].text, []).extend(paid["actor"] for paid in second.returns)
+        expected = {"any": sum(NOTES[note] * WINS[note] for note in NOTES), **WINS}
+        for note, exact in expected.items():
+            own = found[note]
+            assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own)), note
+
+    async def test_what_came_before_is_replayed_and_what_follows_is_live(self) -> None:
+        engine = Counting(numbered, numbered)
+        algorithm = changing(PLAIN, Change("resample", ("actor",), 1), continuations=2)
+        [one] = await played(stage(algorithm, engine), 2)
+        asked = Counter(request.agent for request in engine.asked)
+        assert asked == {"reasoner": 2, "actor": 2 + 2 * 2}
+        prompts = Counter(request.prompt_ids for request in engine.asked if request.agent == "actor")
+        assert sorted(prompts.values()) == [3, 3], "the actor reads again what it has read"
+        for episode in one.episodes:
+            assert episode.continued == {"actor": 2 * len(episode.turns[1].completion_ids)}
+
+    async def test_the_same_continuations_of_all_changes_share_their_seeds(self) -> None:
+        engine = Counting(numbered, numbered)
+        twice = Change("resample", ("actor",), 1)
+        algorithm = changing(PLAIN, twice, twice, continuations=2)
+        await played(stage(algorithm, engine), 1)
+        _, *again = [request.seed for request in engine.asked if request.agent == "actor"]
+        assert again[:2] == again[2:]
+        assert len(set(again)) == 2
+
+    async def test_another_turn_stands_in_its_place(self) -> None:
+        engine = Counting(numbered, lambda request: request.messages[-1].content)
+        other = Turn("reasoner", "reasoner", 0, "script", 0, 0, (), (), (), "stop", "")
+        play = stage(PLAIN, engine)
+        [one] = await played(play, 2)
+        first, second = one.episodes
+        other = second.turns[0]
+        assert other.prompt_ids == first.turns[0].prompt_ids
+        algorithm = changing(PLAIN, Change("replace", ("reasoner",), 0, other))
+        engine.asked.clear()
+        await played(stage(algorithm, engine), 2)
+        *_, last, after = [request for request in engine.asked if request.agent == "actor"]
+        assert last.messages[-1].content == after.messages[-1].content == other.text
+
+    async def test_a_removed_agent_says_nothing(self) -> None:
+        engine = Counting(numbered, lambda request: f"<{request.messages[-1].content}>")
+        algorithm = changing(PLAIN, Change("remove", ("reasoner",)), Change("remove", ("actor", "reasoner")))
+        [one] = await played(stage(algorithm, engine), 1)
+        said = [request for request in engine.asked if request.agent == "actor"]
+        assert [request.messages[-1].content for request in said] == [one.episodes[0].turns[0].text, ""]
+        assert [each.turn for each in one.episodes[0].interventions] == [0, 0]
+        assert one.episodes[0].continued == {"actor": len("<>")}
+
+    async def test_a_workflow_can_go_on_without_it(self) -> None:
+        class Further(Chain, GoesOnWithout):
+            pass
+
+        engine = Counting(numbered, lambda request: request.messages[-1].content or "alone")
+        heard: list[tuple[str, ...]] = []
+
+        class Noting(Further):
+            async def run(self, scene: Scene) -> None:
+                heard.append(scene.names)
+                await super().run(scene)
+
+        algorithm = changing(PLAIN, Change("remove", ("reasoner",)), Change("remove", ("reasoner", "actor")))
+        await played(stage(algorithm, engine, workflow=Noting()), 1)
+        everybody = ("reasoner", "actor")
+        assert heard == [everybody, ("actor",), everybody]
+
+    async def test_another_policy_speaks_for_an_agent(self) -> None:
+        engine = Counting(
+            lambda request: "A", lambda request: "win" if "Z" in str(request.messages[-1].content) else "lose"
+        )
+        algorithm = changing(PLAIN, Change("swap", ("reasoner",), None, "other"))
+        play = stage(algorithm, engine)
+        engine._scripts["other"] = lambda request: "Z"
+        team = replace(play.team, policies={**play.team.policies, "other": Policy("other", trained=False)})
+        [one] = await played(replace(play, team=team), 1)
+        [found] = one.episodes[0].interventions
+        assert one.episodes[0].total("actor") == 0.0
+        assert found.returns == ({"actor": 1.0},)
+
+    async def test_a_continuation_that_fails_is_left_out(self) -> None:
+        words = iter(["win", "boom", "win"])
+        engine = Counting(numbered, lambda request: next(words))
+        algorithm = changing(PLAIN, Change("resample", ("actor",), 1), continuations=2)
+        [one] = await played(stage(algorithm, engine), 1)
+        [found] = one.episodes[0].interventions
+        assert found.returns == ({"actor": 1.0},)
+        assert one.episodes[0].error is None
+
+    @pytest.mark.parametrize("odd", ["shown", "paid", "over"])
+    async def test_a_world_that_does_not_repeat_fails_its_episode_by_name(self, odd: Any) -> None:
+        WinsWorld.opened = 0
+        algorithm = changing(PLAIN, *(Change("resample", ("actor",), 1) for _ in range(4)))
+        play = stage(algorithm, environment=Wins(odd=odd), workflow=TwoSteps())
+        [one] = await played(play, 1)
+        assert one.episodes[0].error is not None
+        assert "does not repeat" in one.episodes[0].error
+
+    async def test_they_are_recorded(self) -> None:
+        groups = await played(stage(row("counterfactual", group_size=2)), 2)
+        again = load_groups(map(json.loads, dump_groups(1, groups).splitlines()))
+        assert again == groups
+        assert again[0].episodes[0].interventions
+        plain = dump_groups(1, await played(stage(PLAIN), 2))
+        assert b"interventions" not in plain
+        assert b"copied" not in plain
+
+
+class TestMoments:
+    def test_what_others_say_at_the_same_moment_is_replayed(self) -> None:
+        def said(agent: str, index: int, seen: int) -> Turn:
+            return Turn(agent, agent, 0, "", index, seen, (index,), (index,), (0.0,), "stop", "")
+
+        turns = (said("a", 0, 0), said("b", 1, 1), said("c", 2, 1), said("a", 3, 3))
+        episode = Episode(TASK, 0, ("a", "b", "c"), turns)
+        past, beside = moment_of(episode, Change("resample", ("c",), 2))
+        assert [turn.index for turn in past] == [0]
+        assert [turn.index for turn in beside] == [1]
+        past, beside = moment_of(episode, Change("remove", ("b", "c")))
+        assert [turn.index for turn in past] == [0]
+        assert beside == []
+        past, _ = moment_of(episode, Change("remove", ("nobody",)))
+        assert len(past) == 4
+
+
+class TestBudget:
+    def episode(self, paid: float, tokens: int = 10) -> Episode:
+        turns = tuple(
+            Turn(agent, agent, 0, "", k, k, (k,), (1,) * tokens, (0.0,) * tokens, "stop", "")
+            for k, agent in enumerate(("a", "b"))
+        )
+        return Episode(TASK, 0, ("a", "b"), turns, {"b": paid})
+
+    def asked(self, **over: Any) -> Interventions:
+        changes = [Change("resample", ("a",), 0), Change("resample", ("b",), 1)]
+        asked = Interventions(lambda group, number, team: changes, 1, lambda episode: {})
+        return replace(asked, **over)
+
+    @pytest.mark.parametrize(
+        ("over", "turns"),
+        [
+            ({}, [0, 1]),
+            ({"share": 1.5}, [0, 1]),
+            ({"share": 1.0}, [0]),
+            ({"share": 0.5}, [1]),
+            ({"share": 0.4}, []),
+            ({"tokens": 2 * 3 * 30}, [0, 1]),
+            ({"tokens": 2 * 3 * 20}, [0]),
+            ({"tokens": 2 * 3 * 30, "share": 0.5}, [1]),
+            ({"share": 1.0, "continuations": 2}, [1]),
+        ],
+    )
+    def test_what_is_expected_to_fit(self, over: dict[str, Any], turns: list[int]) -> None:
+        group = Group(TASK, tuple(self.episode(1.0) for _ in range(3)))
+        team: Any = None
+        assert [change.turn for change in affordable(group, 0, self.asked(**over), team, 2)] == turns
+
+    def test_its_own_turns_have_no_say_in_it(self) -> None:
+        team: Any = None
+        asked = self.asked(share=1.0)
+        for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0)):
+            group = Group(TASK, (self.episode(paid, tokens), self.episode(1.0), self.episode(0.0)))
+            assert [change.turn for change in affordable(group, 0, asked, team, 1)] == [0]
+
+    def test_changes_come_in_the_order_in_which_others_disagree(self) -> None:
+        same = self.episode(1.0)
+        one, two = (self.episode(paid) for paid in (0.0, 4.0))
+        apart = replace(two, turns=(two.turns[0], replace(two.turns[1], prompt_ids=(9,))))
+        differ = disagreement(
+            Group(TASK, (same, one, apart)),
+            0,
+            lambda episode: {"a": episode.total("b"), "b": episode.total("b")},
+        )
+        assert differ("a", 0) == pytest.approx(4.0)  # both read the same there
+        assert differ("b", 0) == pytest.approx(4.0)  # and nobody the same here: of all
+        three = Group(TASK, (same, one, self.episode(0.0), apart))
+        differ = disagreement(three, 0, lambda episode: {"a": episode.total("b"), "b": episode.total("b")})
+        assert differ("b", 0) == 0.0
+        assert differ("a", 0) > 0.0
+
+
+class TestSharedBeginnings:
+    async def test_every_turn_is_sampled_once(self) -> None:
+        engine = Counting(numbered, numbered)
+        algorithm = row("c3", widths=(4, 3))
+        play = stage(algorithm, engine)
+        groups = await played(play, 12, tasks=2)
+        assert Counter(request.agent for request in engine.asked) == {"reasoner": 8, "actor": 24}
+        for one in groups:
+            notes = [episode.turns[0].completion_ids for episode in one.episodes]
+            assert all(notes[k] == notes[k - k % 3] for k in range(12))
+            assert len(set(notes)) == 4
+            copied = [[turn.copied for turn in episode.turns] for episode in one.episodes]
+            assert copied == [[k % 3 > 0, False] for k in range(12)]
+            assert len({episode.seed for episode in one.episodes}) == 1
+        metrics = rollout_metrics(groups)
+        assert metrics["tokens/reasoner"] == 2 * 8
+        assert metrics["tokens/actor"] == 2 * 24
+
+    async def test_each_is_compared_with_its_siblings(self) -> None:
+        paid = {"A1": 1.0, "A2": 0.0, "B1": 1.0, "B2": 1.0}
+        notes, words = iter("AB"), Counter[str]()
+
+        def answer(request: Request) -> str:
+            note = request.messages[-1].content
+            words[note] += 1
+            return f"{note}{words[note]}"
+
+        class Pays(Wins):
+            pass
+
+        algorithm = row("c3", widths=(2, 2))
+        engine = Counting(lambda request: next(notes), answer)
+        [one] = await played(stage(algorithm, engine), 4)
+        found = [replace(episode, rewards={"actor": paid[episode.turns[1].text]}) for episode in one.episodes]
+        assert algorithm.credit is not None
+        from kapelle.rows import Signals, TurnKey
+
+        credit = algorithm.credit([replace(one, episodes=tuple(found))], Signals())
+        first = {
+            key.episode: float(each.advantage_T[0])
+            for key, each in credit.items()
+            if key.turn == 0 and each.weight
+        }
+        second = {key.episode: float(each.advantage_T[0]) for key, each in credit.items() if key.turn == 1}
+        assert first == {0: pytest.approx(0.5 - 1.0), 2: pytest.approx(1.0 - 0.5)}
+        assert second == {0: 1.0, 1: -1.0, 2: 0.0, 3: 0.0}
+        assert credit[TurnKey(0, 1, 0)].weight == 0.0, "it was sampled once"
+
+    async def test_frozen_agents_do_not_branch(self) -> None:
+        engine = Counting(numbered, numbered)
+        await played(stage(row("c3", widths=(3,)), engine, frozen=("reasoner",)), 3)
+        assert Counter(request.agent for request in engine.asked) == {"reasoner": 1, "actor": 3}
+
+    async def test_an_answer_that_fails_is_asked_for_again(self) -> None:
+        calls = Counter[str]()
+
+        def note(request: Request) -> str:
+            calls["reasoner"] += 1
+            if calls["reasoner"] == 1:
+                raise ValueError("no answer")
+            return "A"
+
+        [one] = await played(stage(row("c3", widths=(1, 3)), Counting(note, actor)), 3)
+        assert sum(episode.error is not None for episode in one.episodes) == 1
+        assert calls["reasoner"] == 2
+
+    @pytest.mark.slow
+    async def test_worths_are_those_of_the_policies(self) -> None:
+        algorithm = row("c3", widths=(4, 8))
+        groups = await played(stage(algorithm, Counting(reasoner, actor)), 32, tasks=40)
+        worth: dict[str, list[float]] = {}
+        for one in groups:
+            for start in range(0, 32, 8):
+                own = one.episodes[start : start + 8]
+                worth.setdefault(own[0].turns[0].text, []).extend(each.total("actor") for each in own)
+        for note, exact in WINS.items():
+            assert fmean(worth[note]) == pytest.approx(
+                exact, abs=4 * math.sqrt(exact * (1 - exact) / len(worth[note]))
+            )
+
+
+async def test_trees_of_candidates_play_as_before() -> None:
+    groups = await many(stage(row("at_grpo", tree=True, group_size=3)), 2)
+    assert all(not episode.interventions and episode.branches for one in groups for episode in one.episodes)
+
+
+def test_a_team_stays_as_it_is() -> None:
+    play = stage(row("counterfactual", group_size=2))
+    assert isinstance(play.team, Team)
+    assert play.plainly().interventions is None
