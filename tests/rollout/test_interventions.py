@@ -229,10 +229,13 @@ class TestBudget:
 
     def test_its_own_turns_have_no_say_in_it(self) -> None:
         team: Any = None
-        asked = self.asked(share=1.0)
+        asked = self.asked(share=0.5)
         for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0)):
-            group = Group(TASK, (self.episode(paid, tokens), self.episode(1.0), self.episode(0.0)))
-            assert [change.turn for change in affordable(group, 0, asked, team, 1)] == [0]
+            own = self.episode(paid)
+            longer = replace(own.turns[1], completion_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
+            own = replace(own, turns=(own.turns[0], longer))
+            group = Group(TASK, (own, self.episode(1.0), self.episode(0.0)))
+            assert [change.turn for change in affordable(group, 0, asked, team, 1)] == [1]
 
     def test_changes_come_in_the_order_in_which_others_disagree(self) -> None:
         same = self.episode(1.0)
