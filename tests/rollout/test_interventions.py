@@ -302,6 +302,34 @@ class TestSharedBeginnings:
         assert second == {0: 1.0, 1: -1.0, 2: 0.0, 3: 0.0}
         assert credit[TurnKey(0, 1, 0)].weight == 0.0, "it was sampled once"
 
+    @pytest.mark.parametrize(
+        ("settings", "widths"),
+        [
+            ({}, (4, 3)),
+            ({"group_size": 8}, (4, 2)),
+            ({"group_size": 5}, (5,)),
+            ({"group_size": 2}, (2,)),
+            ({"widths": [2, 2, 3]}, (2, 2, 3)),
+            ({"widths": [2, 3], "group_size": 6}, (2, 3)),
+        ],
+    )
+    def test_widths_and_their_product(self, settings: dict[str, Any], widths: tuple[int, ...]) -> None:
+        algorithm = row("c3", **settings)
+        assert algorithm.data.widths == widths
+        assert algorithm.data.group_size == math.prod(widths)
+
+    @pytest.mark.parametrize(
+        ("settings", "told"),
+        [
+            ({"widths": [2, 3], "group_size": 5}, "remove `group_size`"),
+            ({"widths": [0]}, "whole numbers"),
+            ({"widths": []}, "at least 1 item"),
+        ],
+    )
+    def test_wrong_widths(self, settings: dict[str, Any], told: str) -> None:
+        with pytest.raises(ValueError, match=told):
+            row("c3", **settings)
+
     async def test_frozen_agents_do_not_branch(self) -> None:
         engine = Counting(numbered, numbered)
         await played(stage(row("c3", widths=(3,)), engine, frozen=("reasoner",)), 3)

@@ -42,7 +42,7 @@ class C3(MonteCarlo):
     widths: tuple[int, ...] = Field(default=(4, 3), min_length=1)
     """How often the first moment is sampled, the second one after each of those, and so on."""
     group_size: int = Field(default=12, ge=2)
-    """The product of `widths`; need not be given."""
+    """The product of `widths`. Given alone, it is that of two widths as equal as they can be: 8 is 4 × 2."""
     replay: bool = True
     """Whether episodes share the turns before they part; without, they are compared as whole attempts."""
 
@@ -51,6 +51,10 @@ class C3(MonteCarlo):
     def _product(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(given.get("widths", ()), list | tuple):
             return given
+        count = given.get("group_size")
+        if "widths" not in given and type(count) is int and count >= 2:
+            second = max(width for width in range(1, math.isqrt(count) + 1) if count % width == 0)
+            return {**given, "widths": (count // second, second) if second > 1 else (count,)}
         widths = given.get("widths", (4, 3))
         if not all(type(width) is int and width >= 1 for width in widths):
             raise ValueError(f"`widths` are whole numbers of 1 or more, and not {list(widths)!r}")
