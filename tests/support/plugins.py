@@ -112,6 +112,23 @@ class Echo(Settings):
         await scene.step(said, final=said[first])
 
 
+class Delegate(Settings):
+    """The first agent asks the second one to three times, as its text has it, and answers in the end."""
+
+    name: Literal["tests.support.plugins:Delegate"] = "tests.support.plugins:Delegate"
+
+    def check(self, agents: Sequence[Agent], environment: Environment) -> None:
+        pass
+
+    async def run(self, scene: Scene) -> None:
+        main, sub = scene.names
+        asked = (await scene[main].say(scene.observe(main))).text
+        for _ in range(1 + sum(asked.encode()) % 3):
+            found = (await scene[sub].say(asked[:20] or "?")).text
+            asked = (await scene[main].say(found[:20] or "?")).text
+        await scene.step({main: asked}, final=asked)
+
+
 class Reinforce(Settings):
     """−A·log π with GRPO's group advantages: an algorithm of thirty lines."""
 
