@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
 import kapelle as library
+from kapelle.evaluation import blame as measuring
+from kapelle.rollout import play as playing
 from kapelle.runs.blamed import blame_files, read_blamed
 from kapelle.runs.reader import read_groups
 
@@ -114,11 +118,48 @@ def test_what_cannot_be_asked_is_one_line_before_a_model_is_loaded(
     assert not (run / "blame").exists()
 
 
+def test_a_stop_keeps_what_is_measured_and_says_how_to_go_on(
+    kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = kapelle("blame", str(run), *FEW, "--json")
+    (file,) = blame_files(run)
+    complete = file.read_bytes()
+    file.unlink()
+    monkeypatch.setattr(measuring, "AT_ONCE", 1)
+    calls = iter(range(9))
+    play_seats = playing.play_seats
+
+    async def stopped(*of: Any, **how: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return await play_seats(*of, **how)
+
+    monkeypatch.setattr(measuring, "play_seats", stopped)
+    said = kapelle("blame", str(run), *FEW, "--json", "out.json")
+    assert said.code == 130
+    assert not Path("out.json").exists()
+    assert len(read_blamed(file)[1]) == 1
+    again = said.err.splitlines()[-1].partition("Continue with: ")[2].split()[1:]
+    assert again == [
+        "blame",
+        "run",
+        "--split",
+        "eval",
+        "--episodes",
+        "2",
+        "--samples",
+        "3",
+        "--json",
+        "out.json",
+    ]
+    assert kapelle(*again).code == 0
+    assert file.read_bytes() == complete
+    assert json.loads(Path("out.json").read_text()) == whole.json
+
+
 def test_a_run_that_solves_everything_has_nobody_to_blame(
     kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
     solved = [
         replace(group, episodes=tuple(replace(e, success=1.0) for e in group.episodes))
         for group in read_groups(run, 2, "test")

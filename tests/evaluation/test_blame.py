@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from tests.support.plugins import Endless
 from tests.support.tiny import sections
 from tests.support.trees import NOTES, TASK, WINS, Counting, Wins, actor, at_grpo, reasoner, stage
 
+import kapelle
 from kapelle import Trainer
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Alive, Outcome
@@ -319,8 +324,15 @@ def test_the_costliest_turns_come_first_and_a_mean_has_the_error_of_its_episodes
 class TestTrainer:
     def test_training_goes_on_as_if_nobody_had_asked(self, tmp_path: Path) -> None:
         losses = []
+        noisy = {
+            "name": "tests.support.plugins:Digest",
+            "noisy": True,
+        }  # draws from generators that all share
         for asks in (False, True):
-            with Trainer(**sections(), run_dir=tmp_path / str(asks)) as trainer:
+            random.seed(3)
+            np.random.seed(3)
+            torch.manual_seed(3)
+            with Trainer(**sections(environment=noisy), run_dir=tmp_path / str(asks)) as trainer:
                 list(trainer.steps(1))
                 if asks:
                     result = trainer.blame(episodes=2, samples=2)
@@ -331,6 +343,18 @@ class TestTrainer:
                 losses.append([step.metrics["loss/agent_0"] for step in trainer.steps(2)])
         assert losses[0] == losses[1]
 
+    @pytest.mark.parametrize("workflow", ["chain", "parallel", "reflect", "router", "vote"])
+    def test_every_turn_of_every_workflow_can_be_continued_from(self, workflow: str) -> None:
+        with Trainer(**sections(workflow={"name": workflow})) as trainer:
+            result = trainer.blame(episodes=2, samples=2)
+            assert result.left_out == {}
+            for episode in result.episodes:
+                assert episode.failed == 0
+                assert all(turn.drop is not None and turn.instead for turn in episode.turns)
+                if len(episode.values) > len(episode.turns):  # nobody spoke at once
+                    drops = sum(turn.drop or 0.0 for turn in episode.turns)
+                    assert drops == pytest.approx((episode.values[0] or 0.0) - episode.success)
+
     def test_nothing_is_written_without_a_run(self) -> None:
         with Trainer(**sections()) as trainer:
             result = trainer.blame(episodes=1, samples=1, split="train", seed=5)
@@ -338,3 +362,75 @@ class TestTrainer:
             for wrong in ({"episodes": 0}, {"samples": True}, {"split": "test"}):
                 with pytest.raises(ConfigError, match=next(iter(wrong))):
                     trainer.blame(**wrong)
+
+    def test_a_run_whose_world_relies_on_something_outside_is_refused_before_it_is_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Trainer(**sections(), run_dir=tmp_path / "run") as trainer:
+            trainer.train(1)
+        config = tmp_path / "run" / "config.yaml"
+        there = config.read_text()
+        assert "tests.support.plugins:Digest" in there
+        kept = [
+            line
+            for line in there.splitlines()
+            if not line.startswith(("  levels:", "  noisy:", "  tasks: null"))
+        ]
+        config.write_text(
+            "\n".join(kept).replace("tests.support.plugins:Digest", Living.__module__ + ":Living")
+        )
+        monkeypatch.setattr(Trainer, "from_run", None)
+        with pytest.raises(ConfigError, match="a weather service"):
+            kapelle.blame(tmp_path / "run")
+
+
+PROGRAM = """
+import os, random, sys
+import httpx
+
+with httpx.Client(base_url=os.environ["OPENAI_BASE_URL"], timeout=60.0) as client:
+    def say(agent, text):
+        body = {"model": f"team/{agent}", "messages": [{"role": "user", "content": text}]}
+        said = client.post("chat/completions", json=body)
+        said.raise_for_status()
+        return said.json()["choices"][0]["message"]["content"] or ""
+
+    plan = say("planner", f"plan {random.random() if 'moody' in sys.argv else ''}")
+    solved = float(sum(say("coder", f"do {plan}").encode()) % 3 == 0)
+    body = {"rewards": {"planner": solved, "coder": solved}, "success": solved}
+    client.post("reward", json=body).raise_for_status()
+"""
+
+
+@pytest.mark.slow
+class TestOutsidePrograms:
+    """What a program asks twice in the same words is replayed; what it asks otherwise is noticed."""
+
+    @pytest.mark.parametrize("moody", [False, True])
+    def test_they_are_continued_where_they_repeat(self, tmp_path: Path, moody: bool) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        command = [sys.executable, str(program), *(["moody"] if moody else [])]
+        made = sections(
+            environment={"name": "external", "port": 0, "command": command, "programs": 4},
+            workflow={"name": "external"},
+            evaluation={"problems": 8, "greedy": False, "before_and_after": False},
+            team={
+                "agents": [{"name": "planner"}, {"name": "coder"}],
+                "lora": {"rank": 2, "alpha": 4.0},
+                "sampling": {"max_tokens": 6},
+            },
+        )
+        with Trainer(**made) as trainer:
+            if moody:
+                with pytest.raises(
+                    EpisodeError, match=r"No episode of 'external' repeats.* 'planner' reads another prompt"
+                ):
+                    trainer.blame(episodes=1, samples=2)
+                return
+            result = trainer.blame(episodes=1, samples=2)
+            assert result.left_out == {}
+            for episode in result.episodes:
+                assert episode.failed == 0
+                assert [turn.agent for turn in episode.turns] == ["planner", "coder"]
+                assert all(turn.instead for turn in episode.turns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     if len(named) != 1:
         raise ConfigError("Name one run directory, for example `kapelle blame runs/mine`.")
     check_changeable(settings)
-    with ExitStack() as closing:
+    try:
         # An unusable file is found before anything is played.
-        file = None if out is None else closing.enter_context(new_file(out, "--json"))
-        from kapelle.training.blaming import blame
+        with nullcontext() if out is None else new_file(out, "--json") as file:
+            from kapelle.training.blaming import blame
 
-        try:
             result = blame(
                 named[0],
                 *settings,
@@ -57,16 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed,
                 observer=Watch(Lines(sys.stderr)),
             )
-        except KeyboardInterrupt as stop:
-            closing.pop_all().__exit__(KeyboardInterrupt, stop, None)
-            say(
-                f"stopped; what is measured is kept. Continue with: {command('blame', *_again(arguments))}",
-                sys.stderr,
-            )
-            return exit_code(stop)
-        if file is not None and out is not None:
-            with writing(out, "--json"):
-                write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
+            if file is not None and out is not None:
+                with writing(out, "--json"):
+                    write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
+    except KeyboardInterrupt as stop:
+        again = command("blame", *_again(arguments))
+        say(f"stopped; what is measured is kept. Continue with: {again}", sys.stderr)
+        return exit_code(stop)
     if arguments.json == STDOUT:
         say(json.dumps(result.row()))
         return 0

@@ -27,7 +27,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from kapelle.environment import Alive, Environment, offers
+from kapelle.environment import Alive, Environment, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.branching import Record
 from kapelle.rollout.partial import numbered
@@ -59,9 +59,12 @@ Key = tuple[int, int | None]
 
 
 def refuse_alive(environment: Environment) -> None:
-    """Raise ConfigError for an environment that depends on something outside, whose episodes cannot be replayed."""
+    """Raise ConfigError for an environment that depends on something outside, whose episodes cannot be replayed.
+
+    Outside programs are tried: many do the same again when they are told the same, and what differs is noticed in their prompts.
+    """
     alive = environment.alive if offers(environment, Alive) else ()
-    if alive:
+    if alive and not offers(environment, PlayedFromOutside):
         raise ConfigError(
             f"Blame plays episodes again up to each turn, but environment '{environment.name}' relies on answers that may differ "
             f"the next time: {', '.join(alive)}. Its episodes cannot be replayed; leave that out, or read them with `kapelle view`."
