@@ -1,0 +1,377 @@
+"""How near each algorithm's credit is to the truth, and how fast a team learns by it, at equal numbers of sampled tokens.
+
+    python -m benchmarks.credit            # ten seeds: an hour on one core
+    python -m benchmarks.credit 5          # five
+    python -m benchmarks.credit quick      # two seeds, small teams
+
+Policies are tables: an agent draws one of `WORDS` words, each a token, from the softmax of its logits for what it reads. Episodes, continuations and shared beginnings are
+played by the library's own rollout, and credit is the algorithm's own; the exact advantage of every turn is known by enumeration. Learning is gradient ascent
+on the logits, Σ A ∇ log π over the turns that have credit, over the number of episodes that they come from.
+
+Teams: `additive` (all at once; each word is worth something by itself, and the team is paid the sum), `chain` (in turn; each reads the word before it, and the team is paid 1
+if every word is the right answer to the one before) and `weak link` (a chain whose second agent is right by chance at first, while the others nearly always are).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.subjects import DrawnTasks
+from kapelle.algorithm import Algorithm, algorithm_class
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environment import Environment, Outcome
+from kapelle.rollout.play import Play, rollout
+from kapelle.rows import Signals, turns_of
+from kapelle.team import Agent, Lora, Policy, Team
+from kapelle.types import Episode, Group, Split, Task
+from kapelle.workflow import Workflow
+from kapelle.workflows.chain import Chain
+from kapelle.workflows.parallel import Parallel
+
+WORDS = 4
+RATE = 1.0
+RIGHT = 0.9
+"""Share of the best return at which a team has learned."""
+RESULTS = Path(__file__).parent / "results" / "credit.json"
+
+
+class Words(DrawnTasks):
+    """Pays a team for the words that its agents have said, in seat order."""
+
+    name: Literal["benchmarks.credit:Words"] = "benchmarks.credit:Words"
+    kind: Literal["additive", "chain"] = "additive"
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the only task, by a number."""
+        return Task(f"{split}-{index}", "0")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WordsWorld:
+        """Return a world that waits for every agent's word, or for the last one's."""
+        return WordsWorld(self.kind, agents)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """What an agent may be paid."""
+        return (0.0, 1.0)
+
+
+class WordsWorld:
+    """Hears one word of each agent."""
+
+    def __init__(self, kind: str, agents: Sequence[str]) -> None:
+        self._kind, self._agents = kind, tuple(agents)
+        self._said: dict[str, str] = {}
+        self._over = False
+
+    def observe(self, agent: str) -> str:
+        """Show nothing but the agent's own place."""
+        return "0"
+
+    def movers(self) -> tuple[str, ...]:
+        """Return everybody, once."""
+        return () if self._over else self._agents
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Hear what is said."""
+        self._said |= actions
+        self._over = True
+        return {}
+
+    def outcome(self) -> Outcome:
+        """Pay every agent what the team has earned, over the number of agents: their sum is the team's return."""
+        return Outcome(dict.fromkeys(self._agents, 0.0) | self._paid(), None)
+
+    def _paid(self) -> dict[str, float]:
+        if self._kind == "additive":
+            return {agent: worth(text) / len(self._agents) for agent, text in self._said.items()}
+        [last] = self._said.values()
+        return {self._agents[-1]: float(last == "right")}
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+def worth(text: str) -> float:
+    """Return what a word is worth by itself: the last one is right."""
+    return float(text == str(WORDS - 1))
+
+
+class Tables:
+    """The policies of a team: logits by agent and by what it reads."""
+
+    def __init__(self, agents: int, kind: str, seed: int) -> None:
+        self.kind, self.names = kind, tuple(f"agent_{k}" for k in range(agents))
+        draw = torch.Generator().manual_seed(seed)
+        self.logits = {
+            (name, read): 0.1 * torch.randn(WORDS, generator=draw, dtype=torch.float64)
+            for name in self.names
+            for read in range(WORDS + 1)
+        }
+        if kind == "weak link":  # everybody but the second agent nearly always answers rightly
+            for (name, read), table in self.logits.items():
+                if name != self.names[1]:
+                    table[(read + 1) % WORDS] += 3.0
+
+    def chances(self, name: str, read: int) -> Tensor:
+        """Return how likely each word is."""
+        return self.logits[name, read].softmax(-1)
+
+    def value(self, said: Sequence[int]) -> float:
+        """Return the team's expected return after the first agents have said these words."""
+        if self.kind == "additive":
+            known = sum(float(word == WORDS - 1) for word in said)
+            left = sum(float(self.chances(name, WORDS)[-1]) for name in self.names[len(said) :])
+            return (known + left) / len(self.names)
+        right = all(
+            word == (before + 1) % (WORDS) for before, word in zip((WORDS - 1, *said), said, strict=False)
+        )
+        return float(right) * self._rest(len(said), said[-1] if said else WORDS)
+
+    def _rest(self, place: int, read: int) -> float:
+        if place == len(self.names):
+            return 1.0
+        answer = (read + 1) % WORDS if read < WORDS else 0
+        return float(self.chances(self.names[place], read)[answer]) * self._rest(place + 1, answer)
+
+
+def truth(tables: Tables, episode: Episode) -> dict[int, float]:
+    """Return the exact advantage of every turn: what the team may expect after it, less before it."""
+    said = [int(turn.text) for turn in episode.turns]
+    found = {}
+    for turn in episode.turns:
+        if tables.kind == "additive":  # nobody hears the others
+            chance = float(tables.chances(turn.agent, WORDS)[-1])
+            found[turn.index] = (worth(turn.text) - chance) / len(tables.names)
+        else:
+            found[turn.index] = tables.value(said[: turn.index + 1]) - tables.value(said[: turn.index])
+    return found
+
+
+def stage(tables: Tables, algorithm: Algorithm) -> Play:
+    """Return how a team of tables plays."""
+
+    def speak(request: Request) -> str:
+        read = WORDS if tables.kind == "additive" else _heard(request)
+        weights = tables.chances(request.agent, read).tolist()
+        return str(random.Random(request.seed).choices(range(WORDS), weights)[0])
+
+    kind = "additive" if tables.kind == "additive" else "chain"
+    agents = tuple(
+        Agent(name, prompt=None if k == 0 or kind == "additive" else "{" + tables.names[k - 1] + "}")
+        for k, name in enumerate(tables.names)
+    )
+    policies = {name: Policy(name, lora=Lora()) for name in tables.names}
+    return Play(
+        Team(agents, policies, {name: name for name in tables.names}),
+        cast("Environment", Words(kind=kind)),
+        cast("Workflow", Parallel() if kind == "additive" else Judged(tables)),
+        ScriptedEngine(dict.fromkeys(tables.names, speak)),
+    ).as_asked(algorithm.data)
+
+
+def _heard(request: Request) -> int:
+    text = request.messages[-1].content
+    return int(text) if request.agent != "agent_0" and text else WORDS
+
+
+class Judged(Chain):
+    """A chain whose world hears whether every word was the right answer to the one before."""
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        object.__setattr__(self, "_tables", tables)
+
+    async def run(self, scene: Any) -> None:
+        """Play one episode."""
+        said: list[str] = []
+        for name in scene.names:
+            turn = await scene[name].say(said[-1] if said else "")
+            said.append(turn.text)
+        words = [int(text) if text else -1 for text in said]
+        right = words[0] == 0 and all(b == (a + 1) % WORDS for a, b in pairwise(words))
+        await scene.step({scene.names[-1]: "right" if right else "wrong"})
+
+
+def arms(kind: str, agents: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of every contender for a team."""
+    many = {"group_size": 12, "team_reward": "sum"}
+    few = {"group_size": 4, "team_reward": "sum"}
+    found: dict[str, dict[str, Any]] = {
+        "grpo": {"scale": "none", **many},
+        "rloo": many,
+        "magrpo": many,
+        "counterfactual": few,
+        "ccpo": few,
+    }
+    if agents <= 4:
+        found["sharp"] = few
+    if kind != "additive":
+        widths = {2: (4, 3), 3: (3, 2, 2), 4: (3, 2, 2, 1)}.get(agents, (4, 3))
+        found["c3"] = {"widths": widths, "team_reward": "sum"}
+    return found
+
+
+def algorithm_of(name: str, settings: Mapping[str, Any]) -> Algorithm:
+    """Return the row of a contender."""
+    kind: Any = algorithm_class(name)
+    row: Algorithm = kind.model_validate({"name": name, **settings}).build()
+    return row
+
+
+def step_of(tables: Tables, algorithm: Algorithm, play: Play, number: int) -> list[Group]:
+    """Play one group."""
+    tasks = [Task(f"train-{number}", "0")]
+    return asyncio.run(rollout(play, tasks, algorithm.data.group_size, number))
+
+
+def tokens_of(groups: Sequence[Group]) -> int:
+    """Return what a step has sampled, continuations included and shared turns once."""
+    turns = sum(len(turn.completion_ids) for _, turn in turns_of(groups) if not turn.copied)
+    return turns + sum(sum(each.continued.values()) for one in groups for each in one.episodes)
+
+
+def fidelity(
+    kind: str, agents: int, name: str, settings: Mapping[str, Any], tokens: int, seed: int
+) -> dict[str, float]:
+    """Compare credit with exact advantages over so many sampled tokens, at the policies of the start."""
+    tables, algorithm = Tables(agents, kind, seed), algorithm_of(name, settings)
+    play = stage(tables, algorithm)
+    assert algorithm.credit is not None
+    given: list[float] = []
+    exact: list[float] = []
+    spent = number = 0
+    while spent < tokens:
+        number += 1
+        groups = step_of(tables, algorithm, play, 1000 * seed + number)
+        spent += tokens_of(groups)
+        credit = algorithm.credit(groups, Signals())
+        known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
+        for key, each in credit.items():
+            if each.weight:
+                given.append(float(each.advantage_T[0]))
+                exact.append(known[key.group][key.episode][key.turn])
+    noise = [a - b for a, b in zip(given, exact, strict=True)]
+    wrong = [a * b < 0 for a, b in zip(given, exact, strict=True) if abs(b) > 1e-9]
+    return {
+        "turns for 1,000 tokens": 1000 * len(given) / spent,
+        "bias": statistics.fmean(noise),
+        "noise": statistics.pstdev(noise) / max(statistics.pstdev(exact), 1e-12),
+        "correlation": statistics.correlation(given, exact) if statistics.pstdev(given) else 0.0,
+        "sign errors": sum(wrong) / max(1, len(wrong)),
+    }
+
+
+def learn(
+    kind: str, agents: int, name: str, settings: Mapping[str, Any], most: int, seed: int
+) -> dict[str, float]:
+    """Return how many tokens a team samples until it has learned (`most` at the most), and the mean of its curve until `most`."""
+    tables, algorithm = Tables(agents, kind, seed), algorithm_of(name, settings)
+    play = stage(tables, algorithm)
+    assert algorithm.credit is not None
+    spent = number = 0
+    reached = float("inf")
+    area = 0.0
+    while spent < most:
+        number += 1
+        groups = step_of(tables, algorithm, play, 1000 * seed + number)
+        now = tokens_of(groups)
+        value = tables.value(())
+        area += min(now, most - spent) * value
+        if value >= RIGHT:
+            reached = min(reached, spent)
+        spent += now
+        credit = algorithm.credit(groups, Signals())
+        counts: dict[str, int] = {}
+        for key, each in credit.items():
+            turn = groups[key.group].episodes[key.episode].turns[key.turn]
+            counts[turn.agent] = counts.get(turn.agent, 0) + bool(each.weight)
+        moves: dict[tuple[str, int], Tensor] = {}
+        for key, each in credit.items():
+            turn = groups[key.group].episodes[key.episode].turns[key.turn]
+            if not each.weight:
+                continue
+            read = WORDS
+            if tables.kind != "additive" and turn.agent != tables.names[0]:
+                read = int(turn.heard[-1].content)
+            towards = -tables.chances(turn.agent, read)
+            towards[int(turn.text)] += 1.0
+            by = RATE * len(tables.names) * float(each.advantage_T[0]) / counts[turn.agent]
+            place = (turn.agent, read)
+            moves[place] = moves.get(place, torch.zeros(WORDS, dtype=torch.float64)) + by * towards
+        for place, move in moves.items():
+            tables.logits[place] += move
+    return {"tokens": reached, "area": area / most, "end": tables.value(())}
+
+
+TEAMS: Mapping[str, tuple[str, int, int]] = {
+    "additive 2": ("additive", 2, 1000),
+    "additive 4": ("additive", 4, 2500),
+    "chain 2": ("chain", 2, 2000),
+    "weak link 4": ("weak link", 4, 4000),
+    "chain 4": ("chain", 4, 10_000),
+    "additive 8": ("additive", 8, 8000),
+    "additive 16": ("additive", 16, 20_000),
+}
+"""Kind, agents and tokens."""
+
+
+def run(teams: Sequence[str], seeds: int, out: Path | None = None) -> dict[str, Any]:
+    """Measure every contender on every team; `out` holds what is known so far."""
+    found: dict[str, Any] = {}
+    for team in teams:
+        kind, agents, most = TEAMS[team]
+        for name, settings in arms(kind, agents).items():
+            began = time.perf_counter()
+            known = [fidelity(kind, agents, name, settings, 1000, seed) for seed in range(min(seeds, 5))]
+            learned = [learn(kind, agents, name, settings, most, seed) for seed in range(seeds)]
+            found.setdefault(team, {})[name] = {
+                **{key: statistics.fmean(each[key] for each in known) for key in known[0]},
+                "tokens": statistics.median(each["tokens"] for each in learned),
+                "area": statistics.fmean(each["area"] for each in learned),
+                "area, standard error": statistics.stdev(each["area"] for each in learned) / math.sqrt(seeds),
+                "end": statistics.fmean(each["end"] for each in learned),
+            }
+            print(f"{time.perf_counter() - began:6.1f} s  {team}: {name}", file=sys.stderr, flush=True)
+            if out is not None:
+                out.write_text(
+                    json.dumps({"seeds": seeds, "rate": RATE, "teams": found}, indent=2) + "\n", "utf-8"
+                )
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return what was measured as a table."""
+    lines = [
+        "| team | credit | correlation | noise | sign errors | tokens until 0.9 | area | end |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for team, rows in found.items():
+        for name, row in rows.items():
+            tokens = "–" if math.isinf(row["tokens"]) else f"{row['tokens']:,.0f}"
+            lines.append(
+                f"| {team} | `{name}` | {row['correlation']:.2f} | {row['noise']:.2f} | {100 * row['sign errors']:.0f} % | {tokens} | "
+                f"{row['area']:.3f} ± {row['area, standard error']:.3f} | {row['end']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["quick"]:
+            print(table(run(["additive 2", "chain 2"], 2)))
+        case [] | [_]:
+            print(table(run(list(TEAMS), int((sys.argv[1:] or ["10"])[0]), RESULTS)))
