@@ -44,6 +44,15 @@ def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cl
     assert there.is_same(alone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["counterfactual", "c3"])
+def test_a_worker_plays_episodes_on_and_lets_them_branch(name: str, cluster: Callable[..., Cluster]) -> None:
+    settings = {**SETTINGS, "algorithm": {"name": name, "group_size": 4}}
+    alone = run(settings, evaluates=True)
+    cluster(workers(1))
+    assert run(settings, evaluates=True).is_same(alone)
+
+
 def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     rows = [{"question": f"{k} and {k}?", "answer": f"#### {2 * k}"} for k in range(4)]
     for split, own in (("train", rows[:1]), ("test", rows[1:])):

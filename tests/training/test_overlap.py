@@ -142,6 +142,20 @@ def test_on_policy_and_in_half_precision_it_is_the_same_too(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["counterfactual", "ccpo", "c3"])
+def test_episodes_that_are_played_on_or_branch_are_the_same_too(name: str, tmp_path: Path) -> None:
+    ends = []
+    for overlap in (False, True):
+        run = tmp_path / str(overlap)
+        chosen = {**settings(overlap), "algorithm": {"name": name, "group_size": 4}}
+        with Trainer(**chosen, run_dir=run) as trainer:
+            trainer.train(3)
+            ends.append((end_of(trainer), rows(run), lines_in(run)))
+    assert ends[0][1:] == ends[1][1:]
+    assert all(same_bits(ends[0][0][key], ends[1][0][key]) for key in ends[0][0])
+
+
 def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with Trainer(**settings(overlap=True)) as trainer:
         steps = trainer.steps()
