@@ -186,8 +186,9 @@ class CriticSpec:
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""
     coefficient: float = 1.0
-    unit: Literal["token", "turn"] = "token"
-    """One value before each completion token, or one before the whole turn."""
+    unit: Literal["token", "turn", "after"] = "token"
+    """One value before each completion token, one before the whole turn, or one after it: what the turn is worth, Q. The view
+    `central` then holds what others answered at the same moment too."""
     bootstraps: bool = True
     """Whether credit reads the values after turns that a limit cut short; critics then learn them. The view `answer` has
     none."""

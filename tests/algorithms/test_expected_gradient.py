@@ -15,10 +15,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.support.expected import ARMS, LONG_AND_SHORT, Game, Run, Tables, expected_update, multiples
-from tests.support.tables import Words
+from tests.support.tables import ROWS, TOKENS, Words
 
 from kapelle.algorithm import algorithm_class
-from kapelle.types import Task
+from kapelle.algorithms.coma import COMA
+from kapelle.signals.samples import central_prompt
+from kapelle.types import Episode, Task
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
 MONTE_CARLO: dict[str, Any] = {"lam": 1.0, "normalise": "none"}
@@ -79,6 +81,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}}),
     ("ippo", {"gae": {**MONTE_CARLO, "unit": "turn"}, "loss": {"level": "turn"}}),
     ("mappo", {"gae": MONTE_CARLO}),
+    ("coma", {"group_size": 2, "normalise": "none", "worth": "return"}),
     ("marft", {"gae": MONTE_CARLO}),
     ("marft", {"gae": MONTE_CARLO, "level": "token"}),
     ("vdn_token", {"gae": MONTE_CARLO}),
@@ -441,3 +444,49 @@ def test_a_wrong_direction_is_seen() -> None:
     # GRPO's own mean over each completion's tokens weighs long completions less: that is its known bias.
     found = update("grpo", SOLO, group_size=2, scale="none", loss={"aggregation": "sequence_mean"})
     assert math.isnan(found["a"])
+
+
+class AtOnce(Game):
+    """b answers at the same moment as a, and reads nothing of it."""
+
+    def prompt(self, said: Sequence[Words]) -> Words:
+        """Return what every agent reads."""
+        return super().prompt(())
+
+    def episode(self, outcome: Sequence[int], task: Task) -> Episode:
+        """Return one outcome with both turns at one moment."""
+        played = super().episode(outcome, task)
+        return replace(played, turns=tuple(replace(each, seen=0) for each in played.turns))
+
+
+def opposites(said: Sequence[Words]) -> dict[str, float]:
+    """What a word is worth depends on the other's."""
+    return {"a": worth(said[0]) * worth(said[1]) + worth(said[0])}
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+@pytest.mark.parametrize("how", ["one after another", "at once"])
+def test_coma_follows_its_critic(how: str, right: bool) -> None:
+    """With the values of its own policies it is a multiple of ∇J, and with another critic's it is not."""
+    game = CHAIN_OF_ARMS if how == "one after another" else AtOnce(("a", "b"), opposites, ARMS)
+    algorithm = COMA(group_size=2, normalise="none").build()
+    tables = Tables(game, None)
+    before, groups = dict(tables.logits), game.population(2)
+    run = Run(algorithm, tables)
+    if right:
+        value = torch.zeros(ROWS, TOKENS)
+        worths: dict[Words, list[tuple[float, int]]] = {}
+        for outcome, count in game.outcomes():
+            episode = game.episode(outcome, Task("t", ""))
+            for each in episode.turns:
+                read = (*central_prompt(episode, each, answered=True), *each.completion_ids)
+                worths.setdefault(read, []).append((game.earned([game.words[k] for k in outcome]), count))
+        for read, found in worths.items():
+            mean = sum(paid * count for paid, count in found) / sum(count for _, count in found)
+            value[tables.model.row(read)] = mean / TOKENS
+        head = {"value_head.weight": torch.ones(1, TOKENS), "value_head.bias": torch.zeros(1)}
+        run.engine.load_weights("critic", {"table": value, **head})
+    run.step(groups)
+    tables.logits = before
+    found_multiples = multiples(tables)
+    assert positive(found_multiples) == right, found_multiples

@@ -144,6 +144,16 @@ def test_a_critic_reads_what_all_said_or_what_its_agent_read_in_its_own_template
     assert local == heard
     assert central == f"[user] What is the sum?</s>[assistant] one and two</s>{heard}"
     assert listed.before("turn", after=True) == [central, f"{central}five</s>"]
+    assert listed.before("after") == [f"{central}five</s>"]
+
+
+def test_what_a_turn_is_worth_knows_what_others_said_at_the_same_moment() -> None:
+    listed = Listed("five")
+    listed.last = replace(listed.last, seen=0)
+    listed.episode = replace(listed.episode, turns=(listed.episode.turns[0], listed.last))
+    asked, heard = "[user] What is the sum?</s>[assistant] ", "[user] said: one and two</s>[assistant] "
+    assert listed.before("turn") == [f"{asked}{heard}"]
+    assert listed.before("after") == [f"{asked}one and two</s>{heard}five</s>"]
 
 
 def test_tokens_that_are_no_text_let_nothing_be_known_too_early() -> None:

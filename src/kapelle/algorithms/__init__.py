@@ -32,6 +32,7 @@ BUILTIN: Mapping[str, str] = {
     "ppo": "kapelle.algorithms.ppo:PPO",
     "ippo": "kapelle.algorithms.ppo:IPPO",
     "mappo": "kapelle.algorithms.mappo:MAPPO",
+    "coma": "kapelle.algorithms.coma:COMA",
     "marft": "kapelle.algorithms.marft:MARFT",
     "happo": "kapelle.algorithms.happo:HAPPO",
     "maporl": "kapelle.algorithms.maporl:MAPoRL",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.at_grpo import ATGRPO as ATGRPO
     from kapelle.algorithms.c3 import C3 as C3
     from kapelle.algorithms.ccpo import CCPO as CCPO
+    from kapelle.algorithms.coma import COMA as COMA
     from kapelle.algorithms.cory import CORY as CORY
     from kapelle.algorithms.counterfactual import Counterfactual as Counterfactual
     from kapelle.algorithms.distill import Distill as Distill

@@ -52,7 +52,7 @@ def critic_sample(
     *,
     after: bool = False,
 ) -> Sample:
-    """Return a turn's sample for its agent's critic: values before its tokens, or before the turn.
+    """Return a turn's sample for its agent's critic: values before its tokens, before the turn, or after it (`need.unit`).
 
     `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's question
     and the turn's text, as `readers` tokenise them). With `after`, the value after the last token is a target too, the
@@ -67,11 +67,15 @@ def critic_sample(
     if team.critics[learner].reads_text:
         assert readers is not None, "text needs a reader"
         return _text_sample(episode, turn, learner, need, columns, readers, after=after)
-    prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
+    prompt = turn.prompt_ids
+    if need.view != "local":
+        prompt = central_prompt(episode, turn, answered=need.unit == "after")
     tokens = prompt + turn.completion_ids
     end = len(tokens) if need.unit == "token" else len(prompt) + 1
     places = tuple(range(len(prompt), end))
     images = turn.images if need.view == "local" else _central(episode, turn, _new_images, lambda _: ())
+    if need.unit == "after":
+        return Sample(learner, tokens, (len(tokens),), columns, images=images)
     if after:
         return Sample(learner, tokens, (*places, len(tokens)), columns, images=images)
     return Sample(learner, tokens[:end], places, columns, images=images)
@@ -125,14 +129,15 @@ def conversation_sample(
     return Sample(learner, tokens, tuple(reversed(targets)), columns)
 
 
-def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
+def central_prompt(episode: Episode, turn: Turn, *, answered: bool = False) -> tuple[int, ...]:
     """Return everything that all agents read and wrote before a turn, private views included, as tokens.
 
     First the turns that were over when this one's prompt was fixed, in time order, then the prompts of other agents at
     the same moment, and last this turn's own prompt. Tokens that an agent has read before are not repeated. The
-    answers of others at the same moment are left out: a baseline must not depend on simultaneous actions.
+    answers of others at the same moment are left out: a baseline must not depend on simultaneous actions. They follow their
+    prompts with `answered`, for what a turn is worth among them.
     """
-    return _central(episode, turn, _new_tokens, lambda past: past.completion_ids)
+    return _central(episode, turn, _new_tokens, lambda past: past.completion_ids, answered=answered)
 
 
 def _central(
@@ -140,6 +145,8 @@ def _central(
     turn: Turn,
     new: Callable[[Turn, Turn | None], tuple[T, ...]],
     said: Callable[[Turn], tuple[T, ...]],
+    *,
+    answered: bool = False,
 ) -> tuple[T, ...]:
     """Return `central_prompt` in some model's tokens: what is `new` in a turn after its agent's last one, and what a turn `said`."""
     tokens: list[T] = []
@@ -151,6 +158,7 @@ def _central(
     for other in episode.turns[turn.seen :]:
         if other.seen <= turn.seen and other.agent != turn.agent:
             tokens.extend(new(other, last.get(other.agent)))
+            tokens.extend(said(other) if answered else ())
     return (*tokens, *new(turn, last.get(turn.agent)))
 
 
@@ -191,10 +199,13 @@ def _text_sample(
             turn,
             lambda new, _: reader.start(new.heard) if new.heard else (),
             lambda past: reader.completion(past.text),
+            answered=need.unit == "after",
         )
     said = reader.completion(turn.text)
     if need.unit == "turn":
         places: Ids = (len(prompt),)
+    elif need.unit == "after":
+        places = (len(prompt) + len(said),)
     else:
         # The values before the agent's tokens, each after as many of the critic's tokens as end where the agent's token begins.
         own, others = _ends(reader, said), _ends(readers(turn.policy), turn.completion_ids, early=True)

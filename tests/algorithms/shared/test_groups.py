@@ -23,6 +23,7 @@ from kapelle.algorithms.shared.groups import (
     by_agent,
     by_agent_turn,
     by_episode,
+    by_prompt,
     by_round,
     by_state,
     by_turns_of_agent,
@@ -37,7 +38,15 @@ ESTIMATES = (group_scaled, group_centred, leave_one_out)
 
 
 Sets = Callable[[Sequence[Group], Mapping[TurnKey, float]], list[Member]]
-SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_state, by_turns_of_agent)
+SETS: tuple[Sets, ...] = (
+    by_agent,
+    by_episode,
+    by_round,
+    by_agent_turn,
+    by_state,
+    by_prompt,
+    by_turns_of_agent,
+)
 
 
 def rewards(groups: Sequence[Group]) -> Mapping[TurnKey, float]:
@@ -119,6 +128,7 @@ def speaker(groups: Sequence[Group], key: TurnKey) -> str:
         (by_state, lambda groups, key: (speaker(groups, key), key.turn)),
         (by_agent_turn, lambda groups, key: (speaker(groups, key), number(groups, key))),
         (by_round, number),
+        (by_prompt, number),
     ],
 )
 @FEW
