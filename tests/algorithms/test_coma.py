@@ -46,7 +46,7 @@ def credit(groups: list[Group] = GROUPS, **settings: Any) -> dict[tuple[int, int
 
 
 def test_a_turn_is_worth_what_it_changes() -> None:
-    found = credit()
+    found = credit(worth="value")
     # 0.6 − (0.5 + 0.1)/2, for both of its tokens, and so on. b's turn in episode 1 has no alternative to its own prompt: 0.2 is
     # compared with b's other turns, 0.9 and 0.4.
     by_hand = {(0, 0): 0.3, (1, 0): 0.15, (2, 0): -0.45, (0, 1): 0.5, (1, 1): -0.45, (2, 1): -0.4}
@@ -55,11 +55,38 @@ def test_a_turn_is_worth_what_it_changes() -> None:
 
 
 def test_with_returns_the_critic_only_sets_the_baseline() -> None:
-    found = credit(worth="return")
+    found = credit()
     # Earned 1, 0 and 0, by both agents.
     by_hand = {(0, 0): 0.7, (1, 0): -0.35, (2, 0): -0.55, (0, 1): 0.6, (1, 1): -0.65, (2, 1): -0.8}
     for (e, t), advantage in by_hand.items():
         assert found[e, t] == pytest.approx([advantage] * (2 + t))
+
+
+def test_what_partners_earn_cancels_where_the_critic_is_right() -> None:
+    """An additive team of four that moves at once: each is told what it earned itself, less what its own others did."""
+    earned = {0: (1.0, 5.0, -3.0, 8.0), 1: (3.0, 0.0, 2.0, -6.0), 2: (2.0, 4.0, 4.0, 1.0)}
+    played = [
+        episode(
+            *(turn(name, k, 1, seen=0, prompt_ids=(k,)) for k, name in enumerate("abcd")),
+            rewards={"a": sum(own)},
+        )
+        for own in earned.values()
+    ]
+    values, instead = {}, {}
+    for e, own in earned.items():
+        for k in range(4):
+            values[TurnKey(0, e, k)] = torch.tensor([sum(own)])
+            others = [earned[other][k] for other in earned if other != e]
+            instead[TurnKey(0, e, k)] = torch.tensor([sum(own) - own[k] + other for other in others])
+    for worth in ("return", "value"):
+        give = COMA(normalise="none", team_reward="sum", worth=worth).build().credit
+        assert give is not None
+        found = give([group(*played)], Signals(values=values, more={COUNTERFACTUAL: instead}))
+        for key, each in found.items():
+            own_words = [earned[e][key.turn] for e in earned if e != key.episode]
+            assert float(each.advantage_T[0]) == pytest.approx(
+                earned[key.episode][key.turn] - sum(own_words) / 2
+            )
 
 
 def test_the_critic_learns_what_was_earned_from_the_turn_on() -> None:
@@ -81,7 +108,7 @@ def test_the_critic_learns_what_was_earned_from_the_turn_on() -> None:
 
 def test_alone_in_its_step_a_turn_is_compared_with_nothing() -> None:
     failed = Episode(pair(0.0).task, 0, ("a", "b"), error="EpisodeError: gone")
-    give = COMA(normalise="none").build().credit
+    give = COMA(normalise="none", worth="value").build().credit
     assert give is not None
     lone = {key: torch.zeros(0) for key in (TurnKey(0, 0, 0), TurnKey(0, 0, 1))}
     values = {key: torch.tensor([0.75]) for key in lone}

@@ -81,7 +81,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}}),
     ("ippo", {"gae": {**MONTE_CARLO, "unit": "turn"}, "loss": {"level": "turn"}}),
     ("mappo", {"gae": MONTE_CARLO}),
-    ("coma", {"group_size": 2, "normalise": "none", "worth": "return"}),
+    ("coma", {"group_size": 2, "normalise": "none"}),
     ("marft", {"gae": MONTE_CARLO}),
     ("marft", {"gae": MONTE_CARLO, "level": "token"}),
     ("vdn_token", {"gae": MONTE_CARLO}),
@@ -469,7 +469,7 @@ def opposites(said: Sequence[Words]) -> dict[str, float]:
 def test_coma_follows_its_critic(how: str, right: bool) -> None:
     """With the values of its own policies it is a multiple of ∇J, and with another critic's it is not."""
     game = CHAIN_OF_ARMS if how == "one after another" else AtOnce(("a", "b"), opposites, ARMS)
-    algorithm = COMA(group_size=2, normalise="none").build()
+    algorithm = COMA(group_size=2, normalise="none", worth="value").build()
     tables = Tables(game, None)
     before, groups = dict(tables.logits), game.population(2)
     run = Run(algorithm, tables)

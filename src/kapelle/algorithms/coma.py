@@ -11,6 +11,8 @@ earned stands in its place, and the update is a multiple of ∇J with any critic
 
 Deviations from the paper:
 
+- `worth: return` unless set. A critic over messages that explains nothing yet leads the policies astray with `value`
+  (docs/algorithms/coma.md has figures).
 - The expectation over an agent's actions is a mean over samples, since a language has no list of them; the turn's own answer is not
   among them.
 - Where no other episode has the same prompt (later turns), the mean is over Q of the agent's turns of the same number in the other
@@ -44,8 +46,8 @@ class COMA(MonteCarlo):
     name: Literal["coma"] = "coma"
     group_size: int = Field(default=8, ge=2)
     """Episodes per task; the answers of the others are a turn's alternatives."""
-    worth: Literal["value", "return"] = "value"
-    """What a turn was worth: the critic's value after it, as in the paper, or what was earned from it on."""
+    worth: Literal["value", "return"] = "return"
+    """What a turn was worth: what was earned from it on, or as in the paper the critic's value after it."""
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
     """Over whose turns of the update advantages are whitened."""
     value_loss: ValueLossConfig = ValueLossConfig()
