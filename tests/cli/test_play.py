@@ -177,6 +177,16 @@ def test_every_recipe_can_be_played(
     assert "\nyou " in said.out
 
 
+def test_who_has_nothing_to_do_in_tests_plays_a_task_of_training(kapelle: Kapelle, typed: Type) -> None:
+    typed("47+85")
+    said = kapelle("play", "proposals", "environment.proposer=player_1")
+    assert said.code == 0, said.err
+    assert said.out.split()[0].isdigit(), "the number to begin with"
+    typed("132")
+    solver = kapelle("play", "proposals", "environment.proposer=player_1", "--seat", "2")
+    assert "+" in solver.out.split()[0], "a fixed problem"
+
+
 def test_a_seat_that_is_not_there_is_answered_with_those_that_are(kapelle: Kapelle) -> None:
     said = kapelle("play", "demo", "--seat", "9")
     assert (said.code, said.err) == (2, "kapelle: --seat 9: there are seats 1 to 2 (reasoner, actor).\n")

@@ -59,4 +59,5 @@ def test_turns_are_counted_and_drawn() -> None:
     drawn = Propose().mermaid(["one", "two", "three"])
     assert "n0 --> n1" in drawn
     assert "n0 --> n2" in drawn
+    assert "n2 --> n3" in drawn
     assert workflow_class("propose") is Propose

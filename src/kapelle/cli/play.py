@@ -62,8 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     table = _open(arguments)
     play, seat = seated(table, arguments.seat, input)
-    task = play.environment.task("test", arguments.seed)
-    episode = run_async(lambda: play_episode(play, task, arguments.seed))
+    test, train = (play.environment.task(split, arguments.seed) for split in ("test", "train"))
+    episode = run_async(lambda: play_episode(play, test, arguments.seed))
+    if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
+        # A seat that has nothing to do in tests, such as that of who writes problems.
+        episode = run_async(lambda: play_episode(play, train, arguments.seed))
     if episode.error is not None:
         raise EngineError(f"The game broke off: {episode.error}")
     for line in ending(episode, seat):

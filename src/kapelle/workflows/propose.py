@@ -60,6 +60,7 @@ class Propose(Settings, Drawable, CountsTurns):
         return {name: self.tries if k == 0 else 1 for k, name in enumerate(names)}
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return proposer and solvers as a Mermaid flowchart."""
+        """Return proposer, solvers, and what their answers come to as a Mermaid flowchart."""
         proposer, *solvers = names
-        return mermaid({proposer: (), **dict.fromkeys(solvers, (proposer,))}, {}, solvers[-1])
+        share = "share of right answers"
+        return mermaid({proposer: (), **dict.fromkeys(solvers, (proposer,)), share: solvers}, {}, share)
