@@ -228,6 +228,7 @@ def test_a_run_trains_both_sides_on_what_no_test_holds(tmp_path: Path) -> None:
         "warmup.steps=120",
         "warmup.demonstrations=200",
         "training.steps=2",
+        "training.tasks_per_step=8",
         "evaluation.problems=4",
         "evaluation.every=0",
     ]
