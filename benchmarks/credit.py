@@ -3,6 +3,7 @@
     python -m benchmarks.credit            # ten seeds: an hour on one core
     python -m benchmarks.credit 5          # five
     python -m benchmarks.credit quick      # two seeds, small teams
+    python -m benchmarks.credit plot       # the last results as a picture
 
 Policies are tables: an agent draws one of `WORDS` words, each a token, from the softmax of its logits for what it reads. Episodes, continuations and shared beginnings are
 played by the library's own rollout, and credit is the algorithm's own; the exact advantage of every turn is known by enumeration. Learning is gradient ascent
@@ -369,9 +370,45 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def plot(found: Mapping[str, Any], file: Path) -> None:
+    """Draw how many tokens each contender needs to be right, over the number of agents of an additive team, and in chains."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    additive = {int(team.split()[-1]): rows for team, rows in found.items() if team.startswith("additive")}
+    for name in ("grpo", "counterfactual", "ccpo", "sharp"):
+        known = [(n, rows[name]["tokens"]) for n, rows in sorted(additive.items()) if name in rows]
+        left.plot(*zip(*known, strict=True), marker="o", label=name)
+    left.set(
+        title="all at once, paid the sum",
+        xlabel="agents",
+        ylabel=f"tokens until {RIGHT} of the best",
+        xscale="log",
+        yscale="log",
+    )
+    left.set_xticks(sorted(additive), [str(n) for n in sorted(additive)])
+    left.minorticks_off()
+    left.legend(frameon=False, fontsize="small")
+    chains = {team: rows for team, rows in found.items() if not team.startswith("additive")}
+    names = ("grpo", "counterfactual", "ccpo", "sharp", "c3")
+    for k, name in enumerate(names):
+        places = [x + 0.15 * (k - 2) for x, rows in enumerate(chains.values()) if name in rows]
+        own = [rows[name] for rows in chains.values() if name in rows]
+        errors = [row["area, standard error"] for row in own]
+        right.bar(places, [row["area"] for row in own], 0.14, yerr=errors, label=name)
+    right.set(title="one after another", ylabel="mean success over the tokens")
+    right.set_xticks(range(len(chains)), list(chains))
+    right.set_ylim(0.0, 1.15)
+    right.legend(frameon=False, fontsize="small", ncol=len(names), loc="upper center")
+    figure.savefig(file, metadata={"Date": None})
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quick"]:
             print(table(run(["additive 2", "chain 2"], 2)))
+        case ["plot"]:
+            plot(json.loads(RESULTS.read_text("utf-8"))["teams"], RESULTS.with_suffix(".svg"))
         case [] | [_]:
             print(table(run(list(TEAMS), int((sys.argv[1:] or ["10"])[0]), RESULTS)))
