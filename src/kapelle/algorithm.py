@@ -230,8 +230,7 @@ class Interventions:
     """What is changed of every played episode, and how often it is played on then; `rollout.interventions` plays them."""
 
     change: Callable[[Group, int, Team], Sequence[Change]]
-    """(group, episode's number, team) → the changes to the episode, those that matter most first. What it asks of the episode's
-    own turns is which there are: who is judged by a continuation must not have decided whether there is one."""
+    """(group, episode's number, team) → the changes to the episode."""
     continuations: int
     """Of each change; the n-th ones of all changes at one moment use the same seeds."""
     returns: Callable[[Episode], Mapping[str, float]]
@@ -240,6 +239,18 @@ class Interventions:
     """Most tokens of all continuations, as a share of those that the group's episodes sampled; None for no bound."""
     tokens: int | None = None
     """Most tokens of all continuations of a step, the same for each of its groups; None for no bound."""
+    says: Callable[[Group], Callable[[Slot], float]] | None = None
+    """A group without one of its episodes → how much a change of that one says, by its slot; where there is a bound, those that say
+    most are played. None takes them as they are listed."""
+
+
+class Slot(NamedTuple):
+    """What the changes to several episodes of a group have in common."""
+
+    agents: tuple[str, ...]
+    """Who is changed."""
+    number: int | None
+    """Which turn of the agent it is, from 0; None where all turns change."""
 
 
 class Change(NamedTuple):

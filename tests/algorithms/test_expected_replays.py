@@ -19,7 +19,7 @@ from tests.support.expected import ARMS, Game, Run, Tables, multiples
 from tests.support.tables import Words
 
 from kapelle.algorithm import Algorithm, Change, algorithm_class
-from kapelle.rollout.interventions import moment_of
+from kapelle.rollout.interventions import affordable, moment_of
 from kapelle.types import Episode, Group, Intervention, Task
 
 
@@ -77,7 +77,7 @@ def played_on(game: Game, algorithm: Algorithm, groups: Sequence[Group]) -> list
     for one in groups:
         episodes = []
         for e, episode in enumerate(one.episodes):
-            changes = asked.change(one, e, team) if episode.error is None else ()
+            changes = affordable(one, e, asked, team, 1) if episode.error is None else ()
             made = [
                 Intervention(
                     change.what,
@@ -123,6 +123,20 @@ def test_counterfactual_credit_follows_the_gradient(game: Game, alternatives: st
         game = replace(game, on_the_way=lambda said: {})
     algorithm = row("counterfactual", group_size=2, alternatives=alternatives)
     groups = played_on(game, algorithm, game.population(2))
+    assert all(factor > 0 for factor in update(game, algorithm, groups).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
+@pytest.mark.parametrize("budget", [0.4, 0.8, 1.2])
+def test_a_budget_bends_nothing(budget: float, alternatives: str) -> None:
+    """In a game whose length depends on what is said, some turns are judged by continuations, others by other attempts."""
+    game = replace(UNALIKE["answers"], on_the_way=lambda said: {})
+    algorithm = row("counterfactual", group_size=3, budget=budget, alternatives=alternatives)
+    groups = played_on(game, algorithm, game.population(3))
+    judged = [len(episode.interventions) for one in groups for episode in one.episodes]
+    turns = [len(episode.turns) for one in groups for episode in one.episodes]
+    assert 0 < sum(judged) < sum(turns) * (1 + (alternatives == "siblings"))
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 

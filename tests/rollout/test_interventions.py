@@ -25,7 +25,7 @@ from tests.support.trees import (
     stage,
 )
 
-from kapelle.algorithm import Algorithm, Change, Interventions, algorithm_class
+from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_class
 from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
 from kapelle.metrics.definitions import rollout_metrics
@@ -204,9 +204,10 @@ class TestBudget:
         return Episode(TASK, 0, ("a", "b"), turns, {"b": paid})
 
     def asked(self, **over: Any) -> Interventions:
-        changes = [Change("resample", ("a",), 0), Change("resample", ("b",), 1)]
-        asked = Interventions(lambda group, number, team: changes, 1, lambda episode: {})
-        return replace(asked, **over)
+        def changes(group: Group, number: int, team: Team) -> list[Change]:
+            return [Change("resample", (turn.agent,), turn.index) for turn in group.episodes[number].turns]
+
+        return replace(Interventions(changes, 1, lambda episode: {}), **over)
 
     @pytest.mark.parametrize(
         ("over", "turns"),
@@ -220,6 +221,8 @@ class TestBudget:
             ({"tokens": 2 * 3 * 20}, [0]),
             ({"tokens": 2 * 3 * 30, "share": 0.5}, [1]),
             ({"share": 1.0, "continuations": 2}, [1]),
+            ({"share": 1.0, "says": lambda others: lambda slot: float(slot.agents == ("b",))}, [1]),
+            ({"share": 1.5, "says": lambda others: lambda slot: float(slot.agents == ("b",))}, [0, 1]),
         ],
     )
     def test_what_is_expected_to_fit(self, over: dict[str, Any], turns: list[int]) -> None:
@@ -228,30 +231,31 @@ class TestBudget:
         assert [change.turn for change in affordable(group, 0, self.asked(**over), team, 2)] == turns
 
     def test_its_own_turns_have_no_say_in_it(self) -> None:
+        """However long they are, whatever they are paid, and whether the later one is there at all."""
         team: Any = None
-        asked = self.asked(share=0.5)
-        for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0)):
-            own = self.episode(paid)
-            longer = replace(own.turns[1], completion_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
-            own = replace(own, turns=(own.turns[0], longer))
-            group = Group(TASK, (own, self.episode(1.0), self.episode(0.0)))
-            assert [change.turn for change in affordable(group, 0, asked, team, 1)] == [1]
+        for share, expected in ((0.5, [1]), (1.0, [0])):
+            asked = self.asked(share=share)
+            for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0), (0, 1.0)):
+                own = self.episode(paid)
+                longer = replace(own.turns[1], completion_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
+                own = replace(own, turns=(own.turns[0], longer)[: 1 + bool(tokens)])
+                group = Group(TASK, (own, self.episode(1.0), self.episode(0.0)))
+                found = [change.turn for change in affordable(group, 0, asked, team, 1)]
+                assert found == (expected if tokens or expected == [0] else [])
 
-    def test_changes_come_in_the_order_in_which_others_disagree(self) -> None:
-        same = self.episode(1.0)
+    def test_those_are_played_on_after_which_others_disagree(self) -> None:
         one, two = (self.episode(paid) for paid in (0.0, 4.0))
         apart = replace(two, turns=(two.turns[0], replace(two.turns[1], prompt_ids=(9,))))
-        differ = disagreement(
-            Group(TASK, (same, one, apart)),
-            0,
-            lambda episode: {"a": episode.total("b"), "b": episode.total("b")},
-        )
-        assert differ("a", 0) == pytest.approx(4.0)  # both read the same there
-        assert differ("b", 0) == pytest.approx(4.0)  # and nobody the same here: of all
-        three = Group(TASK, (same, one, self.episode(0.0), apart))
-        differ = disagreement(three, 0, lambda episode: {"a": episode.total("b"), "b": episode.total("b")})
-        assert differ("b", 0) == 0.0
-        assert differ("a", 0) > 0.0
+
+        def differ(*episodes: Episode) -> Any:
+            return disagreement(
+                Group(TASK, episodes), lambda episode: dict.fromkeys("ab", episode.total("b"))
+            )
+
+        assert differ(one, apart)(Slot(("a",), 0)) == pytest.approx(4.0)  # both read the same there
+        assert differ(one, apart)(Slot(("b",), 0)) == pytest.approx(4.0)  # and nobody the same here: of all
+        assert differ(one, self.episode(0.0), apart)(Slot(("b",), 0)) == 0.0
+        assert differ(one, self.episode(0.0), apart)(Slot(("a",), 0)) > 0.0
 
 
 class TestSharedBeginnings:

@@ -1,13 +1,14 @@
 """CCPO: what the team earns without an agent (2603.21563).
 
-A_i = R(τ) − (1/K) Σ_k R(τ without i), for all turns of agent i. Without i, the agent says nothing from its first turn on: its message is empty, or the
-workflow goes on without it where it can (`debate`, `vote`). What was said before is replayed, all after it is live. The baseline does not
-depend on what i says, so that the expected update is ∇J. It is a good baseline where the team can do without i, and a poor one where it cannot: there R(τ without i) is
-a constant, often 0, and A_i = R.
+D_i = R(τ) − (1/K) Σ_k R(τ without i),  A_i = D_i − mean of the group's other attempts' D_i
+
+for all turns of agent i. Without i, the agent says nothing from its first turn on: its message is empty, or the workflow goes on without it where it can (`debate`,
+`vote`). What was said before is replayed, and what others say at the same moment; all after it is live. Nothing that is subtracted depends on what i says in this attempt, so that the expected
+update is ∇J. Where the team can do without i, the luck of the task and of the partners is in both terms of D_i and cancels; where it cannot, R(τ without i) is a constant, and A_i is that of `rloo`.
 
 R is what the team earns, counted once (`team_reward` says how), for every agent the same.
 
-Deviations from the paper: no normalisation of the difference by a running mean and spread, which would change the direction of the update.
+Deviations from the paper: the difference is compared with that of the other attempts, and not divided by a running spread, which would change the direction of the update.
 """
 
 from __future__ import annotations
@@ -49,17 +50,20 @@ class CCPO(Replays):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return what the team earned less what it earns without the agent."""
-        members = by_agent_of(groups, lambda episode, agent: self.earned(episode)[agent])
-        plain = against_others([member for _, member in members], earlier)
-        advantage: dict[TurnKey, float] = {}
-        for (episode, member), better in zip(members, plain, strict=True):
-            agent = str(member.place[1])
+        """Return what the agent adds to what the team earns, less the mean of what it adds in the group's other attempts."""
+
+        def added(episode: Episode, agent: str) -> tuple[float, str]:
+            earned = self.earned(episode)[agent]
             without = [
                 paid[agent]
                 for each in episode.interventions
                 if each.agents == (agent,)
                 for paid in each.returns
             ]
-            advantage |= dict.fromkeys(member.keys, member.value - fmean(without) if without else better)
+            return (earned - fmean(without), "added") if without else (earned, "earned")
+
+        members = [member for _, member in by_agent_of(groups, added)]
+        advantage: dict[TurnKey, float] = {}
+        for member, better in zip(members, against_others(members, earlier), strict=True):
+            advantage |= dict.fromkeys(member.keys, better)
         return spread(self, groups, advantage)

@@ -8,8 +8,8 @@ The baseline does not depend on the turn, so that the expected update is ∇J.
 `alternatives: siblings` takes what other episodes of the group said to the same prompt as the other actions, the first `continuations`
 of them; only what follows is sampled. Where no other episode read that prompt the turn is sampled anew.
 
-Changes are played in the order in which returns after their prompts disagree (`budget`); a turn that has none left is compared with
-the mean of the group's other attempts.
+Within a `budget` those turns are played on after whose prompts the other attempts' returns disagree most; a turn that is not is compared
+with the mean of the group's other attempts.
 
 Deviations from COMA: no critic, so that worlds have to repeat (`coma` learns one); a return takes the place of Q(s, a), so that A has
 its noise; the clipped surrogate.
@@ -18,17 +18,18 @@ its noise; the clipped surrogate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import spread
-from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, disagreement, slot_of
+from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, disagreement
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
-from kapelle.types import Episode, Group
+from kapelle.types import Episode, Group, Turn
 
 
 class Counterfactual(Replays):
@@ -40,41 +41,42 @@ class Counterfactual(Replays):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.replaying(self.name, self.credit, self.changes)
+        return self.replaying(
+            self.name, self.credit, self.changes, says=partial(disagreement, returns=self.returns)
+        )
 
     def returns(self, episode: Episode) -> Mapping[str, float]:
         """Return what each agent is trained on."""
         return agent_returns(episode, self.team_reward, self.forms)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return a change of every trained turn, those first after whose prompts the other episodes' returns differ most."""
+        """Return a change of every trained turn; several, where others stand in its place."""
         episode = group.episodes[number]
-        differ = disagreement(group, number, self.returns)
-        found: list[tuple[float, list[Change]]] = []
+        found: list[Change] = []
         for turn in episode.turns:
             if turn.trained:
-                others = []
-                if self.alternatives == "siblings":
-                    slot = slot_of(episode, turn)
-                    others = [
-                        Change("replace", (turn.agent,), turn.index, by)
-                        for k, one in enumerate(group.episodes)
-                        for by in one.turns
-                        if k != number
-                        and one.error is None
-                        and by.prompt_ids == turn.prompt_ids
-                        and slot_of(one, by) == slot
-                    ][: self.continuations]
-                own = others or [Change("resample", (turn.agent,), turn.index)]
-                found.append((differ(*slot_of(episode, turn)), own))
-        found.sort(key=lambda pair: -pair[0])
-        return [change for _, own in found for change in own]
+                anew = Change("resample", (turn.agent,), turn.index)
+                found += self._siblings(group, number, turn) or [anew]
+        return found
+
+    def _siblings(self, group: Group, number: int, turn: Turn) -> list[Change]:
+        """Return what other episodes of the group said to the prompt of a turn, in its place; nothing where turns are sampled anew."""
+        place = sum(one.agent == turn.agent for one in group.episodes[number].turns[: turn.index])
+        said = [
+            one.by(turn.agent)[place]
+            for k, one in enumerate(group.episodes)
+            if k != number and one.error is None and place < len(one.by(turn.agent))
+        ]
+        if self.alternatives == "resampled":
+            return []
+        same = [other for other in said if other.prompt_ids == turn.prompt_ids]
+        return [Change("replace", (turn.agent,), turn.index, other) for other in same[: self.continuations]]
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
         """Return each turn's return less what the moment is worth with another turn."""
-        members = by_agent_of(groups, lambda episode, agent: self.returns(episode).get(agent))
+        members = by_agent_of(groups, lambda episode, agent: (self.returns(episode)[agent], ""))
         plain = against_others([member for _, member in members], earlier)
         advantage: dict[TurnKey, float] = {}
         for (episode, member), better in zip(members, plain, strict=True):

@@ -8,7 +8,8 @@ v(N) is the episode's own return; every other v(S) is the mean of `continuations
 coalition is played, 2ⁿ − 1 of them; beyond, those of `permutations` orders in which agents join, drawn by the episode's seed, and φ_i is the mean of what i adds in them.
 `SHARP.judged` gives that mean's standard error.
 
-`use: baseline` (default) is unbiased: A_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), S without i. Nothing that is subtracted depends on what i says.
+`use: baseline` (default) is unbiased: D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), S without i, compared with the mean of D_i in the group's other attempts. Nothing that is subtracted depends on
+what i says.
 
 `use: reward` is the paper's: φ_i is the agent's reward, compared with the mean of its group's. It follows another objective than J unless the team is additive: v(S ∪ {i}) pays
 i for what its words are worth in teams that never play (a game of two agents in `tests/algorithms/test_expected_replays.py`, where it learns the worse word).
@@ -110,19 +111,17 @@ class SHARP(Replays):
         """Return the team's return less what it earns without the agent, or the agent's Shapley value less that of others."""
         judged = {id(episode): self.judged(episode) for group in groups for episode in group.valid}
 
-        def value(episode: Episode, agent: str) -> float | None:
-            own = judged[id(episode)]
-            if self.use == "reward":
-                return own[agent][0] if agent in own else None
-            return self.earned(episode)[agent]
+        def value(episode: Episode, agent: str) -> tuple[float, str] | None:
+            earned = self.earned(episode)[agent]
+            if agent not in judged[id(episode)]:
+                return (earned, "earned") if self.use == "baseline" else None
+            worth, without, _ = judged[id(episode)][agent]
+            return (earned - without, "added") if self.use == "baseline" else (worth, "value")
 
-        members = by_agent_of(groups, value)
-        plain = against_others([member for _, member in members], earlier)
+        members = [member for _, member in by_agent_of(groups, value)]
         advantage: dict[TurnKey, float] = {}
-        for (episode, member), better in zip(members, plain, strict=True):
-            own = judged[id(episode)].get(str(member.place[1]))
-            against = member.value - own[1] if self.use == "baseline" and own is not None else better
-            advantage |= dict.fromkeys(member.keys, against)
+        for member, better in zip(members, against_others(members, earlier), strict=True):
+            advantage |= dict.fromkeys(member.keys, better)
         return spread(self, groups, advantage)
 
     def judged(self, episode: Episode) -> dict[str, tuple[float, float, float]]:

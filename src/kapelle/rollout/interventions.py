@@ -11,11 +11,10 @@ All before that moment is replayed token for token (`branching.Record`), and so 
 after it is live. The n-th continuations of all changes at one moment use the same seeds, so that luck explains less of
 their difference.
 
-**What it may cost.** With a bound on tokens each episode has an equal part of it, and its changes are played in the order in
-which the algorithm lists them, as long as they are *expected* to fit. What a change is expected to cost, and what an episode
-may spend, is the mean over the *other* episodes of its group: had the episode's own turns a say in whether they are judged by
-a continuation, the choice between two baselines would depend on what they are compared with, and the update would no longer
-follow ∇J. What the continuations really sampled is counted in `Episode.continued`.
+**What it may cost.** With a bound on tokens each episode has an equal part of it. Which changes are played is decided by the *other* episodes of its group alone:
+what each slot (an agent's turn of a number) costs them, how often they have it, and how much it says; the slots that say most are taken as long as they are expected to fit. Had
+the episode's own turns a say in whether they are judged by a continuation, the choice between two baselines would depend on what they are compared with, and the update would no
+longer follow ∇J. What the continuations really sampled is counted in `Episode.continued`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
-from kapelle.algorithm import Change, Interventions
+from kapelle.algorithm import Change, Interventions, Slot
 from kapelle.errors import EpisodeError
 from kapelle.rollout.branching import Record
 from kapelle.runtime.randomness import derive_seed
@@ -114,29 +113,43 @@ def _with(episode: Episode, found: Sequence[Intervention], spent: Counter[str], 
 
 
 def affordable(group: Group, number: int, asked: Interventions, team: Team, step: int) -> list[Change]:
-    """Return the changes of an episode that are expected to fit what it may spend, in their order."""
-    changes = asked.change(group, number, team)
+    """Return the changes of an episode that are played: all of them, or those in slots that are expected to fit what it may spend."""
+    changes = list(asked.change(group, number, team))
     if asked.share is None and asked.tokens is None:
-        return list(changes)
-    others = [
-        other for k, other in enumerate(group.episodes) if k != number and other.error is None and other.turns
-    ]
-    if not others:
+        return changes
+    others = Group(group.task, tuple(each for k, each in enumerate(group.episodes) if k != number))
+    costs: dict[Slot, list[int]] = {}
+    for k, other in enumerate(others.episodes):
+        for change in asked.change(others, k, team) if other.error is None else ():
+            first = _first_turn(other, change)
+            after = 0 if first is None else asked.continuations * _tokens(other.turns[first:])
+            costs.setdefault(slot_of(other, change), []).append(after)
+    if not costs:
         return []
     room = float("inf")
     if asked.share is not None:
-        room = asked.share * fmean(_tokens(other.turns) for other in others)
+        room = asked.share * fmean(_tokens(other.turns) for other in others.valid)
     if asked.tokens is not None:
         room = min(room, asked.tokens / (step * len(group.episodes)))
-    fitting: list[Change] = []
-    for change in changes:
-        first = _first_turn(group.episodes[number], change)
-        after = fmean(_tokens(other.turns[first or 0 :]) for other in others)
-        cost = 0.0 if first is None else asked.continuations * after
+    slots = list(costs)
+    if asked.says is not None:
+        says = asked.says(others)
+        slots.sort(key=lambda slot: -says(slot))
+    fitting: set[Slot] = set()
+    for slot in slots:
+        cost = sum(costs[slot]) / len(others.valid)
         if cost <= room:
             room -= cost
-            fitting.append(change)
-    return fitting
+            fitting.add(slot)
+    return [change for change in changes if slot_of(group.episodes[number], change) in fitting]
+
+
+def slot_of(episode: Episode, change: Change) -> Slot:
+    """Return what a change has in common with the same change to another episode."""
+    if change.turn is None:
+        return Slot(change.agents, None)
+    (agent,) = change.agents
+    return Slot(change.agents, sum(turn.agent == agent for turn in episode.turns[: change.turn]))
 
 
 def _tokens(turns: Sequence[Turn]) -> int:

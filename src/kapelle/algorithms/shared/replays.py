@@ -13,13 +13,13 @@ from statistics import fmean
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Change, Interventions
+from kapelle.algorithm import Algorithm, Change, Interventions, Slot
 from kapelle.algorithms.shared.groups import Earlier, Member, against_earlier, place_of
 from kapelle.algorithms.shared.monte_carlo import Judge, MonteCarlo
 from kapelle.algorithms.shared.rewards import PenaltyConfig, TeamReward
 from kapelle.rows import TurnKey
 from kapelle.team import Team
-from kapelle.types import Episode, Group, Turn
+from kapelle.types import Episode, Group
 
 
 class Replays(MonteCarlo):
@@ -50,12 +50,13 @@ class Replays(MonteCarlo):
         judge: Judge,
         change: Callable[[Group, int, Team], Sequence[Change]],
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
+        says: Callable[[Group], Callable[[Slot], float]] | None = None,
     ) -> Algorithm:
         """Return the row; `returns` say what an episode is worth to each agent, else what each is trained on."""
         row = self.row(name, judge=judge)
         paid = returns or row.returns
         assert paid is not None, "Monte Carlo algorithms share the team's reward"
-        asked = Interventions(change, self.continuations, paid, self.budget, self.budget_tokens)
+        asked = Interventions(change, self.continuations, paid, self.budget, self.budget_tokens, says)
         return replace(row, data=replace(row.data, interventions=asked))
 
 
@@ -86,25 +87,17 @@ def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[f
     return advantages
 
 
-def slot_of(episode: Episode, turn: Turn) -> tuple[str, int]:
-    """Return the agent of a turn and its number among the agent's."""
-    return turn.agent, sum(one.agent == turn.agent for one in episode.turns[: turn.index])
+def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]]) -> Callable[[Slot], float]:
+    """Return how far the returns of episodes differ after one prompt, for an agent's turn of a number.
 
-
-def disagreement(
-    group: Group, number: int, returns: Callable[[Episode], Mapping[str, float]]
-) -> Callable[[str, int], float]:
-    """Return how far the returns of the *other* episodes differ, after one prompt, for an agent's turn of a number.
-
-    Of other episodes that read the same prompt there, the pooled variance of the agent's returns; where no two did, the variance of
-    all. The episode's own return is left out: it must not decide whether it is judged by a continuation.
+    Of episodes that read the same prompt there, the pooled variance of the agent's returns; where no two did, the variance of all.
     """
-    others = [one for k, one in enumerate(group.episodes) if k != number and one.error is None]
-    paid = [returns(one) for one in others]
+    paid = [returns(one) for one in others.valid]
 
-    def of(agent: str, place: int) -> float:
+    def of(slot: Slot) -> float:
+        (agent,), place = slot.agents, slot.number or 0
         sets: dict[tuple[int, ...], list[float]] = {}
-        for one, own in zip(others, paid, strict=True):
+        for one, own in zip(others.valid, paid, strict=True):
             turns = one.by(agent)
             if place < len(turns) and agent in own:
                 sets.setdefault(turns[place].prompt_ids, []).append(own[agent])
@@ -117,20 +110,25 @@ def disagreement(
 
 
 def by_agent_of(
-    groups: Sequence[Group], value: Callable[[Episode, str], float | None]
+    groups: Sequence[Group], value: Callable[[Episode, str], tuple[float, str] | None]
 ) -> list[tuple[Episode, Member]]:
-    """Return every valid episode's members, one for each agent that is trained in it; agents without a value are left out."""
+    """Return every valid episode's members, one for each agent that is trained in it; agents without a value are left out.
+
+    `value` says what an episode is worth to an agent, and of which kind that is: kinds are not compared with one another.
+    """
     members = []
     for g, group in enumerate(groups):
         for e, episode in enumerate(group.episodes):
             if episode.error is not None:
                 continue
             for agent in dict.fromkeys(turn.agent for turn in episode.turns if turn.trained):
-                worth = value(episode, agent)
-                if worth is None:
+                known = value(episode, agent)
+                if known is None:
                     continue
+                worth, kind = known
                 own = [turn for turn in episode.by(agent) if turn.trained]
                 keys = tuple(TurnKey(g, e, turn.index) for turn in own)
                 tokens = sum(len(turn.completion_ids) for turn in own)
-                members.append((episode, Member((g, agent), worth, tokens, keys, place_of(episode, agent))))
+                like = (*place_of(episode, agent), kind)
+                members.append((episode, Member((g, agent, kind), worth, tokens, keys, like)))
     return members
