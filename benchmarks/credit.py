@@ -9,7 +9,7 @@ Policies are tables: an agent draws one of `WORDS` words, each a token, from the
 played by the library's own rollout, and credit is the algorithm's own; the exact advantage of every turn is known by enumeration. Learning is gradient ascent
 on the logits, Σ A ∇ log π over the turns that have credit, over the number of episodes that they come from.
 
-Teams: `additive` (all at once; each word is worth something by itself, and the team is paid the sum), `chain` (in turn; each reads the word before it, and the team is paid 1
+Teams: `additive` (all at once; each word is worth something by itself, and the team is paid the sum), `free rider` (the same, but the second agent's word is worth nothing), `chain` (in turn; each reads the word before it, and the team is paid 1
 if every word is the right answer to the one before) and `weak link` (a chain whose second agent is right by chance at first, while the others nearly always are).
 """
 
@@ -54,7 +54,7 @@ class Words(DrawnTasks):
     """Pays a team for the words that its agents have said, in seat order."""
 
     name: Literal["benchmarks.credit:Words"] = "benchmarks.credit:Words"
-    kind: Literal["additive", "chain"] = "additive"
+    kind: Literal["additive", "free rider", "chain"] = "additive"
 
     def task(self, split: Split, index: int) -> Task:
         """Return the only task, by a number."""
@@ -97,13 +97,30 @@ class WordsWorld:
         return Outcome(dict.fromkeys(self._agents, 0.0) | self._paid(), None)
 
     def _paid(self) -> dict[str, float]:
-        if self._kind == "additive":
-            return {agent: worth(text) / len(self._agents) for agent, text in self._said.items()}
+        if self._kind != "chain":
+            return {
+                agent: worth(text) / paid_agents(self._kind, self._agents)
+                for agent, text in self._said.items()
+                if not rides(self._kind, agent)
+            }
         [last] = self._said.values()
         return {self._agents[-1]: float(last == "right")}
 
     async def close(self) -> None:
         """Hold nothing."""
+
+
+AT_ONCE = ("additive", "free rider")
+
+
+def rides(kind: str, agent: str) -> bool:
+    """Return whether an agent's word is worth nothing."""
+    return kind == "free rider" and agent == "agent_1"
+
+
+def paid_agents(kind: str, agents: Sequence[str]) -> int:
+    """Return how many agents' words are worth something."""
+    return sum(not rides(kind, agent) for agent in agents)
 
 
 def worth(text: str) -> float:
@@ -133,10 +150,11 @@ class Tables:
 
     def value(self, said: Sequence[int]) -> float:
         """Return the team's expected return after the first agents have said these words."""
-        if self.kind == "additive":
-            known = sum(float(word == WORDS - 1) for word in said)
-            left = sum(float(self.chances(name, WORDS)[-1]) for name in self.names[len(said) :])
-            return (known + left) / len(self.names)
+        if self.kind in AT_ONCE:
+            known = [float(word == WORDS - 1) for word in said]
+            known += [float(self.chances(name, WORDS)[-1]) for name in self.names[len(said) :]]
+            paid = [each for name, each in zip(self.names, known, strict=True) if not rides(self.kind, name)]
+            return statistics.fmean(paid)
         right = all(
             word == (before + 1) % (WORDS) for before, word in zip((WORDS - 1, *said), said, strict=False)
         )
@@ -154,9 +172,10 @@ def truth(tables: Tables, episode: Episode) -> dict[int, float]:
     said = [int(turn.text) for turn in episode.turns]
     found = {}
     for turn in episode.turns:
-        if tables.kind == "additive":  # nobody hears the others
+        if tables.kind in AT_ONCE:  # nobody hears the others
             chance = float(tables.chances(turn.agent, WORDS)[-1])
-            found[turn.index] = (worth(turn.text) - chance) / len(tables.names)
+            share = (not rides(tables.kind, turn.agent)) / paid_agents(tables.kind, tables.names)
+            found[turn.index] = (worth(turn.text) - chance) * share
         else:
             found[turn.index] = tables.value(said[: turn.index + 1]) - tables.value(said[: turn.index])
     return found
@@ -166,20 +185,20 @@ def stage(tables: Tables, algorithm: Algorithm) -> Play:
     """Return how a team of tables plays."""
 
     def speak(request: Request) -> str:
-        read = WORDS if tables.kind == "additive" else _heard(request)
+        read = WORDS if tables.kind in AT_ONCE else _heard(request)
         weights = tables.chances(request.agent, read).tolist()
         return str(random.Random(request.seed).choices(range(WORDS), weights)[0])
 
-    kind = "additive" if tables.kind == "additive" else "chain"
+    kind = tables.kind if tables.kind in AT_ONCE else "chain"
     agents = tuple(
-        Agent(name, prompt=None if k == 0 or kind == "additive" else "{" + tables.names[k - 1] + "}")
+        Agent(name, prompt=None if k == 0 or kind in AT_ONCE else "{" + tables.names[k - 1] + "}")
         for k, name in enumerate(tables.names)
     )
     policies = {name: Policy(name, lora=Lora()) for name in tables.names}
     return Play(
         Team(agents, policies, {name: name for name in tables.names}),
         cast("Environment", Words(kind=kind)),
-        cast("Workflow", Parallel() if kind == "additive" else Judged(tables)),
+        cast("Workflow", Parallel() if kind in AT_ONCE else Judged(tables)),
         ScriptedEngine(dict.fromkeys(tables.names, speak)),
     ).as_asked(algorithm.data)
 
@@ -220,7 +239,7 @@ def arms(kind: str, agents: int) -> dict[str, dict[str, Any]]:
     }
     if agents <= 4:
         found["sharp"] = few
-    if kind != "additive":
+    if kind not in AT_ONCE:
         widths = {2: (4, 3), 3: (3, 2, 2), 4: (3, 2, 2, 1)}.get(agents, (4, 3))
         found["c3"] = {"widths": widths, "team_reward": "sum"}
     return found
@@ -254,6 +273,7 @@ def fidelity(
     assert algorithm.credit is not None
     given: list[float] = []
     exact: list[float] = []
+    riding: list[float] = []
     spent = number = 0
     while spent < tokens:
         number += 1
@@ -265,6 +285,8 @@ def fidelity(
             if each.weight:
                 given.append(float(each.advantage_T[0]))
                 exact.append(known[key.group][key.episode][key.turn])
+                if rides(kind, groups[key.group].episodes[key.episode].turns[key.turn].agent):
+                    riding.append(given[-1])
     noise = [a - b for a, b in zip(given, exact, strict=True)]
     wrong = [a * b < 0 for a, b in zip(given, exact, strict=True) if abs(b) > 1e-9]
     return {
@@ -273,6 +295,7 @@ def fidelity(
         "noise": statistics.pstdev(noise) / max(statistics.pstdev(exact), 1e-12),
         "correlation": statistics.correlation(given, exact) if statistics.pstdev(given) else 0.0,
         "sign errors": sum(wrong) / max(1, len(wrong)),
+        "free rider's spread": statistics.pstdev(riding) / statistics.pstdev(given) if riding else 0.0,
     }
 
 
@@ -306,7 +329,7 @@ def learn(
             if not each.weight:
                 continue
             read = WORDS
-            if tables.kind != "additive" and turn.agent != tables.names[0]:
+            if tables.kind not in AT_ONCE and turn.agent != tables.names[0]:
                 read = int(turn.heard[-1].content)
             towards = -tables.chances(turn.agent, read)
             towards[int(turn.text)] += 1.0
@@ -321,6 +344,7 @@ def learn(
 TEAMS: Mapping[str, tuple[str, int, int]] = {
     "additive 2": ("additive", 2, 1000),
     "additive 4": ("additive", 4, 2500),
+    "free rider 4": ("free rider", 4, 2500),
     "chain 2": ("chain", 2, 2000),
     "weak link 4": ("weak link", 4, 4000),
     "chain 4": ("chain", 4, 10_000),
@@ -390,7 +414,7 @@ def plot(found: Mapping[str, Any], file: Path) -> None:
     left.set_xticks(sorted(additive), [str(n) for n in sorted(additive)])
     left.minorticks_off()
     left.legend(frameon=False, fontsize="small")
-    chains = {team: rows for team, rows in found.items() if not team.startswith("additive")}
+    chains = {team: rows for team, rows in found.items() if team.split()[0] not in ("additive", "free")}
     names = ("grpo", "counterfactual", "ccpo", "sharp", "c3")
     for k, name in enumerate(names):
         places = [x + 0.15 * (k - 2) for x, rows in enumerate(chains.values()) if name in rows]
