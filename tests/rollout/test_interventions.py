@@ -215,13 +215,12 @@ class TestBudget:
             ({}, [0, 1]),
             ({"share": 1.5}, [0, 1]),
             ({"share": 1.0}, [0]),
-            ({"share": 0.5}, [1]),
-            ({"share": 0.4}, []),
+            ({"share": 0.0}, []),
             ({"tokens": 2 * 3 * 30}, [0, 1]),
             ({"tokens": 2 * 3 * 20}, [0]),
-            ({"tokens": 2 * 3 * 30, "share": 0.5}, [1]),
-            ({"share": 1.0, "continuations": 2}, [1]),
-            ({"share": 1.0, "says": lambda others: lambda slot: float(slot.agents == ("b",))}, [1]),
+            ({"tokens": 2 * 3 * 20, "share": 1.5}, [0]),
+            ({"share": 2.0, "continuations": 2}, [0]),
+            ({"share": 0.5, "says": lambda others: lambda slot: float(slot.agents == ("b",))}, [1]),
             ({"share": 1.5, "says": lambda others: lambda slot: float(slot.agents == ("b",))}, [0, 1]),
         ],
     )
@@ -230,18 +229,33 @@ class TestBudget:
         team: Any = None
         assert [change.turn for change in affordable(group, 0, self.asked(**over), team, 2)] == turns
 
+    def test_what_fits_in_part_is_played_in_that_share_of_the_episodes(self) -> None:
+        """The first slot costs 20 tokens and the second 10, of 25: all of the first and half of the second."""
+        team: Any = None
+        asked = self.asked(share=1.25)
+        found = Counter[int | None]()
+        for seed in range(400):
+            own = replace(self.episode(1.0), seed=seed)
+            group = Group(TASK, (own, self.episode(1.0), self.episode(1.0)))
+            found.update(change.turn for change in affordable(group, 0, asked, team, 1))
+        assert found[0] == 400
+        assert abs(found[1] - 200) < 4 * math.sqrt(400 / 4)
+
     def test_its_own_turns_have_no_say_in_it(self) -> None:
         """However long they are, whatever they are paid, and whether the later one is there at all."""
         team: Any = None
-        for share, expected in ((0.5, [1]), (1.0, [0])):
-            asked = self.asked(share=share)
-            for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0), (0, 1.0)):
-                own = self.episode(paid)
-                longer = replace(own.turns[1], completion_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
-                own = replace(own, turns=(own.turns[0], longer)[: 1 + bool(tokens)])
-                group = Group(TASK, (own, self.episode(1.0), self.episode(0.0)))
-                found = [change.turn for change in affordable(group, 0, asked, team, 1)]
-                assert found == (expected if tokens or expected == [0] else [])
+        for seed in range(20):
+            for share in (0.5, 1.0, 1.3):
+                asked = self.asked(share=share)
+                told = []
+                for tokens, paid in ((1, 0.0), (10, 1.0), (500, 9.0), (0, 1.0)):
+                    own = replace(self.episode(paid), seed=seed)
+                    longer = replace(own.turns[1], completion_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
+                    own = replace(own, turns=(own.turns[0], longer)[: 1 + bool(tokens)])
+                    group = Group(TASK, (own, self.episode(1.0), self.episode(0.0)))
+                    told.append([change.turn for change in affordable(group, 0, asked, team, 1)])
+                assert told[0] == told[1] == told[2]
+                assert told[3] == [turn for turn in told[0] if turn == 0]
 
     def test_those_are_played_on_after_which_others_disagree(self) -> None:
         one, two = (self.episode(paid) for paid in (0.0, 4.0))

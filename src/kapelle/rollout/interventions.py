@@ -14,11 +14,12 @@ their difference.
 **What it may cost.** With a bound on tokens each episode has an equal part of it. Which changes are played is decided by the *other* episodes of its group alone:
 what each slot (an agent's turn of a number) costs them, how often they have it, and how much it says; the slots that say most are taken as long as they are expected to fit. Had
 the episode's own turns a say in whether they are judged by a continuation, the choice between two baselines would depend on what they are compared with, and the update would no
-longer follow ∇J. What the continuations really sampled is counted in `Episode.continued`.
+longer follow ∇J. A slot that fits in part is played in that share of the episodes, drawn by their seeds. What the continuations really sampled is counted in `Episode.continued`.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -138,10 +139,17 @@ def affordable(group: Group, number: int, asked: Interventions, team: Team, step
     fitting: set[Slot] = set()
     for slot in slots:
         cost = sum(costs[slot]) / len(others.valid)
-        if cost <= room:
-            room -= cost
+        share = 1.0 if cost <= room else room / cost
+        if share == 1.0 or _drawn(group.episodes[number], slot) < share:
             fitting.add(slot)
+        room = max(0.0, room - cost)
     return [change for change in changes if slot_of(group.episodes[number], change) in fitting]
+
+
+def _drawn(episode: Episode, slot: Slot) -> float:
+    """Return a number in [0, 1) that depends on nothing but the episode's seed and a slot."""
+    number = -1 if slot.number is None else slot.number
+    return random.Random(derive_seed(episode.seed, "budget", *slot.agents, number)).random()
 
 
 def slot_of(episode: Episode, change: Change) -> Slot:
