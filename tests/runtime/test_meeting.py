@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -78,5 +79,8 @@ def test_one_process_meets_nobody(form: dict[str, Any], monkeypatch: pytest.Monk
     assert (type(meeting), meeting.size, meeting.form) == (Meeting, 1, None)
     assert meeting.all_gather("here", lambda: b"x") == [b"x"]
     monkeypatch.setattr(rank_group, "CONNECTING", 0.1)
-    with pytest.raises(EngineError, match=r"did not reach rank 0 at 127\.0\.0\.1:1:"):
-        meeting_from({**form, "rank": 0, "port": 1})
+    with socket.socket() as held:  # while it is held and does not listen, nobody else does
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(EngineError, match=rf"did not reach rank 0 at 127\.0\.0\.1:{port}:"):
+            meeting_from({**form, "rank": 0, "port": port})
