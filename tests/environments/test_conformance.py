@@ -140,7 +140,8 @@ class Word(Settings, Answerable, Scripted, Private):
             index = len(self.calls)
         word = f"{split}{index}"
         if self.fault == "process":
-            word = "".join(sorted({"one", "two", "three", "four", "five"}, key=hash)) + word
+            numbers = {"one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"}
+            word = "".join(sorted(numbers, key=hash)) + word
         if self.fault == "shared":
             word = f"word{index}"
         data: dict[str, Any] = {"word": word}
