@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import TINY, Kapelle
 from tests.cli.damage import Damage, bytes_in, cut, gone, one_line
 from tests.support.families import FAMILIES, build, tokenizer
+from tests.support.ranks import free_port
 
 RUN = ("demo", *TINY, "model.path=./model", "warmup=null", "training.steps=1")
 WEIGHTS = "model/model.safetensors"
@@ -235,7 +236,7 @@ def test_a_model_that_processes_cannot_split_is_refused_in_each_and_said_to_one_
         "RANK": "0",
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
+        "MASTER_PORT": str(free_port()),  # where rank 0 tells the others; its store outlives the command
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", unloaded)
