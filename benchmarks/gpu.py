@@ -223,7 +223,6 @@ def log_probs(dtype: str, device: str) -> dict[str, float]:
 def shaped(name: str, agents: int, device: str) -> dict[str, Any]:
     """Return times and most bytes of every kind of work on a model; what runs out of memory says so."""
     shape, cuda = SHAPES[name], device == "cuda"
-    found: dict[str, Any] = {}
 
     def fresh() -> LanguageModel:
         return gpu_work.ours(gpu_work.drawn(shape, "bfloat16", device), "bfloat16", agents)
@@ -241,6 +240,12 @@ def shaped(name: str, agents: int, device: str) -> dict[str, Any]:
         ),
         "step": lambda: whole_step(bare(), agents, device),
     }
+    return _each(works, device)
+
+
+def _each(works: Mapping[str, Callable[[], dict[str, float]]], device: str) -> dict[str, Any]:
+    """Return what each kind of work measures and the most bytes it held, or why it could not be done."""
+    cuda, found = device == "cuda", dict[str, Any]()
     for work, measure in works.items():
         if cuda:
             torch.cuda.empty_cache()
@@ -249,6 +254,8 @@ def shaped(name: str, agents: int, device: str) -> dict[str, Any]:
             found[work] = measure() | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
         except torch.OutOfMemoryError as error:
             found[work] = {"out of memory": str(error).split(".", maxsplit=1)[0]}
+        except ImportError as error:
+            found[work] = {"missing": str(error)}
     return found
 
 
@@ -353,23 +360,11 @@ def peers(name: str, agents: int, device: str) -> dict[str, Any]:
 
     A decode step of transformers' `generate` with adapters of PEFT, and a whole step of TRL's `GRPOTrainer` with its parts.
     """
-    cuda = device == "cuda"
     works: Mapping[str, Callable[[], dict[str, float]]] = {
         "decode": lambda: generate_step(name, agents, device),
         "step": lambda: trl_step(name, agents, device),
     }
-    found: dict[str, Any] = {}
-    for work, measure in works.items():
-        if cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            found[work] = measure() | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
-        except torch.OutOfMemoryError as error:
-            found[work] = {"out of memory": str(error).split(".", maxsplit=1)[0]}
-        except ImportError as error:
-            found[work] = {"missing": str(error)}
-    return found
+    return _each(works, device)
 
 
 def generate_step(name: str, agents: int, device: str) -> dict[str, float]:
