@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ConfigError, EngineError
+from kapelle.runtime import interrupts
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.settings.schema import Resources
 
@@ -412,3 +413,11 @@ def _how(error: BaseException) -> str:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".")[:300]
+
+
+def settle_in(actor: object, said: Mapping[str, Any]) -> None:
+    """Let an actor's process import from the run's `path` and work in its `folder`; the watchdog may end the actor from now on."""
+    sys.path += [entry for entry in said["path"] if entry not in sys.path]
+    with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
+        os.chdir(said["folder"])
+    interrupts.commands.append(actor)  # it may be where it cannot be interrupted

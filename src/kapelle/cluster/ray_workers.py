@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from kapelle.cluster.actors import (
     Waiting,
     check_hashes,
     own_address,
+    settle_in,
 )
 from kapelle.cluster.placement import RayPlacement, RolloutPlace, placement_here
 from kapelle.cluster.sampling import sampled_by_pools
@@ -40,7 +40,6 @@ from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form
 from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
-from kapelle.runtime import interrupts
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
@@ -442,10 +441,7 @@ class RayPlayer:
     def begin(self, start_with: bytes) -> bytes:
         """Build the team: settings, bases, and what to import from, as JSON. Returns the hashes of its bases."""
         said = json.loads(start_with)
-        sys.path += [entry for entry in said["path"] if entry not in sys.path]
-        with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
-            os.chdir(said["folder"])
-        interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
+        settle_in(self, said)
         return _answered(self._begin, said)
 
     def _begin(self, said: Mapping[str, Any]) -> bytes:

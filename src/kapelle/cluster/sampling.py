@@ -11,19 +11,23 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost, Waiting, check_hashes
+from kapelle.cluster.actors import (
+    Actor,
+    ActorCall,
+    ActorConnection,
+    ActorLost,
+    Waiting,
+    check_hashes,
+    settle_in,
+)
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import RequestQueue, wait_for_requests
 from kapelle.runs.episode_json import b64
-from kapelle.runtime import interrupts
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
@@ -327,10 +331,7 @@ class RaySampler:
         from kapelle.setup.model_loading import load_models
         from kapelle.setup.recipe import resolve
 
-        sys.path += [entry for entry in said["path"] if entry not in sys.path]
-        with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
-            os.chdir(said["folder"])
-        interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
+        settle_in(self, said)
         torch.set_num_threads(torch.get_num_threads())
         keep_imports_from_drawing()
         config = resolve(said["config"])

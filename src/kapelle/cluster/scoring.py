@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.cluster.actors import ActorCall, ActorConnection, ActorLost, StartedWorker, Waiting, check_hashes
+from kapelle.cluster.actors import (
+    ActorCall,
+    ActorConnection,
+    ActorLost,
+    StartedWorker,
+    Waiting,
+    check_hashes,
+    settle_in,
+)
 from kapelle.errors import ConfigError
 from kapelle.rows import Learners, Reader, Sample
 from kapelle.runs.episode_json import b64
-from kapelle.runtime import interrupts
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.ranks import Ranks
@@ -269,10 +274,7 @@ class RayScorer:
     def begin(self, start_with: bytes) -> bytes:
         """Load what is scored: settings, paths of its bases, and what to import from, as JSON. Returns the hashes of its bases."""
         said = json.loads(start_with)
-        sys.path += [entry for entry in said["path"] if entry not in sys.path]
-        with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
-            os.chdir(said["folder"])
-        interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
+        settle_in(self, said)
         return _answered(lambda: (self._begin(said), {}))
 
     def _begin(self, said: Mapping[str, Any]) -> dict[str, str]:
