@@ -215,8 +215,9 @@ async def test_a_browser_draws_them_within_the_policy(server: str, browser: Brow
     page = await context.new_page()
     await page.goto("/run/seen/episode/train/2/0")
     await page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-    await page.wait_for_function(
-        "[...document.querySelectorAll('.picture img')].every((each) => each.complete)"
+    await page.evaluate(
+        "Promise.all([...document.querySelectorAll('.picture img')].map((image) => {"
+        " image.loading = 'eager'; return image.decode(); }))"
     )
     sides = await page.evaluate(
         "[...document.querySelectorAll('.picture img')].map((each) => [each.naturalWidth, each.naturalHeight])"
