@@ -41,6 +41,7 @@ from kapelle.errors import ConfigError
 from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
+from kapelle.settings.schema import RefreshConfig
 from kapelle.signals.verifier import VerifierScores
 from kapelle.types import Episode, Group, Turn
 
@@ -62,6 +63,8 @@ class MAPoRL(ActorCritic):
     least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
     """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
     interval above ½, before it may pay; null lets any verifier pay."""
+    refresh: RefreshConfig | None = None
+    """Lets the verifier go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
     """Which scores pay a turn: this one and the discounted later ones, the last one, or this one."""
     sharing: Literal["all", "individual"] = "all"
@@ -75,10 +78,14 @@ class MAPoRL(ActorCritic):
     gae: TurnwiseGAE = TurnwiseGAE()
 
     @model_validator(mode="after")
-    def _shared_once(self) -> MAPoRL:
+    def _consistent(self) -> MAPoRL:
         if self.team_reward != "mean":
             raise ValueError(
                 "`team_reward` means nothing here; `algorithm.sharing` decides whose scores count"
+            )
+        if self.refresh is not None and self.verifier is None:
+            raise ValueError(
+                "`refresh` lets a verifier go on learning, but the environment pays. Name one with `verifier`, or remove it"
             )
         return self
 
@@ -86,7 +93,9 @@ class MAPoRL(ActorCritic):
         """Return the algorithm's row."""
         row = actor_critic_row(self, self.name, "local", credit=GAECredit(self.gae, self.rewards))
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
-        judge = () if self.verifier is None else (VerifierScores(self.verifier, self.least_auc),)
+        judge = (
+            () if self.verifier is None else (VerifierScores(self.verifier, self.least_auc, self.refresh),)
+        )
         data = replace(row.data, scores=self.verifier is None or labels)
         return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 

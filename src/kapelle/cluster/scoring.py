@@ -300,7 +300,7 @@ class RayScorer:
         setup = TrainSetup(models, beside, critics, config.optimizer, limits, config.seed)
         engine = cast("TrainEngineSettings", config.train_engine).build(setup)
         verifier = algorithm.need(VerifierScores)
-        if verifier is not None:
+        if verifier is not None and VERIFIER in team.critics:
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine, hashes)
         past = {policy.name: Path(policy.past) for policy in beside if policy.past}
         load_policies(past, team, engine.weights, engine.load_weights, hashes)

@@ -235,7 +235,7 @@ def check_verifier(folder: Path, least_auc: float) -> None:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         found = None
-    if found is None:
+    if not found or "interval_within" not in found:
         raise ConfigError(
             f"There is no record of how well the verifier '{folder}' judges, but `algorithm.least_auc` asks for "
             f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, which measures it, or set "

@@ -18,6 +18,7 @@ from kapelle.settings.schema import (
     PastAdapter,
     PerTurn,
     RateConfig,
+    RefreshConfig,
     ReplayConfig,
     Resources,
     SamplingConfig,
@@ -321,6 +322,21 @@ class OptimizerDict(TypedDict, total=False):
     """Optimiser steps over which the learning rate rises from 0."""
 
 
+class RefreshDict(TypedDict, total=False):
+    """How a verifier goes on learning while it pays: from answers of the team of now that the environment grades."""
+
+    share: float
+    """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
+    lr: float
+    """Learning rate, constant."""
+    updates: int
+    """Optimiser steps of the verifier after each step of training."""
+    batch: int
+    """Graded answers in each of them, drawn from those that are remembered."""
+    memory: int
+    """Graded answers that are remembered, the newest."""
+
+
 class RewardModelDict(TypedDict, total=False):
     """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
@@ -332,6 +348,8 @@ class RewardModelDict(TypedDict, total=False):
     """The device on which it runs with its own copy of the base; null shares the team's base."""
     dtype: DType | None
     """The compute type of a copy of its own; null is that of the section `model`."""
+    refresh: RefreshConfig | RefreshDict | None
+    """Lets it go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
 
 
 class WarmupDict(TypedDict, total=False):

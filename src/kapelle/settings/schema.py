@@ -390,6 +390,21 @@ class OptimizerConfig(Settings):
     """Optimiser steps over which the learning rate rises from 0."""
 
 
+class RefreshConfig(Settings):
+    """How a verifier goes on learning while it pays: from answers of the team of now that the environment grades."""
+
+    share: float = Field(default=0.1, gt=0, le=1)
+    """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate, constant."""
+    updates: int = Field(default=4, ge=1)
+    """Optimiser steps of the verifier after each step of training."""
+    batch: int = Field(default=64, ge=2)
+    """Graded answers in each of them, drawn from those that are remembered."""
+    memory: int = Field(default=512, ge=2)
+    """Graded answers that are remembered, the newest."""
+
+
 class RewardModelConfig(Settings):
     """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
@@ -401,6 +416,8 @@ class RewardModelConfig(Settings):
     """The device on which it runs with its own copy of the base; null shares the team's base."""
     dtype: DType | None = None
     """The compute type of a copy of its own; null is that of the section `model`."""
+    refresh: RefreshConfig | None = None
+    """Lets it go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
 
 
 class WarmupConfig(Settings):

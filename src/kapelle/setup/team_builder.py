@@ -65,7 +65,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
             f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
             "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
         )
-    return replace(row, needs=(*row.needs, VerifierScores(model.path)))
+    return replace(row, needs=(*row.needs, VerifierScores(model.path, refresh=model.refresh)))
 
 
 class Bases:
@@ -141,12 +141,14 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         if model is not None and (model.device, model.dtype) != (None, None):
             base = REWARD_BASE
             bases.add(base, config.model.path, model.dtype, model.device, "reward_model.device")
-        else:  # the saved critic is not trained here, and stands on a base that nothing trains
+        else:  # it was trained on a frozen base, and stands on one here
             moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
             base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
         from kapelle.models.adapters import read_lora
 
-        critics[VERIFIER] = Critic(VERIFIER, base, read_lora(Path(verifier.folder)), trained=False)
+        refresh, lora = verifier.refresh, read_lora(Path(verifier.folder))
+        rate = Rate() if refresh is None else Rate(refresh.lr, "constant", 0)
+        critics[VERIFIER] = Critic(VERIFIER, base, lora, trained=refresh is not None, rate=rate)
     agents = []
     for seat in seats:
         s = seat.sampling or config.team.sampling

@@ -11,6 +11,7 @@ from pathlib import Path
 from kapelle.errors import ModelError
 from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
+from kapelle.settings.schema import RefreshConfig
 from kapelle.signals.samples import answer_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Group
@@ -24,6 +25,8 @@ class VerifierScores:
     """Folder of the trained verifier."""
     least_auc: float | None = None
     """Least AUC that it must have reached on held-out questions; None for no limit."""
+    refresh: RefreshConfig | None = None
+    """How it goes on learning while it pays; None leaves it as it was saved."""
 
     @property
     def calibration(self) -> Calibration:

@@ -252,13 +252,22 @@ class HeldOut:
         self._pieces = pieces
         self._judged: tuple[int, int, Evaluation] | None = None
         """The last evaluation of the trained verifier: after which step, on how many problems, and its result."""
+        self._paid: tuple[int, Mapping[str, Any]] | None = None
+        """How well a verifier that pays judged what the team said at the last evaluation, and after which step that was."""
 
     def known(self, done: int, problems: int) -> Evaluation | None:
         """Return the verifier's evaluation after `done` steps if it is known already."""
         return self._judged[2] if self._judged is not None and self._judged[:2] == (done, problems) else None
 
     def judgement(self, done: int) -> Mapping[str, Any] | None:
-        """Return the judgement of the verifier's current weights, to be saved in their folder."""
+        """Return the judgement of the verifier's current weights, to be saved in their folder.
+
+        One that learns while it pays keeps the calibration that it came with.
+        """
+        payer = self._algorithm.need(VerifierScores)
+        if payer is not None and payer.refresh is not None:
+            known = self._paid[1] if self._paid is not None and self._paid[0] == done else {}
+            return {**known, "calibrated": {"calibration": payer.calibration.row()}}
         return self._judged[2].verifier if self._judged is not None and self._judged[0] == done else None
 
     def measure(self, done: int, problems: int, greedy: bool | None) -> Evaluation:
@@ -285,6 +294,7 @@ class HeldOut:
                 own = result.groups[: result.problems]  # those of further sets follow
                 judged = judged_answers(own, play.environment, engine, payer.calibration)
                 result = replace(result, judged=asdict(judgement_of(judged)))
+                self._paid = done, result.judged or {}
         except StopRequested:
             restore_random(drawn)
             raise

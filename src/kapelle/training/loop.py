@@ -34,9 +34,10 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.samples import policy_sample
-from kapelle.signals.verifier import calibration_of, scores
+from kapelle.signals.verifier import VerifierScores, calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
+from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.selection import Replay, remembered, replayed, tasks_of
 from kapelle.training.step_report import credit_metrics, critic_metrics, traces, why_idle
@@ -59,7 +60,7 @@ class StepStart:
     def __init__(
         self,
         engine: TrainEngine,
-        memory: CreditMemory | None,
+        memories: Sequence[CreditMemory | RefreshedVerifier],
         queue: RolloutQueue,
         *,
         may_go_back: bool,
@@ -68,23 +69,22 @@ class StepStart:
         self.may_go_back = may_go_back
         self.lost = False
         """True if learners are changed without a copy."""
-        self._engine, self._memory, self._queue = engine, memory, queue
+        self._engine, self._memories, self._queue = engine, memories, queue
         self._versions = dict(engine.versions)
         self._random = capture_random()
         self._played = queue.snapshot()
         self._learners: Mapping[str, Any] | None = None
-        self._remembered: Mapping[str, Any] | None = None
+        self._remembered: list[dict[str, object]] = []
 
     def hold(self, *, learners: bool) -> None:
-        """Copy what an update changes: the memory, and the learners if there are several optimiser steps."""
+        """Copy what an update changes: the memories, and the learners if there are several optimiser steps."""
         if learners:
             state = self._engine.state()
             if sum(tensor.nbytes for tensor in tensors(state)) <= MOST_HELD:
                 self._learners = copied(state)
             else:
                 self.lost = True
-        if self._memory is not None:
-            self._remembered = deepcopy(dict(self._memory.state()))
+        self._remembered = [deepcopy(memory.state()) for memory in self._memories]
 
     def undo(self) -> bool:
         """Restore everything; False if learners changed that were not copied."""
@@ -94,8 +94,9 @@ class StepStart:
             return False
         if self._learners is not None:
             self._engine.load_state(self._learners)
-        if self._remembered is not None and self._memory is not None:
-            self._memory.load_state(self._remembered)
+        if self._remembered:
+            for memory, state in zip(self._memories, self._remembered, strict=True):
+                memory.load_state(state)
         self._queue.restore(self._played)
         restore_random(self._random)
         return True
@@ -215,6 +216,9 @@ class Loop:
         self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
+        payer = algorithm.need(VerifierScores)
+        refresh = None if payer is None else payer.refresh
+        self._refreshed = None if refresh is None else RefreshedVerifier(refresh, config.seed, engine)
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
                 signal.load()
@@ -231,7 +235,8 @@ class Loop:
 
     def start_step(self, *, may_go_back: bool = False) -> StepStart:
         """Return the state before the next step; `may_go_back` as for `StepStart`."""
-        return StepStart(self._engine, self._memory, self._queue, may_go_back=may_go_back)
+        memories = [each for each in (self._memory, self._refreshed) if each is not None]
+        return StepStart(self._engine, memories, self._queue, may_go_back=may_go_back)
 
     def step(self, number: int, start: StepStart | None = None) -> Step:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone.
@@ -276,13 +281,17 @@ class Loop:
         clock.enter("update")
         self._play.engine.release_caches()
         several = (
-            algorithm.update.order.sequential or self._objective.epochs * self._objective.minibatches > 1
+            algorithm.update.order.sequential
+            or self._refreshed is not None
+            or self._objective.epochs * self._objective.minibatches > 1
         )
         start.hold(learners=several)
         # Where nothing could restore the weights, a stop waits for the update's end.
         with unbroken() if start.lost and not start.may_go_back else nullcontext():
             learned = self._learn(sampled, signals, len(groups))
-        metrics |= learned.metrics
+            metrics |= learned.metrics
+            if self._refreshed is not None:
+                metrics |= self._refreshed.learn(number, groups)
         clock.leave()
 
         # Wait for the episodes that were played while this step learned; compare them with the weights that played.
@@ -430,9 +439,10 @@ class Loop:
         return with_scores(played, judged, model.weight)
 
     def state(self) -> dict[str, object]:
-        """Return the memory of credit and the queue of played steps, for a checkpoint."""
+        """Return the memories of credit and of graded answers, and the queue of played steps, for a checkpoint."""
         memory = self._memory.state() if self._memory is not None else {}
-        return {"memory": memory, "ahead": self._queue.state(), "tasks": self.tasks.state()}
+        refreshed = {} if self._refreshed is None else {"refreshed": self._refreshed.state()}
+        return {"memory": memory, "ahead": self._queue.state(), "tasks": self.tasks.state(), **refreshed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -440,6 +450,8 @@ class Loop:
         self.tasks.load_state(state.get("tasks", "null"))
         if self._memory is not None:
             self._memory.load_state(state["memory"])
+        if self._refreshed is not None:
+            self._refreshed.load_state(state["refreshed"])
 
     def publish(self) -> None:
         """Load weights that changed since the last call into the rollout engine."""

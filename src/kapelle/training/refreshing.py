@@ -1,0 +1,97 @@
+"""A verifier that goes on learning while it pays: a share of every step's answers is graded, and it learns from them.
+
+A verifier that was trained once judges the answers of the team as it was. The team that it pays moves to answers that it likes,
+right or not (2210.10760). Here a few of the answers that the team gives by now are graded by the environment after each step,
+and the verifier takes steps on those that it remembers. A grade is a label that somebody or something has to
+supply, so labels are counted. It learns after the step's answers were scored and paid: `verifier_auc` of a step is of answers
+that it has not learned from.
+
+Only answers of training steps are graded, never those of evaluations.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.verifier import balanced, weighted_cross_entropy
+from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.metrics.statistics import merge_rows
+from kapelle.rows import Column, label_of, turns_of
+from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.schema import RefreshConfig
+from kapelle.signals.samples import answer_sample
+from kapelle.team import VERIFIER
+from kapelle.types import Group
+
+
+class GradedAnswer(NamedTuple):
+    """An answer and its label."""
+
+    question: str
+    text: str
+    label: float
+    """How right it is, in [0, 1]."""
+
+
+class RefreshedVerifier:
+    """Has some of each step's answers graded, remembers them, and lets the verifier learn from what it remembers."""
+
+    def __init__(self, settings: RefreshConfig, seed: int, engine: TrainEngine) -> None:
+        self._settings, self._seed, self._engine = settings, seed, engine
+        self._remembered: tuple[GradedAnswer, ...] = ()
+        """The oldest first."""
+        self._labels = 0
+
+    def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Let the verifier learn after step `number`, in which the team played `groups`; return metrics.
+
+        Right and wrong answers weigh the same in every update. Nothing is learned while all remembered answers are of one kind.
+        """
+        settings = self._settings
+        answers = turns_of(groups, trained_only=False)
+        drawn = random.Random(derive_seed(self._seed, "refresh", number))
+        count = min(len(answers), max(1, round(settings.share * len(answers))))
+        for place in sorted(drawn.sample(range(len(answers)), count)):
+            key, turn = answers[place]
+            label = label_of(groups[key.group].episodes[key.episode], turn)
+            if label is not None:
+                self._labels += 1
+                graded = GradedAnswer(groups[key.group].task.question, turn.text, label)
+                self._remembered = (*self._remembered, graded)[-settings.memory :]
+        rows: list[dict[str, float]] = []
+        for _ in range(settings.updates):
+            batch = drawn.sample(self._remembered, min(settings.batch, len(self._remembered)))
+            samples = [
+                answer_sample(
+                    VERIFIER,
+                    self._engine.renderer(VERIFIER),
+                    each.question,
+                    each.text,
+                    {Column.RETURN: torch.tensor([each.label]), Column.WEIGHT: torch.tensor([weight])},
+                )
+                for each, weight in zip(batch, balanced([each.label for each in batch]), strict=True)
+                if weight > 0
+            ]
+            if samples:
+                rows.append(
+                    self._engine.update(samples, Objective(_no_policy, weighted_cross_entropy, parity=False))
+                )
+        return {**merge_rows(rows), "verifier_labels": float(self._labels)}
+
+    def state(self) -> dict[str, object]:
+        """Return the remembered answers and the number of labels."""
+        return {"remembered": [list(each) for each in self._remembered], "labels": self._labels}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._remembered = tuple(GradedAnswer(*each) for each in state["remembered"])
+        self._labels = int(state["labels"])
+
+
+def _no_policy(outputs: Outputs, targets: Targets) -> Loss:
+    raise AssertionError("only the verifier has samples here")

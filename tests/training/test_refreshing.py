@@ -1,0 +1,237 @@
+"""A verifier that goes on learning while it pays: what it learns from, what that costs in labels, and that it repeats."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms.test_every_algorithm import run_of
+from tests.support.episodes import episode, turn
+from tests.support.ranks import run_ranks
+from tests.support.tiny import frozen_copy, learners_of, same_bits, tiny_model, train_engine
+
+from kapelle import Trainer
+from kapelle.algorithms.maporl import MAPoRL
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.metrics.statistics import area_under_curve
+from kapelle.models.adapters import read_lora
+from kapelle.runs.checkpoint_contents import load_verifier
+from kapelle.runs.reader import read_metrics
+from kapelle.settings.schema import RefreshConfig
+from kapelle.signals.verifier import calibration_of, verifier_samples
+from kapelle.team import VERIFIER, Critic, Lora
+from kapelle.training.refreshing import RefreshedVerifier
+from kapelle.types import Group, Task
+
+Said = tuple[str, float | None]
+"""An answer and its grade."""
+
+
+def groups_of(said: Sequence[Said]) -> list[Group]:
+    """One group, with one answer, for each."""
+    made = []
+    for number, (text, score) in enumerate(said):
+        task = Task(f"t{number}", "?")
+        made.append(Group(task, (episode(turn("a", 0, text=text, score=score), task=task),)))
+    return made
+
+
+def judge(rank: int = 4) -> TorchTrainEngine:
+    critic = Critic(VERIFIER, lora=Lora(rank=rank, alpha=2.0 * rank))
+    return train_engine([], [critic], models={"base": tiny_model(hidden=32, intermediate=64)}, lr=3e-3)
+
+
+class TestLearning:
+    """The team says a word that begins with `a` or `b`; once it has found out that `a` pays, it says `a` alone."""
+
+    def test_it_learns_to_judge_what_the_team_says_by_now(self) -> None:
+        drawn = random.Random(0)
+
+        def words(right: str, wrong: str, count: int) -> list[Said]:
+            found: list[Said] = []
+            for _ in range(count):
+                good = drawn.random() < 0.5
+                found.append(((right if good else wrong) + "".join(drawn.choices("uvw", k=2)), float(good)))
+            return found
+
+        def area(said: Sequence[Said]) -> float:
+            samples = verifier_samples(groups_of(said), engine.renderer(VERIFIER))
+            scores = [float(score) for score in engine.score(list(samples.values()))]
+            found = area_under_curve(scores, [label == 1.0 for _, label in said])
+            assert found is not None
+            return found
+
+        engine = judge()
+        verifier = RefreshedVerifier(RefreshConfig(share=0.25, updates=4, memory=64), 0, engine)
+        for number in range(1, 31):
+            verifier.learn(number, groups_of(words("a", "b", 32)))
+        then, now = words("a", "b", 100), words("ac", "ad", 100)
+        assert area(then) > 0.95
+        assert area(now) < 0.8
+        rows = [verifier.learn(number, groups_of(words("ac", "ad", 32))) for number in range(31, 71)]
+        assert area(now) > 0.95
+        assert rows[-1]["verifier_labels"] == 70 * 8
+
+    def test_right_and_wrong_weigh_the_same(self) -> None:
+        # Nine right answers and a wrong one, alike to it: what it believes of them is one half.
+        engine = judge()
+        verifier = RefreshedVerifier(RefreshConfig(share=1.0, updates=50, memory=10), 0, engine)
+        said = groups_of([("a", 1.0)] * 9 + [("a", 0.0)])
+        verifier.learn(1, said)
+        samples = verifier_samples(said, engine.renderer(VERIFIER))
+        assert float(engine.score(list(samples.values()))[0].sigmoid()) == pytest.approx(0.5, abs=0.1)
+
+
+class TestLabels:
+    def test_a_share_of_the_answers_is_graded_and_the_newest_are_remembered(self) -> None:
+        verifier = RefreshedVerifier(RefreshConfig(share=0.3, updates=1, memory=5), 0, judge())
+        first = verifier.learn(1, groups_of([(f"a{k}", float(k % 2)) for k in range(10)]))
+        assert first["verifier_labels"] == 3
+        second = verifier.learn(2, groups_of([(f"b{k}", float(k % 2)) for k in range(10)]))
+        assert second["verifier_labels"] == 6
+        remembered: Any = verifier.state()["remembered"]
+        assert [text[0] for _, text, _ in remembered] == ["a", "a", "b", "b", "b"]
+        assert all(label == float(int(text[1]) % 2) for _, text, label in remembered)
+
+    def test_an_answer_that_nothing_graded_costs_no_label(self) -> None:
+        verifier = RefreshedVerifier(RefreshConfig(share=1.0), 0, judge())
+        row = verifier.learn(1, groups_of([("a", None), ("b", 1.0)]))
+        assert row["verifier_labels"] == 1
+
+    def test_answers_of_one_kind_teach_nothing(self) -> None:
+        engine = judge()
+        before = frozen_copy(engine.weights(VERIFIER))
+        RefreshedVerifier(RefreshConfig(share=1.0), 0, engine).learn(1, groups_of([("a", 1.0)] * 4))
+        assert same_bits(before, frozen_copy(engine.weights(VERIFIER)))
+
+    def test_it_learns_only_while_it_pays(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"`refresh` lets a verifier go on learning, but the environment"
+        ):
+            MAPoRL.model_validate({"refresh": {"share": 0.1}})
+
+
+REFRESH: Mapping[str, Any] = {"share": 0.5, "lr": 1e-2, "updates": 2, "batch": 8, "memory": 16}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verifier, trained on answers of the frozen team."""
+    place = tmp_path_factory.mktemp("judge")
+    with Trainer(**run_of("verifier")) as made:
+        made.train(1)
+        made.save_policies(place)
+    return place / "verifier"
+
+
+def paid(folder: Path, refresh: Mapping[str, Any] | None = REFRESH, **over: Any) -> dict[str, Any]:
+    """Debaters whom the verifier pays."""
+    own = {"verifier": str(folder), "least_auc": None, "refresh": refresh}
+    settings = run_of("maporl")
+    return {**settings, "algorithm": {**settings["algorithm"], **own}, **over}
+
+
+def weights_of(trainer: Trainer) -> dict[str, Any]:
+    return {name: frozen_copy(trainer.engine.weights(name)) for name in learners_of(trainer.engine)}
+
+
+def told(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not name.startswith("time/")}
+
+
+class TestRuns:
+    def test_it_learns_beside_the_debaters_and_moves_none_of_them(self, folder: Path) -> None:
+        with Trainer(**paid(folder)) as trainer, Trainer(**paid(folder, None)) as frozen:
+            assert VERIFIER not in learners_of(frozen.engine)
+            before = frozen_copy(trainer.engine.weights(VERIFIER))
+            step, other = next(trainer.steps(1)), next(frozen.steps(1))
+            after = weights_of(trainer)
+            assert not same_bits(before, after.pop(VERIFIER))
+            # The first step is paid by what was saved, and its answers are learned from when it is over.
+            assert same_bits(after, weights_of(frozen))
+            assert told(other.metrics).items() <= told(step.metrics).items()
+            answers = sum(len(e.turns) for group in step.groups for e in group.episodes)
+            assert step.metrics["verifier_labels"] == round(0.5 * answers)
+
+    def test_as_a_term_of_the_reward_it_learns_too(self, folder: Path) -> None:
+        model = {"path": str(folder), "refresh": dict(REFRESH)}
+        with Trainer(**run_of("grpo"), reward_model=model) as trainer:
+            before = frozen_copy(trainer.engine.weights(VERIFIER))
+            step = next(trainer.steps(1))
+            assert not same_bits(before, frozen_copy(trainer.engine.weights(VERIFIER)))
+            assert step.metrics["verifier_labels"] >= 1
+
+    def test_it_learns_from_no_task_of_an_evaluation(self, folder: Path) -> None:
+        played, evaluated = set(), set()
+        with Trainer(**paid(folder)) as trainer:
+            for step in trainer.steps(3):
+                played |= {group.task.question for group in step.groups}
+                evaluated |= {group.task.question for group in trainer.evaluate().groups}
+            remembered: Any = trainer._loop.state()["refreshed"]
+        learned = {question for question, _, _ in remembered["remembered"]}
+        assert learned
+        assert learned <= played
+        assert evaluated
+        assert not learned & evaluated
+
+    def test_a_resumed_run_goes_on_bit_for_bit(self, folder: Path, tmp_path: Path) -> None:
+        given = paid(folder, checkpoint={"every": 1, "keep": 9})
+        whole, cut = tmp_path / "whole", tmp_path / "cut"
+        with Trainer(**given, run_dir=whole) as trainer:
+            list(trainer.steps(3))
+            expected = weights_of(trainer), trainer.engine.state(), trainer._loop.state()
+        with Trainer(**given, run_dir=cut) as trainer:
+            list(trainer.steps(2))
+        with Trainer(**given, run_dir=cut, resume=True) as trainer:
+            list(trainer.steps(1))
+            assert same_bits((weights_of(trainer), trainer.engine.state(), trainer._loop.state()), expected)
+        assert [told(row) for row in read_metrics(cut)] == [told(row) for row in read_metrics(whole)]
+
+    def test_a_step_that_is_taken_back_leaves_no_label(self, folder: Path) -> None:
+        with Trainer(**paid(folder)) as trainer:
+            next(trainer.steps(1))
+            loop = trainer._loop
+            before = deepcopy((weights_of(trainer), trainer.engine.state(), loop.state()))
+            start = loop.start_step()
+            loop.step(2, start)
+            assert not same_bits(before, (weights_of(trainer), trainer.engine.state(), loop.state()))
+            assert start.undo()
+            assert same_bits(before, (weights_of(trainer), trainer.engine.state(), loop.state()))
+
+    def test_a_checkpoint_holds_it_as_a_verifier_that_may_pay_again(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        with Trainer(**paid(folder), run_dir=tmp_path / "run") as trainer:
+            next(trainer.steps(1))
+            saved = trainer.save() / "verifier"
+            learned = frozen_copy(trainer.engine.weights(VERIFIER))
+            held_out = json.loads((saved / "verifier.json").read_text())["held_out"]
+            assert calibration_of(str(saved)) == calibration_of(str(folder))
+            assert "auc" not in held_out, "it was not measured since it learned"
+            critic = Critic(VERIFIER, lora=read_lora(saved))
+            engine = train_engine([], [critic], models=trainer.models)
+            load_verifier(saved, critic, trainer.models, engine)
+            assert same_bits(learned, frozen_copy(engine.weights(VERIFIER)))
+
+
+def learned_by(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    with Trainer(**settings) as trainer:
+        rows = [told(step.metrics) for step in trainer.steps(3)]
+        return weights_of(trainer), rows
+
+
+@pytest.mark.slow
+def test_all_ranks_have_the_same_verifier_and_learn_what_one_learns(folder: Path) -> None:
+    settings = paid(folder, optimizer={"lr": 1e-2, "eps": 1e-4})  # no division by rounding
+    alone, rows = learned_by(settings)
+    for weights, theirs in (first := run_ranks(2, learned_by, settings)):
+        assert same_bits(weights, first[0][0])
+        assert [row["verifier_labels"] for row in theirs] == [row["verifier_labels"] for row in rows]
+        for key, tensor in weights[VERIFIER].items():
+            assert torch.allclose(tensor, alone[VERIFIER][key], atol=1e-5), key
