@@ -34,6 +34,13 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "proposals": {"proposer": "agent_0", "problems": {"operators": ("+", "-", "*", "/"), "operations": 2}},
     "conversation": {"user": "agent_1", "satisfaction": "user"},
     "tool_tasks": {"kinds": ("calculator", "search", "notes", "calendar")},
+    "sum_game": {"number_of_cases": 3},
+    "relay": {},
+    "hidden_sign": {},
+    "speaker": {"speaker": "lies"},
+    "long_game": {},
+    "essay": {},
+    "unequal": {"anyway": (0.0, 0.5)},
 }
 """Environments that need nothing but themselves, with settings that reach all of them."""
 

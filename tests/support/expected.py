@@ -17,8 +17,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import torch
+from experiments.tables import Words
 from tests.support.episodes import group, turn
-from tests.support.tables import ROWS, TOKENS, TableModel, Words
+from tests.support.tables import ROWS, TOKENS, table_model
 from tests.support.tiny import LORA, sections
 from torch import Tensor
 
@@ -195,7 +196,7 @@ class Tables:
     def __init__(self, game: Game, seed: int | None) -> None:
         """With a seed the tables differ from the sampling policies; with None they are these."""
         self.game, self.stale = game, seed is not None
-        self.model = TableModel(game.start)
+        self.model = table_model(game.start)
         for read in (game.prompt, game.view):  # one order of rows for all tables, whatever is computed first
             for outcome, _ in game.outcomes():
                 said = [game.words[k] for k in outcome]

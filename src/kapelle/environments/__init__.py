@@ -18,6 +18,13 @@ BUILTIN: Mapping[str, str] = {
     "squares": "kapelle.environments.squares:Squares",
     "proposals": "kapelle.environments.proposals:Proposals",
     "matrix": "kapelle.environments.matrix:Matrix",
+    "sum_game": "kapelle.environments.yardsticks:SumGame",
+    "relay": "kapelle.environments.yardsticks:Relay",
+    "hidden_sign": "kapelle.environments.yardsticks:HiddenSign",
+    "speaker": "kapelle.environments.yardsticks:Speaker",
+    "long_game": "kapelle.environments.yardsticks:LongGame",
+    "essay": "kapelle.environments.yardsticks:Essay",
+    "unequal": "kapelle.environments.yardsticks:Unequal",
     "trajectories": "kapelle.environments.recorded:Trajectories",
     "preferences": "kapelle.environments.recorded:Preferences",
     "labelled": "kapelle.environments.recorded:Labelled",
@@ -101,5 +108,12 @@ if TYPE_CHECKING:
     from kapelle.environments.texts import Translation as Translation
     from kapelle.environments.tool_questions import Tools as Tools
     from kapelle.environments.tool_tasks import ToolTasks as ToolTasks
+    from kapelle.environments.yardsticks import Essay as Essay
+    from kapelle.environments.yardsticks import HiddenSign as HiddenSign
+    from kapelle.environments.yardsticks import LongGame as LongGame
+    from kapelle.environments.yardsticks import Relay as Relay
+    from kapelle.environments.yardsticks import Speaker as Speaker
+    from kapelle.environments.yardsticks import SumGame as SumGame
+    from kapelle.environments.yardsticks import Unequal as Unequal
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

@@ -1,0 +1,1 @@
+"""Experiments: every algorithm's claim, as a prediction that could have failed."""

@@ -1,0 +1,80 @@
+"""The command line of the experiments.
+
+    python -m experiments list
+    python -m experiments run NAME …|all|quick [--jobs N]
+    python -m experiments page
+
+`run` continues where it was stopped, keeps the results in `experiments/results`, and draws the page anew. `quick` runs a few seeds of
+the claims that are cheap, changes nothing, and fails if a prediction that was shown no longer holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from experiments.claim import claims
+from experiments.page import write_page
+from experiments.running import keep, kept, run, turned, verdict_line
+from kapelle.errors import did_you_mean
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m experiments", description="Every claim, shown or not.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="name all claims, with their verdicts")
+    commands.add_parser(
+        "page", help="draw docs/claims.md, the pictures and the algorithms' verdicts from the results"
+    )
+    running = commands.add_parser("run", help="run claims by name, all of them, or the quick check")
+    running.add_argument("names", nargs="+", metavar="NAME|all|quick")
+    running.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    given = parser.parse_args(arguments)
+    known = claims()
+    if given.command == "list":
+        for name, claim in known.items():
+            results = kept(name)
+            print(verdict_line(claim, results) if results else f"{name}: not run")
+        return 0
+    if given.command == "page":
+        write_page()
+        return 0
+    if given.names == ["quick"]:
+        return _quick(given.jobs)
+    names = list(known) if given.names == ["all"] else given.names
+    for name in names:
+        if name not in known:
+            print(f"There is no claim '{name}'.{did_you_mean(name, known)}", file=sys.stderr)
+            return 2
+    for name in names:
+        results = run(known[name], given.jobs)
+        keep(results)
+        print(verdict_line(known[name], results), flush=True)
+        for judged in results.judge(known[name]):
+            print(
+                f"    {judged.verdict}: {judged.says}: {judged.middle:.3g} [{judged.low:.3g}, {judged.high:.3g}], {judged.bound}"
+            )
+    write_page()
+    return 0
+
+
+def _quick(jobs: int) -> int:
+    import tempfile
+    from pathlib import Path
+
+    lost: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, claim in claims().items():
+            before = kept(name)
+            if claim.quick and before is not None:
+                now = run(claim, jobs, claim.quick, before.rates, Path(folder))
+                lost += turned(claim, now, before)
+    for line in lost:
+        print(f"turned: {line}")
+    print(f"{len(lost)} predictions turned")
+    return bool(lost)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

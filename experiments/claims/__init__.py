@@ -1,0 +1,1 @@
+"""One file for each claim, whose `CLAIM` says all of it."""

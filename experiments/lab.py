@@ -1,0 +1,231 @@
+"""What an experiment does with one arm: let a team of tables learn, or take its update apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from experiments.tables import TableEngine, TableModel, TableRenderer, Words
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.yardsticks import Essay, Yardstick
+from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.play import make_play
+from kapelle.rows import turns_of
+from kapelle.setup.model_loading import build_train_engine
+from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.training.loop import Loop
+from kapelle.types import Group
+
+FAR = 1e6
+"""Far above every gradient: with it as Adam's ε, and its rate as many times larger, a step is one of plain gradient ascent."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contender: what its recipe has that the others' have not."""
+
+    algorithm: Mapping[str, Any]
+    over: Mapping[str, Any] = field(default_factory=dict)
+    """Further sections of the recipe, each laid over the experiment's."""
+
+
+def recipe_of(game: Mapping[str, Any], arm: Arm, rate: float, seed: int, **over: Any) -> dict[str, Any]:
+    """Return the recipe of one run: gradient ascent by `rate`, an adapter (a table) for every agent, every case in every step."""
+    sections: dict[str, Any] = {
+        "environment": dict(game),
+        "workflow": {"name": "play"},
+        "algorithm": dict(arm.algorithm),
+        "team": {
+            "agents": game.get("seats", 2),
+            "sharing": "lora",
+            "sampling": {"max_tokens": game.get("longest", 1)},
+        },
+        "training": {
+            "steps": 1_000_000,
+            "tasks_per_step": 1,
+            "microbatch_tokens": 1 << 20,
+            "max_failed_share": 0.0,
+        },
+        "optimizer": {"lr": rate * FAR, "eps": FAR, "betas": (0.0, 0.0), "max_grad_norm": None},
+        "record": {"credit_episodes": 0},
+        "seed": seed,
+    }
+    for given in (over, arm.over):
+        for name, values in given.items():
+            known = sections.get(name)
+            sections[name] = {**known, **values} if isinstance(known, dict) else values
+    return sections
+
+
+class TableRun:
+    """A team of tables that learns by the library's own loop."""
+
+    def __init__(
+        self, recipe: Mapping[str, Any], start: Callable[[str], Mapping[str, float]] = lambda seen: {}
+    ) -> None:
+        """Take a recipe and how likely policies say each letter to a message at first, in logits; 0 where nothing is said."""
+        config = resolve(recipe)
+        self.environment = config.environment
+        variable = isinstance(config.environment, Essay)
+        self.renderer = TableRenderer(_alphabet(config.environment), ends=variable)
+        self.model = TableModel(self._begin(start), self.renderer.tokens)
+        self.model.renderer = self.renderer
+        algorithm = build_algorithm(config)
+        self.team = build_team(config, algorithm)
+        models = dict.fromkeys(self.team.bases, cast("LanguageModel", self.model))
+        self.engine = build_train_engine(config, algorithm, self.team, models)
+        self.player = TableEngine(self.model, self.renderer, self.team)
+        play = make_play(config, self.team, self.player)
+        self.loop = Loop(config, algorithm, play, self.engine, player=self.player)
+        self.loop.publish()
+        self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
+        self.number = 0
+
+    def _begin(self, start: Callable[[str], Mapping[str, float]]) -> Callable[[Words], Sequence[float]]:
+        def first(prefix: Words) -> Sequence[float]:
+            seen = next(
+                (self.renderer.said[token] for token in reversed(prefix) if token in self.renderer.said), ""
+            )
+            logits = start(seen)
+            letters = [logits.get(letter, 0.0) for letter in self.renderer.alphabet]
+            return [*letters, logits.get("", 0.0)][: self.renderer.tokens]
+
+        return first
+
+    def step(self) -> tuple[Sequence[Group], Mapping[str, float]]:
+        """Take one step; return its episodes and metrics."""
+        self.number += 1
+        done = self.loop.step(self.number)
+        return done.groups, done.metrics
+
+    def say(self, seat: int, seen: str) -> Mapping[str, float]:
+        """Return the chance of everything that a seat may say."""
+        policy = self.team.policy(self.team.names[seat]).name
+        return self.player.texts(policy, seen, self.longest)
+
+    @property
+    def value(self) -> float:
+        """What the team earns in all on average, exactly."""
+        return sum(self.values)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the tables have been met in play, or matter to the team's worth."""
+        assert self.values
+        return self.model.met
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What each seat earns on average, exactly."""
+        if isinstance(self.environment, Matrix):
+            return _matrix_values(self.environment, self.say)
+        return cast("Yardstick", self.environment).expected(self.say)
+
+
+def _alphabet(environment: object) -> str:
+    if isinstance(environment, Matrix):
+        return "".join(sorted(set("".join(environment.table.moves))))
+    return cast("Yardstick", environment).alphabet
+
+
+def _matrix_values(game: Matrix, say: Callable[[int, str], Mapping[str, float]]) -> tuple[float, ...]:
+    """Return what each seat of a matrix game of one round earns on average."""
+    players = game.table.players
+    told = game.start(game.task("train", 0), [f"agent_{k}" for k in range(players)], 0)
+    chances = [say(seat, told.observe(f"agent_{seat}")) for seat in range(players)]
+    total = [0.0] * players
+    for joint, paid in game.table.payoffs.items():
+        chance = math.prod(chances[seat].get(letter, 0.0) for seat, letter in enumerate(joint))
+        total = [sum_ + chance * own for sum_, own in zip(total, paid, strict=True)]
+    return tuple(total)
+
+
+def tokens_of(groups: Sequence[Group]) -> int:
+    """Return what a step has sampled, continuations included, and shared turns once."""
+    turns = sum(
+        len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False) if not turn.copied
+    )
+    return turns + sum(sum(each.continued.values()) for one in groups for each in one.episodes)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run came to."""
+
+    tokens: Sequence[int]
+    values: Sequence[float]
+    """The team's exact worth after so many sampled tokens."""
+
+    def area(self, most: int) -> float:
+        """Return the mean of the worth over the tokens from 0 to `most`, each held until the next."""
+        total = 0.0
+        for k, (begin, value) in enumerate(zip(self.tokens, self.values, strict=True)):
+            end = self.tokens[k + 1] if k + 1 < len(self.tokens) else most
+            total += max(0, min(end, most) - min(begin, most)) * value
+        return total / most
+
+    @property
+    def end(self) -> float:
+        """The last worth."""
+        return self.values[-1]
+
+    def reached(self, worth: float) -> float:
+        """Return the tokens after which it was first worth so much; infinity if never."""
+        return next((float(t) for t, v in zip(self.tokens, self.values, strict=True) if v >= worth), math.inf)
+
+
+def learn(run: TableRun, tokens: int, every: int = 1) -> Curve:
+    """Let a team learn until it has sampled so many tokens; look at its worth at every `every`-th step."""
+    spent, places, values = 0, [0], [run.value]
+    while spent < tokens:
+        groups, _ = run.step()
+        spent += tokens_of(groups)
+        if run.number % every == 0 or spent >= tokens:
+            places.append(spent)
+            values.append(run.value)
+    return Curve(places, values)
+
+
+def moves(run: TableRun, repeats: int) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Take the same first step again and again, with other episodes; yield by how much it moves every policy, and its tokens.
+
+    Of algorithms that remember, what they remember goes on.
+    """
+    before = {
+        name: {key: t.clone() for key, t in run.engine.weights(name).items()} for name in run.team.trained
+    }
+    for _ in range(repeats):
+        groups, _ = run.step()
+        after = {name: run.engine.weights(name)["table"].detach().double() for name in run.team.trained}
+        yield {name: after[name] - before[name]["table"].double() for name in after}, tokens_of(groups)
+        for name, weights in before.items():
+            run.engine.load_weights(name, weights)
+        run.loop.publish()
+
+
+def exact_gradient(run: TableRun) -> dict[str, Tensor]:
+    """Return the gradient of the team's worth by every policy's table, by small differences of each number that it depends on."""
+    found = {}
+    small = 1e-3
+    rows = run.rows
+    for name in run.team.trained:
+        table = run.engine.weights(name)["table"].detach().clone()
+        gradient = torch.zeros_like(table, dtype=torch.float64)
+        for row in range(rows):
+            for token in range(run.model.tokens):
+                worth = []
+                for sign in (1, -1):
+                    moved = table.clone()
+                    moved[row, token] += sign * small
+                    run.player.load(name, {"table": moved}, 0)
+                    worth.append(run.value)
+                gradient[row, token] = (worth[0] - worth[1]) / (2 * small)
+        run.player.load(name, {"table": table}, 0)
+        found[name] = gradient
+    return found

@@ -1,0 +1,201 @@
+"""Running claims: every arm, rate and seed once, in several processes, and never again what is done."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.claim import Claim, Results, claims, interquartile_mean, overall, summed_up
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+RUNS = Path("runs/experiments")
+TUNING_SEEDS = (1001, 1002, 1003)
+"""Seeds by which rates are chosen; no other run uses them."""
+POINTS = 25
+"""Points of a curve that is kept."""
+
+
+def source_of(claim: Claim) -> str:
+    """Return a hash of all that a claim's numbers are made by, the library's own code aside."""
+    files = [HERE / "claims" / f"{claim.name}.py", HERE / "lab.py", HERE / "tables.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def run_one(name: str, arm: str, rate: float, seed: int) -> dict[str, Any]:
+    """Run one arm with one seed; return it as a row."""
+    import torch
+
+    torch.set_num_threads(1)
+    claim = claims()[name]
+    began = time.process_time()
+    result = claim.measure(claim.arms[arm], seed, rate)
+    return {
+        "arm": arm,
+        "rate": rate,
+        "seed": seed,
+        "measures": dict(result.measures),
+        "curve": [list(point) for point in result.curve],
+        "seconds": time.process_time() - began,
+    }
+
+
+class Rows:
+    """What was run of a claim, a line of JSON each; lines of another source are not read."""
+
+    def __init__(self, claim: Claim, folder: Path = RUNS) -> None:
+        self._file = folder / f"{claim.name}.jsonl"
+        self._source = source_of(claim)
+        self.known: dict[tuple[str, float, int], dict[str, Any]] = {}
+        if self._file.exists():
+            for line in self._file.read_text("utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue  # written in part when it was stopped
+                if row.get("source") == self._source:
+                    self.known[row["arm"], row["rate"], row["seed"]] = row
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row."""
+        self.known[row["arm"], row["rate"], row["seed"]] = row
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({**row, "source": self._source}) + "\n")
+
+
+Job = tuple[str, str, float, int]
+
+
+def run(
+    claim: Claim,
+    jobs: int = 1,
+    seeds: int | None = None,
+    fixed: Mapping[str, float] | None = None,
+    folder: Path = RUNS,
+) -> Results:
+    """Run what is missing of a claim and return all that is known; `fixed` rates are not chosen anew."""
+    rows = Rows(claim, folder)
+    rates = dict(fixed or {})
+    tried: dict[str, dict[str, float]] = {}
+    if not rates and len(claim.rates) > 1:
+        _finish(
+            rows,
+            [
+                (claim.name, arm, rate, seed)
+                for arm in claim.arms
+                for rate in claim.rates
+                for seed in TUNING_SEEDS
+            ],
+            jobs,
+            "rates",
+        )
+        for arm in claim.arms:
+            worth = {
+                rate: float(
+                    interquartile_mean(
+                        [rows.known[arm, rate, seed]["measures"][claim.chosen_by] for seed in TUNING_SEEDS]
+                    )
+                )
+                for rate in claim.rates
+            }
+            tried[arm] = {f"{rate:g}": value for rate, value in worth.items()}
+            rates[arm] = max(worth, key=worth.__getitem__)
+    rates = {arm: rates.get(arm, claim.rates[0]) for arm in claim.arms}
+    count = seeds or claim.seeds
+    wanted = [(claim.name, arm, rates[arm], seed) for seed in range(count) for arm in claim.arms]
+    _finish(rows, wanted, jobs, "runs")
+    found = {arm: [rows.known[arm, rates[arm], seed] for seed in range(count)] for arm in claim.arms}
+    return Results(
+        claim.name,
+        count,
+        rates,
+        tried,
+        {arm: [row["measures"] for row in own] for arm, own in found.items()},
+        {arm: _curve([row["curve"] for row in own]) for arm, own in found.items() if own[0]["curve"]},
+        round(sum(row["seconds"] for row in rows.known.values()), 1),
+        source_of(claim),
+        {name: importlib.metadata.version(name) for name in ("kapelle", "torch", "numpy")},
+    )
+
+
+def _finish(rows: Rows, wanted: Sequence[Job], jobs: int, what: str) -> None:
+    """Run what is not known yet, and say how far it is."""
+    missing = [job for job in wanted if job[1:] not in rows.known]
+    if not missing:
+        return
+    began = time.monotonic()
+    for done, row in enumerate(_rows_of(missing, jobs), 1):
+        rows.add(row)
+        spent = time.monotonic() - began
+        if sys.stderr.isatty() or done == len(missing):
+            left = spent / done * (len(missing) - done)
+            line = f"{missing[0][0]}: {what} {done} of {len(missing)}, {spent:.0f} s, {left:.0f} s left   "
+            print(f"\r{line}", end="\n" if done == len(missing) else "", file=sys.stderr, flush=True)
+
+
+def _rows_of(missing: Sequence[Job], jobs: int) -> Iterator[dict[str, Any]]:
+    if jobs <= 1:
+        yield from (run_one(*job) for job in missing)
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for each in as_completed([pool.submit(run_one, *job) for job in missing]):
+            yield each.result()
+
+
+def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Return the interquartile mean of curves, each of which holds its worth until its next point, and its interval."""
+    most = max(curve[-1][0] for curve in curves)
+    places = [most * k / (POINTS - 1) for k in range(POINTS)]
+    table = [[_at(curve, place) for place in places] for curve in curves]
+    columns = [summed_up([row[k] for row in table]) for k in range(POINTS)]
+    return [
+        [round(place) for place in places],
+        *([round(column[j], 4) for column in columns] for j in range(3)),
+    ]
+
+
+def _at(curve: Sequence[Sequence[float]], place: float) -> float:
+    return next(worth for tokens, worth in reversed(curve) if tokens <= place)
+
+
+def keep(results: Results) -> Path:
+    """Write results where the page is made from."""
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{results.name}.json"
+    file.write_text(json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return file
+
+
+def kept(name: str) -> Results | None:
+    """Return the results of a claim that were kept; None where there are none."""
+    file = RESULTS / f"{name}.json"
+    return Results(**json.loads(file.read_text("utf-8"))) if file.exists() else None
+
+
+def turned(claim: Claim, now: Results, before: Results) -> list[str]:
+    """Return what no longer holds of predictions that were shown, in a few seeds."""
+    return [
+        f"{claim.name}: {prediction.says}: {judged.middle:.3g} [{judged.low:.3g}, {judged.high:.3g}], {judged.bound} was shown"
+        for prediction, judged, then in zip(
+            claim.predictions, now.judge(claim), before.judge(claim), strict=True
+        )
+        if then.verdict == "shown" and not prediction.holds(judged.middle)
+    ]
+
+
+def verdict_line(claim: Claim, results: Results) -> str:
+    """Return a claim's verdict in a line."""
+    judged = results.judge(claim)
+    return f"{claim.name}: {overall(judged)} ({sum(each.verdict == 'shown' for each in judged)} of {len(judged)} predictions), {results.seconds:.0f} CPU-seconds"

@@ -1,0 +1,290 @@
+"""Teams whose policies are tables: exact, fast, and trained by the library's own loop.
+
+Only the decoder is replaced. The train engine packs, scores, masks, divides and steps as with any model; rollout, credit, collation,
+loss and order are those of every run. A policy is one row of logits for everything that can stand before a token; a message is one token,
+whatever it says. A token's row is found by all that the packing lets it attend to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.models.fast.attention import AttentionPlan
+from kapelle.models.weights import weights_hash
+from kapelle.team import Lora, Team
+from kapelle.types import Message
+
+Words = tuple[int, ...]
+Start = Callable[[Words], Sequence[float]]
+"""What stands before a token → the log-chances with which every policy starts."""
+
+
+class TableBank:
+    """The adapters: one table each, which is added to the start."""
+
+    def __init__(self, rows: int, tokens: int) -> None:
+        self._shape = (rows, tokens)
+        self.adapters: dict[str, Lora] = {}
+        self.tables: dict[str, nn.Parameter] = {}
+
+    def add(self, name: str, lora: Lora, seed: int) -> None:
+        """Add a table of zeros."""
+        self.adapters[name] = lora
+        self.tables[name] = nn.Parameter(torch.zeros(self._shape), requires_grad=False)
+
+    def parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """Return the table of a name."""
+        return {"table": self.tables[name]}
+
+    def copy(self, source: str, target: str) -> None:
+        """Make one table equal to another."""
+        if target not in self.adapters:
+            self.add(target, self.adapters[source], 0)
+        with torch.no_grad():
+            self.tables[target].copy_(self.tables[source])
+
+    def train(self, *, on: bool) -> None:
+        """Tables have no dropout."""
+        assert not on, "tables have no dropout"
+
+
+class TableModel:
+    """What a train engine asks of a language model."""
+
+    def __init__(self, start: Start, tokens: int, rows: int = 4096) -> None:
+        """Take how policies start, the number of tokens that can be said, and the most rows."""
+        self.name, self.dtype, self.device = "table", torch.float32, torch.device("cpu")
+        self.flat, self.sharded_pass = object(), None
+        """Not None: shared prefixes are laid out once."""
+        self.tokens = tokens
+        self.bank = TableBank(rows, tokens)
+        self.value_heads: dict[str, nn.Linear] = {}
+        self.head = SimpleNamespace(weight_VD=torch.eye(tokens))
+        self.renderer: Any = SimpleNamespace(context=1 << 20)
+        self._start = start
+        self._rows: dict[Words, int] = {}
+        self._chances = torch.zeros(rows, tokens, dtype=torch.float64)
+        self._route: Sequence[tuple[str | None, int, int]] = ()
+
+    def row(self, prefix: Words) -> int:
+        """Return the number of the row that says what follows a prefix."""
+        if prefix not in self._rows:
+            chances = torch.tensor(list(self._start(prefix)), dtype=torch.float64)
+            self._chances[len(self._rows)] = chances
+            self._rows[prefix] = len(self._rows)
+        return self._rows[prefix]
+
+    @property
+    def met(self) -> int:
+        """How many rows there are so far."""
+        return len(self._rows)
+
+    def starts(self, rows: Sequence[int]) -> Tensor:
+        """Return the log-chances that policies start with, float64."""
+        return self._chances[list(rows)]
+
+    @contextmanager
+    def computing(
+        self,
+        route: Sequence[tuple[str | None, int, int]],
+        keys_N: Tensor | None = None,
+        experts_NLk: Tensor | None = None,
+    ) -> Iterator[None]:
+        """Say whose tokens come next."""
+        assert keys_N is None, "tables have no dropout"
+        assert experts_NLk is None, "tables have no experts"
+        self._route = route
+        yield
+
+    def hidden(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        plan: AttentionPlan,
+        *,
+        recompute: bool = False,
+        images: Mapping[int, object] = MappingProxyType({}),
+    ) -> Tensor:
+        """Return the row of every token; for policies the start is added."""
+        assert not images, "tables see nothing"
+        rows = torch.tensor([self.row(prefix) for prefix in _prefixes(tokens_N, positions_N, plan)])
+        pieces = []
+        for adapter, first, last in self._route:
+            starts = self._chances[rows[first:last]]
+            if adapter is None:
+                pieces.append(starts)
+            else:
+                learned = self.bank.tables[adapter].double()[rows[first:last]]
+                pieces.append(learned if adapter in self.value_heads else learned + starts)
+        return torch.cat(pieces)
+
+    def logits(self, hidden_KD: Tensor) -> Tensor:
+        """A row is its logits."""
+        return hidden_KD
+
+    def values(self, critic: str, hidden_KD: Tensor) -> Tensor:
+        """Return a critic's values."""
+        found: Tensor = self.value_heads[critic](hidden_KD.float()).squeeze(-1)
+        return found
+
+    def add_value_head(self, critic: str) -> None:
+        """Add a head whose value is the sum of the row."""
+        self.value_heads[critic] = nn.Linear(self.tokens, 1)
+        with torch.no_grad():
+            self.value_heads[critic].weight.fill_(1.0)
+            self.value_heads[critic].bias.zero_()
+
+    def base_parameters(self) -> Mapping[str, Any]:
+        """The start is not trained."""
+        return {}
+
+
+def _prefixes(tokens_N: Tensor, positions_N: Tensor, plan: AttentionPlan) -> list[Words]:
+    """Return, for each flat token, the tokens that it attends to, in order, itself included."""
+    tokens, positions = tokens_N.tolist(), positions_N.tolist()
+    found: list[Words | None] = [None] * len(tokens)
+    for bucket in plan.buckets:
+        queries = bucket.query_BL.tolist()
+        keys = queries if bucket.key_BM is None else bucket.key_BM.tolist()
+        masks = None if bucket.mask_BLM is None else bucket.mask_BLM.tolist()
+        for b, places in enumerate(queries):
+            for q, place in enumerate(places):
+                if found[place] is not None:  # padding repeats a place
+                    continue
+                if masks is None:
+                    seen = keys[b][: q + 1]
+                else:
+                    seen = [key for key, on in zip(keys[b], masks[b][q], strict=True) if on]
+                assert [positions[key] for key in seen] == list(range(len(seen))), "positions count from 0"
+                found[place] = tuple(tokens[key] for key in seen)
+    assert None not in found, "the plan covers every token"
+    return [prefix for prefix in found if prefix is not None]
+
+
+class TableRenderer:
+    """Letters are tokens; so is a message, whatever it says."""
+
+    context = 1 << 20
+
+    def __init__(self, alphabet: str, *, ends: bool) -> None:
+        """Take the letters; where an answer `ends` by choice, one more token says so."""
+        self.alphabet = alphabet
+        self.end = len(alphabet) if ends else None
+        self.tokens = len(alphabet) + ends
+        self._messages: dict[tuple[str, str], int] = {}
+        self.said: dict[int, str] = {}
+        """Token of a message → its text."""
+
+    def start(self, messages: Sequence[Message]) -> Words:
+        """Return one token for each message."""
+        return tuple(self._token(message) for message in messages)
+
+    def _token(self, message: Message) -> int:
+        token = self._messages.setdefault((message.role, message.content), self.tokens + len(self._messages))
+        self.said[token] = message.content
+        return token
+
+    def extend(self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]) -> Words:
+        """Return all that was read and said, and the messages heard since."""
+        return (*prompt, *completion, *self.start(heard))
+
+    def completion(self, text: str) -> Words:
+        """Return the letters of a text, and its end."""
+        return (*(self.alphabet.index(letter) for letter in text), *(() if self.end is None else (self.end,)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the letters."""
+        return "".join(self.alphabet[token] for token in ids if token < len(self.alphabet))
+
+
+class TableEngine(RolloutEngine):
+    """Samples from tables: one letter, or letters until one is the end."""
+
+    def __init__(self, model: TableModel, renderer: TableRenderer, team: Team) -> None:
+        self._model, self._renderer, self._team = model, renderer, team
+        self._version = dict.fromkeys(team.every, 0)
+        self._hash = dict.fromkeys(team.every, "start")
+        self._table: dict[str, Tensor | None] = dict.fromkeys(team.every)
+        self._known: dict[tuple[str, Words, float], tuple[list[float], list[float]]] = {}
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """All of the team."""
+        return tuple(self._version)
+
+    def renderer(self, policy: str) -> TableRenderer:
+        """The same for all."""
+        return self._renderer
+
+    def load(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+        """Take a new table."""
+        self._table[policy] = weights["table"].detach().double().clone()
+        self._version[policy], self._hash[policy] = version, weights_hash(weights)
+        self._known = {key: chances for key, chances in self._known.items() if key[0] != policy}
+
+    def chances(
+        self, policy: str, prefix: Words, temperature: float = 1.0
+    ) -> tuple[list[float], list[float]]:
+        """Return the chance and the log-chance of every token after a prefix."""
+        key = (policy, prefix, temperature)
+        if key not in self._known:
+            row = self._model.row(prefix)
+            table = self._table[policy]
+            logits = self._model.starts([row])[0]
+            logits = logits if table is None else logits + table[row]
+            logp = (logits / temperature).log_softmax(-1)
+            self._known[key] = logp.exp().tolist(), logp.tolist()
+        return self._known[key]
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample letters."""
+        draw = random.Random(request.seed)
+        sampling = request.sampling
+        ids: list[int] = []
+        logps: list[float] = []
+        ended = False
+        end = self._renderer.end
+        while not ended and len(ids) < sampling.max_tokens:
+            prefix = (*request.prompt_ids, *ids)
+            if sampling.temperature == 0:
+                shares, logp = self.chances(request.policy, prefix)
+                token = max(range(len(shares)), key=shares.__getitem__)
+            else:
+                shares, logp = self.chances(request.policy, prefix, sampling.temperature)
+                token = draw.choices(range(len(shares)), shares)[0]
+            ids.append(token)
+            logps.append(logp[token])
+            ended = end is None or token == end
+        return Completion(
+            tuple(ids),
+            tuple(logps),
+            "stop" if ended else "length",
+            self._renderer.decode(ids),
+            self._version[request.policy],
+            self._hash[request.policy],
+        )
+
+    def texts(self, policy: str, seen: str, most: int) -> dict[str, float]:
+        """Return the chance of every answer of at most so many tokens to a message; longer ones are cut."""
+        found: dict[str, float] = {}
+        open_: list[tuple[Words, float]] = [((), 1.0)]
+        begun = self._renderer.start([Message("user", seen)])
+        end = self._renderer.end
+        while open_:
+            ids, chance = open_.pop()
+            for token, share in enumerate(self.chances(policy, (*begun, *ids))[0]):
+                now = (*ids, token)
+                if end is None or token == end or len(now) == most:
+                    text = self._renderer.decode(now)
+                    found[text] = found.get(text, 0.0) + chance * share
+                else:
+                    open_.append((now, chance * share))
+        return found

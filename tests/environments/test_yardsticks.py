@@ -1,0 +1,126 @@
+"""Games with known optima: what they say a team is worth is what its episodes earn."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kapelle.environment import environment_class
+from kapelle.environments.yardsticks import SumGame, Yardstick
+from kapelle.errors import ConfigError, EpisodeError
+
+GAMES: tuple[Mapping[str, Any], ...] = (
+    {"name": "sum_game", "seats": 3, "letters": 2, "riders": 1, "number_of_cases": 2},
+    {"name": "sum_game", "seats": 2, "letters": 3, "pays": "all"},
+    {"name": "relay", "seats": 2, "letters": 3},
+    {"name": "hidden_sign", "seats": 2, "letters": 2},
+    {"name": "speaker", "seats": 3, "letters": 2},
+    {"name": "speaker", "seats": 2, "letters": 3, "speaker": "lies"},
+    {"name": "long_game", "seats": 2, "letters": 2, "rounds": 2},
+    {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "paid": "at_the_end"},
+    {"name": "essay", "seats": 2, "letters": 2, "place": 1},
+    {"name": "unequal", "seats": 2, "letters": 3, "right_letters": (2, 1), "anyway": (0.0, 0.5)},
+)
+
+
+def game_of(settings: Mapping[str, Any]) -> Yardstick:
+    game = environment_class(settings["name"])(**settings)
+    assert isinstance(game, Yardstick)
+    return game
+
+
+async def played(
+    game: Yardstick, case: int, say: Mapping[tuple[int, str], str]
+) -> tuple[dict[str, float], float]:
+    names = [f"agent_{k}" for k in range(game.seats)]
+    world = game.start(game.task("train", case), names, 0)
+    total = dict.fromkeys(names, 0.0)
+    while movers := world.movers():
+        views = {name: world.observe(name) for name in names}
+        texts = {name: say[names.index(name), views[name]] for name in movers}
+        for name, paid in (await world.step(texts)).items():
+            total[name] += paid
+    outcome = world.outcome()
+    assert outcome.success is not None
+    return {name: total[name] + outcome.rewards[name] for name in names}, outcome.success
+
+
+def views_of(game: Yardstick) -> list[tuple[int, str]]:
+    """Every seat with everything that it may read, whatever is said."""
+    found: dict[tuple[int, str], None] = {}
+    for case in range(game.cases):
+        open_: list[tuple[tuple[int, str], ...]] = [()]
+        while open_:
+            said = open_.pop()
+            movers = game.movers(case, said)
+            found |= {(seat, game.sees(case, seat, said)): None for seat in movers}
+            if movers:
+                open_ += [
+                    (*said, *zip(movers, texts, strict=True))
+                    for texts in itertools.product(game.texts, repeat=len(movers))
+                ]
+    return list(found)
+
+
+@pytest.mark.parametrize("settings", GAMES, ids=str)
+async def test_a_team_is_worth_what_its_episodes_earn(settings: Mapping[str, Any]) -> None:
+    game = game_of(settings)
+    views = views_of(game)
+    draw = random.Random(0)
+    for _ in range(5):
+        say = {view: draw.choice(game.texts) for view in views}
+        paid = [await played(game, case, say) for case in range(game.cases)]
+        earned = [fmean(each[0][f"agent_{seat}"] for each in paid) for seat in range(game.seats)]
+        assert game.expected(lambda *view: {say[view]: 1.0}) == pytest.approx(earned)  # noqa: B023
+        assert all(0.0 <= success <= 1.0 for _, success in paid)
+
+
+@pytest.mark.parametrize("settings", GAMES, ids=str)
+def test_no_team_is_worth_more_than_the_optimum(settings: Mapping[str, Any]) -> None:
+    game = game_of(settings)
+    views = views_of(game)
+    worths = [
+        sum(game.expected(lambda *view: {say[view]: 1.0}))  # noqa: B023
+        for texts in itertools.product(game.texts, repeat=len(views))
+        for say in [dict(zip(views, texts, strict=True))]
+    ]
+    known = game.landmarks()
+    assert known["optimum"] == pytest.approx(max(worths))
+    assert known["chance"] == pytest.approx(fmean(worths))
+    assert known["chance"] <= known["best single agent"] <= known["optimum"] + 1e-12
+    assert known["each replies to chance"] <= known["optimum"] + 1e-12
+
+
+async def test_noise_turns_what_was_earned() -> None:
+    game = SumGame(seats=2, letters=2, noise=1.0)
+    say = {(0, "1/2 0"): "A", (1, "2/2 0"): "A"}
+    paid, success = await played(game, 0, say)
+    assert paid == {"agent_0": 0.5, "agent_1": 1.0}  # 1 less 1/2, and 1 less 0
+    assert success == 0.5  # what was really earned
+
+
+async def test_only_those_whose_turn_it_is_may_speak() -> None:
+    world = game_of(GAMES[2]).start(game_of(GAMES[2]).task("train", 0), ["a", "b"], 0)
+    with pytest.raises(EpisodeError, match="turn of"):
+        await world.step({"b": "A"})
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="seats: 3"):
+        SumGame(seats=2).check(["a", "b", "c"])
+    for name, wrong in (
+        ("sum_game", {"seats": 2, "riders": 2}),
+        ("speaker", {"seats": 1}),
+        ("essay", {"place": 4, "longest": 4}),
+        ("unequal", {"right_letters": (9,)}),
+        ("unequal", {"right_letters": (1, 1), "anyway": (0.5,)}),
+        ("unequal", {"anyway": (0.5, 1.0)}),
+    ):
+        with pytest.raises(ValidationError):
+            environment_class(name)(**wrong)

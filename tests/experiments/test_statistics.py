@@ -1,0 +1,68 @@
+"""How claims are summed up and judged, against numbers by hand and published definitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.claim import (
+    Judged,
+    Prediction,
+    better,
+    interquartile_mean,
+    overall,
+    probability_of_improvement,
+    summed_up,
+)
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
+    assert interquartile_mean([100.0, 1.0, 2.0, 3.0]) == 2.5
+    assert (
+        interquartile_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1000.0]) == 5.5
+    )  # scipy's trim_mean(…, 0.25)
+    assert interquartile_mean([4.0, 1.0, 1.0]) == 2.0  # nothing to leave out of three
+
+
+def test_improvement_is_a_chance_over_all_pairs() -> None:
+    assert (
+        probability_of_improvement([1.0, 3.0], [2.0, 3.0]) == 0.375
+    )  # 3 > 2, and 3 = 3 counts half: 1.5 of 4
+
+
+def test_an_interval_holds_its_middle_and_narrows_with_seeds() -> None:
+    middle, low, high = summed_up([0.0, 1.0] * 5)
+    assert low < middle < high
+    _, narrower, wider = summed_up([0.0, 1.0] * 50)
+    assert low < narrower < wider < high
+    assert summed_up([0.5] * 10) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "verdict"),
+    [
+        ([0.2] * 10, "shown"),
+        ([0.05] * 10, "not shown"),  # an effect, smaller than predicted
+        ([-0.05] * 10, "contradicted"),
+        ([-0.5, 0.9] * 5, "not shown"),  # too noisy
+    ],
+)
+def test_a_verdict_is_by_the_whole_interval(numbers: list[float], verdict: str) -> None:
+    prediction = better("new", "old", 0.1)
+    assert prediction.judge(numbers)[0] == verdict
+    assert prediction.of({"new": {"area": 0.7}, "old": {"area": 0.4}}) == pytest.approx(0.3)
+
+
+def test_an_upper_bound_is_judged_likewise() -> None:
+    prediction = Prediction("small", lambda found: 0.0, at_most=0.1)
+    assert [prediction.judge([number] * 10)[0] for number in (0.05, 0.2)] == ["shown", "contradicted"]
+    assert prediction.holds(0.1)
+    assert not prediction.holds(0.11)
+
+
+def test_a_claim_needs_all_of_its_predictions() -> None:
+    def judged(verdict: str) -> Judged:
+        return Judged("", verdict, 0.0, 0.0, 0.0, "")  # type: ignore[arg-type]
+
+    assert overall([judged("shown"), judged("shown")]) == "shown"
+    assert overall([judged("shown"), judged("not shown")]) == "not shown"
+    assert overall([judged("shown"), judged("not shown"), judged("contradicted")]) == "contradicted"

@@ -1,0 +1,65 @@
+"""Teams of tables: what they sample is what the trainer scores, and their updates are those of the exact gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from experiments.lab import Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+
+GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
+
+
+def run_of(game: Mapping[str, Any], **over: Any) -> TableRun:
+    return TableRun(recipe_of(game, Arm(GRPO), 1.0, 0, **over))
+
+
+@pytest.mark.parametrize(
+    ("game", "chance"),
+    [
+        ({"name": "sum_game", "seats": 3}, 0.25),
+        ({"name": "sum_game", "seats": 2, "pays": "all"}, 1 / 16),
+        ({"name": "relay", "seats": 2}, 1 / 16),
+        ({"name": "essay", "seats": 1, "letters": 2, "longest": 3}, 1 / 3),  # A, B or the end
+        ({"name": "matrix", "game": "climbing"}, 2 * (11 - 30 - 30 + 7 + 6 + 5) / 9),
+    ],
+)
+def test_before_training_a_team_is_worth_what_chance_is(game: Mapping[str, Any], chance: float) -> None:
+    assert run_of(game).value == pytest.approx(chance)
+
+
+def test_what_was_sampled_is_what_the_trainer_scores() -> None:
+    run = run_of({"name": "essay", "seats": 2, "letters": 3, "longest": 4})
+    for _ in range(3):
+        _, metrics = run.step()
+        assert metrics["parity/max"] < 1e-5
+
+
+def test_an_update_is_the_exact_gradient_on_average() -> None:
+    run = run_of({"name": "relay", "seats": 2, "letters": 2})
+    exact = exact_gradient(run)
+    found = [moved for moved, _ in moves(run, 400)]
+    for name, gradient in exact.items():
+        moved = torch.stack([each[name] for each in found])
+        mean, error = moved.mean(0), moved.std(0) / math.sqrt(len(found))
+        assert bool((error.max() > 0) & (gradient.abs().max() > 0.01))
+        # RLOO's mean over an agent's tokens is ∇J: one token per episode.
+        assert bool(((mean - gradient).abs() <= 5 * error + 1e-6).all()), name
+
+
+def test_a_team_learns_and_repeats() -> None:
+    game = {"name": "sum_game", "seats": 2, "letters": 2}
+    first, second = (learn(run_of(game), 400) for _ in range(2))
+    assert first == second
+    assert first.end > 0.8
+
+
+def test_a_curve_holds_each_worth_until_the_next() -> None:
+    curve = Curve([0, 10, 30], [0.0, 0.5, 1.0])
+    assert curve.area(40) == (0 * 10 + 0.5 * 20 + 1.0 * 10) / 40
+    assert curve.area(20) == 0.25
+    assert curve.reached(0.5) == 10
+    assert math.isinf(curve.reached(1.5))
