@@ -50,7 +50,7 @@ def write_page() -> None:
 
 def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
     """Return the text of the page."""
-    [adr] = (DOCS / "adr").glob("*-claims-*.md")
+    [adr] = (DOCS / "adr").glob("*-claims-judged-*.md")
     lines = [HEAD.replace("{adr}", adr.name[:4]).replace("{file}", adr.name)]
     lines += ["| claim | of | verdict | CPU |\n|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
