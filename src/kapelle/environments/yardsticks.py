@@ -18,6 +18,7 @@ best, the best single agent, a team of which each replies to chance, and chance 
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from string import ascii_uppercase
@@ -61,21 +62,21 @@ class Yardstick(BaseEnvironment, Scripted):
         """What a seat may sensibly say."""
         return self.alphabet
 
+    @abstractmethod
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
         """Return the seats that speak next, all at once; nobody when it is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sees(self, case: int, seat: int, said: Said) -> str:
         """Return all that a seat may know."""
-        raise NotImplementedError
 
+    @abstractmethod
     def right(self, case: int, seat: int, said: Said) -> str:
         """Return what a seat of the best team says."""
-        raise NotImplementedError
 
+    @abstractmethod
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
         """Return what each seat has earned by now."""
-        raise NotImplementedError
 
     def success(self, case: int, said: Said) -> float:
         """Return the share of the best team's earnings that has been earned."""
@@ -244,7 +245,7 @@ def _texts_of(said: Said, seat: int) -> list[str]:
     return [text for speaker, text in said if speaker == seat]
 
 
-class _AtOnce(Yardstick):
+class _SpeaksOnce(Yardstick):
     """Everybody speaks once, at the same time."""
 
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
@@ -252,7 +253,7 @@ class _AtOnce(Yardstick):
         return () if said else tuple(range(self.seats))
 
 
-class SumGame(_AtOnce):
+class SumGame(_SpeaksOnce):
     """Every seat has a letter of its own, which it reads nowhere; each that says it earns its share of 1.
 
     With `pays: all` nobody earns anything unless all are right. In another case other letters are right.
@@ -260,6 +261,7 @@ class SumGame(_AtOnce):
 
     name: Literal["sum_game"] = "sum_game"
     pays: Literal["sum", "all"] = "sum"
+    """Whether each that is right earns, or all of them when all are."""
     riders: int = Field(default=0, ge=0)
     """How many seats, the last ones, earn nothing whatever they say."""
     number_of_cases: int = Field(default=1, ge=1)
@@ -338,7 +340,7 @@ class Relay(Yardstick):
         return (*[0.0] * (self.seats - 1), float(whole))
 
 
-class HiddenSign(_AtOnce):
+class HiddenSign(_SpeaksOnce):
     """Everybody has a letter to say, and half of what is earned is a gift, or is none: the first seat alone sees which."""
 
     name: Literal["hidden_sign"] = "hidden_sign"
@@ -373,6 +375,7 @@ class Speaker(Yardstick):
 
     name: Literal["speaker"] = "speaker"
     speaker: Literal["helps", "lies"] = "helps"
+    """Whether the first seat earns when the others are right, or when they are wrong."""
 
     @model_validator(mode="after")
     def _somebody_hears(self) -> Speaker:
@@ -416,11 +419,12 @@ class Speaker(Yardstick):
         return sum(heard) / (self.seats - 1)
 
 
-class LongGame(_AtOnce):
+class LongGame(_SpeaksOnce):
     """Everybody says a letter in each of several rounds, another right one each time, and earns its share of 1 for every right one."""
 
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
+    """Letters that each seat says, one after another."""
     paid: Literal["at_once", "at_the_end"] = "at_once"
     """When what a letter earns is paid."""
 
@@ -460,7 +464,7 @@ class LongGame(_AtOnce):
         return tuple(found)
 
 
-class Essay(_AtOnce):
+class Essay(_SpeaksOnce):
     """Everybody writes a text of any length; the letter at one place decides, and each that has `A` there earns its share of 1."""
 
     name: Literal["essay"] = "essay"
@@ -509,7 +513,7 @@ class Essay(_AtOnce):
         )
 
 
-class Unequal(_AtOnce):
+class Unequal(_SpeaksOnce):
     """Tasks in which more or fewer letters are right; each pays something anyway, and the rest, by shares, to those who are right."""
 
     name: Literal["unequal"] = "unequal"
