@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.tables import Words
 from pydantic import ValidationError
 from tests.support.expected import ARMS, LONG_AND_SHORT, Game, Run, Tables, expected_update, multiples
-from tests.support.tables import ROWS, TOKENS, Words
+from tests.support.tables import ROWS, TOKENS
 
 from kapelle.algorithm import algorithm_class
 from kapelle.algorithms.coma import COMA

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from experiments.tables import Words
 from tests.algorithms.test_expected_gradient import CHAIN, EVEN, UNALIKE, worth
 from tests.support.episodes import group, turn
 from tests.support.expected import ARMS, Game, Run, Tables, multiples
-from tests.support.tables import Words
 
 from kapelle.algorithm import Algorithm, Change, algorithm_class
 from kapelle.rollout.interventions import affordable, moment_of

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.tables import Words
 from tests.support.expected import ARMS, MARK, Game, Run, Tables
-from tests.support.tables import Words
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, algorithm_class
