@@ -27,7 +27,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-kernels test-oldest test-faults check format docs wheel clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -63,6 +63,9 @@ test-kernels: build/triton $(STAMPS)/test ## run our own kernels for GPUs in Tri
 
 test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
 	@$(BIN)/python tools/try_oldest.py $(TESTS)
+
+claims: $(STAMPS)/test ## run a few seeds of what docs/claims.md shows and is cheap; fails if a verdict turns (minutes)
+	@$(BIN)/python -m experiments run quick --jobs 2
 
 test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")
 	@$(BIN)/python -m tests.faults --page docs/faults.md $(ARGS)

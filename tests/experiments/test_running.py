@@ -1,0 +1,100 @@
+"""Running claims: nothing twice, rates for all alike, and a page that says what was measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from experiments.claim import Claim, Result, better, claims, overall
+from experiments.running import TUNING_SEEDS, Rows, kept, run, source_of, turned
+
+from experiments import page
+
+ASKED: list[tuple[float, int]] = []
+
+
+def measure(lift: float, seed: int, rate: float) -> Result:
+    ASKED.append((rate, seed))
+    area = lift - abs(rate - 2.0) + random.Random(seed).random() / 100
+    return Result({"area": area}, [(0, 0.0), (10, area)])
+
+
+CLAIM = Claim(
+    name="group_baseline",
+    algorithms=("grpo",),
+    claim="Up is better than down",
+    source="nobody",
+    setting="Numbers.",
+    arms={"up": 1.0, "down": 0.0},
+    measure=measure,
+    predictions=(better("up", "down", 0.9),),
+    rates=(1.0, 2.0, 4.0),
+    quick=2,
+)
+
+
+@pytest.fixture
+def of_numbers(monkeypatch: pytest.MonkeyPatch) -> Claim:
+    """The claim above, found by its name."""
+    monkeypatch.setattr("experiments.running.claims", lambda: {CLAIM.name: CLAIM})
+    ASKED.clear()
+    return CLAIM
+
+
+def test_rates_are_chosen_by_seeds_of_their_own(of_numbers: Claim, tmp_path: Path) -> None:
+    found = run(of_numbers, folder=tmp_path)
+    assert found.rates == {"up": 2.0, "down": 2.0}
+    assert set(found.tried["up"]) == {"1", "2", "4"}
+    tuned = [(rate, seed) for rate, seed in ASKED if seed in TUNING_SEEDS]
+    assert len(tuned) == 2 * 3 * 3
+    assert sorted(seed for rate, seed in ASKED if seed not in TUNING_SEEDS) == sorted([*range(10)] * 2)
+    assert overall(found.judge(of_numbers)) == "shown"
+    assert found.curves["up"][0][-1] == 10
+
+
+def test_what_is_done_is_not_done_again(of_numbers: Claim, tmp_path: Path) -> None:
+    first = run(of_numbers, folder=tmp_path)
+    asked = len(ASKED)
+    file = tmp_path / "group_baseline.jsonl"
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    file.write_text("".join(lines[:-2]) + lines[-2][:20], "utf-8")  # stopped in the middle of a line
+    assert run(of_numbers, folder=tmp_path).runs == first.runs
+    assert len(ASKED) == asked + 2
+
+
+def test_rows_of_another_experiment_are_not_read(of_numbers: Claim, tmp_path: Path) -> None:
+    run(of_numbers, folder=tmp_path)
+    file = tmp_path / "group_baseline.jsonl"
+    file.write_text(file.read_text("utf-8").replace(source_of(of_numbers), "0" * 16), "utf-8")
+    assert Rows(of_numbers, tmp_path).known == {}
+
+
+def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> None:
+    before = run(of_numbers, folder=tmp_path)
+    now = run(of_numbers, seeds=2, fixed=before.rates, folder=tmp_path)
+    assert turned(of_numbers, now, before) == []
+    now.runs["up"] = [{"area": 0.5}] * 2
+    [line] = turned(of_numbers, now, before)
+    assert line.startswith("group_baseline: `up` is ahead of `down`")
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    known = {name: (claim, found) for name, claim in claims().items() if (found := kept(name))}
+    assert page.PAGE.read_text("utf-8") == page.page_of(known), "run: python -m experiments page"
+    for name, (claim, found) in known.items():
+        assert list(found.runs) == list(claim.arms), f"run: python -m experiments run {name}"
+        assert (page.PICTURES / f"{name}.svg").exists()
+        for algorithm in claim.algorithms:
+            text = (page.DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")
+            assert text == page.with_verdicts(text, algorithm, known), "run: python -m experiments page"
+
+
+def test_every_claim_is_called_as_its_file_and_compares() -> None:
+    folder = Path(__file__).parents[2] / "experiments" / "claims"
+    found = claims()
+    assert sorted(found) == sorted(file.stem for file in folder.glob("[!_]*.py"))
+    for claim in found.values():
+        assert len(claim.arms) >= 2, claim.name
+        assert claim.predictions, claim.name
+        assert claim.seeds >= 10 or claim.remark, f"{claim.name}: fewer than ten seeds need a word"
