@@ -1,8 +1,8 @@
 """Which agent lost the game: the probability of success before and after every turn, found by playing on from there.
 
-An episode is determined by its task, its seed and its turns (`rollout.branching`), so it can be continued from any of its moments: the
-turns up to there are replayed token for token in a fresh world, and everything after them is sampled anew with the weights that are
-measured. The mean success of such continuations is the probability of success at that moment,
+An episode is played on from each of its moments (`rollout.interventions.play_on`): the turns up to there are replayed token for
+token in a fresh world, and everything after them is sampled anew with the weights that are measured. The mean success of such
+continuations is the probability of success at that moment,
 
     before turn t: this turn and all that follow are sampled again; what others say at the same moment is kept
     after turn t:  this turn and all of its moment are kept; of the last moment it is the episode's own outcome
@@ -22,16 +22,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from kapelle.environment import Alive, Environment, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.rollout.branching import Record
+from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on
 from kapelle.rollout.partial import numbered
-from kapelle.rollout.play import Play, ScheduledEpisode, play_episode, play_seats
+from kapelle.rollout.play import Play, play_continuations
 from kapelle.runs.blamed import (
     Blame,
     BlamedEpisode,
@@ -42,7 +42,6 @@ from kapelle.runs.blamed import (
     uncertainty,
 )
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Episode, Group, Turn
 
 AT_ONCE = 512
@@ -116,26 +115,21 @@ def moments_of(turns: Sequence[Turn]) -> list[range]:
     return [range(start, end) for start, end in zip(starts, [*starts[1:], len(turns)], strict=True)]
 
 
-def continued_from(episode: Episode) -> dict[Key, tuple[tuple[Turn, ...], tuple[Turn, ...]]]:
-    """Return from where an episode is continued: the turns before each moment, and those of the moment that are kept."""
-    found: dict[Key, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {}
+def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
+    """Return from where an episode is played on: each moment, sampled anew as a whole or one turn of it alone.
+
+    What stands after a turn's moment in the episode was sampled after it, also where its prompt was fixed before (agents that do not
+    wait for one another): only then is the probability after one moment that before the next.
+    """
+    found: dict[Key, Fork] = {}
     for moment in moments_of(episode.turns):
         past, now = episode.turns[: moment.start], episode.turns[moment.start : moment.stop]
-        found[moment.start, None] = past, ()
-        if len(now) > 1:
-            for turn in now:
-                found[moment.start, turn.index] = past, tuple(each for each in now if each is not turn)
+        seeds = (seed, "blame", episode.task.id, episode.seed, moment.start)
+        found[moment.start, None] = Fork(episode, sample, Record(past, ()), seeds)
+        for turn in now if len(now) > 1 else ():
+            kept = [each for each in now if each is not turn]
+            found[moment.start, turn.index] = Fork(episode, sample, Record(past, kept), seeds)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One continuation."""
-
-    episode: int
-    key: Key
-    sampling_seed: int
-    record: Record
 
 
 def measure_blame(
@@ -152,7 +146,7 @@ def measure_blame(
     """
     refuse_alive(play.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])
-    play = replace(play, tree=None, sampling=None)
+    play = replace(play, sampling=None)
     keys = [(each.task.id, k, each.seed, said_in(each)) for k, each in chosen]
     kept = {} if file is None else file.read()
     known = {key: kept[key] for key in keys if key in kept}
@@ -162,8 +156,12 @@ def measure_blame(
         file.append(())  # a folder that cannot be written is found before anything is played
 
     # What it will cost, from what the episodes themselves cost.
-    counts = {place: samples * len(continued_from(chosen[place][1])) for place in left}
-    total, tokens = sum(counts.values()), sum(samples * _tokens_ahead(chosen[place][1]) for place in left)
+    forks = {place: forks_of(chosen[place][1], chosen[place][0], seed) for place in left}
+    counts = {place: samples * len(own) for place, own in forks.items()}
+    total = sum(counts.values())
+    tokens = samples * sum(
+        fork.record.sampled(fork.episode).total() for own in forks.values() for fork in own.values()
+    )
     solved = sum((episode.success or 0.0) >= 1.0 for _, episode in chosen)
     say(f"{len(chosen) - solved} failed and {solved} solved episodes: {total:,} continuations, about {tokens:,} tokens"
         + (f"; {len(chosen) - len(left)} episodes are measured already" if len(left) < len(chosen) else ""))  # fmt: skip
@@ -172,11 +170,9 @@ def measure_blame(
     done = sampled = 0
     left_out: Counter[str] = Counter()
 
-    async def continued(job: _Job) -> Episode:
+    def ended(run: Continuation, episode: Episode) -> None:
         nonlocal done, sampled, said
-        sample, episode = chosen[job.episode]
-        found = await play_episode(play, episode.task, episode.seed, sample, job.record, job.sampling_seed)
-        done, sampled = done + 1, sampled + job.record.sampled(found).total()
+        done, sampled = done + 1, sampled + run.record.sampled(episode).total()
         now = time.monotonic()
         if now - said >= SAY_EVERY or done == total:
             said = now
@@ -184,30 +180,20 @@ def measure_blame(
             say(
                 f"{done:,} of {total:,} continuations, {sampled:,} tokens, {_time(now - began)} so far, about {_time(wait)} left"
             )
-        return found
 
-    async def played(jobs: Sequence[_Job]) -> list[Episode]:
-        seats = [
-            ScheduledEpisode(episode.task, sample, episode.seed)
-            for sample, episode in (chosen[job.episode] for job in jobs)
-        ]
-        return await play_seats(play, seats, lambda number, _: continued(jobs[number]))
-
+    play_all = partial(play_continuations, play, ended=ended)
     for places in _batches(counts):
-        jobs = [job for place in places for job in _jobs(place, chosen[place][1], samples, seed)]
-        episodes = run_async(partial(played, jobs))
+        batch = [fork for place in places for fork in forks[place].values()]
+        found = iter(run_async(partial(play_on, batch, samples, play_all)))
         play.engine.release_caches()
         fresh: list[BlamedEpisode] = []
         for place in places:
-            own = [(job, found) for job, found in zip(jobs, episodes, strict=True) if job.episode == place]
-            try:
-                for job, found in own:
-                    job.record.check_repeated(found, play.environment.name)
-            except EpisodeError:
-                reason = next(job.record.diverged for job, _ in own if job.record.diverged is not None)
-                left_out[reason or ""] += 1
+            became = {key: next(found) for key in forks[place]}
+            how = next((each.diverged for each in became.values() if each.diverged is not None), None)
+            if how is not None:
+                left_out[how] += 1
                 continue
-            summed = _summed(keys[place], chosen[place][1], own)
+            summed = _summed(keys[place], chosen[place][1], became)
             known[summed.key] = summed
             fresh.append(summed)
         if file is not None and fresh:
@@ -225,15 +211,6 @@ def measure_blame(
     )
 
 
-def _tokens_ahead(episode: Episode) -> int:
-    """Return about how many tokens one continuation of each kind samples: as many as the episode sampled there."""
-    whole = sum(len(turn.completion_ids) for turn in episode.turns)
-    return sum(
-        whole - sum(len(turn.completion_ids) for turn in (*past, *kept))
-        for past, kept in continued_from(episode).values()
-    )
-
-
 def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
     """Yield places of episodes whose continuations make up one batch of about `AT_ONCE`."""
     batch: list[int] = []
@@ -248,29 +225,13 @@ def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _jobs(place: int, episode: Episode, samples: int, seed: int) -> list[_Job]:
-    return [
-        _Job(
-            place,
-            key,
-            derive_seed(seed, "blame", episode.task.id, episode.seed, key[0], number),
-            Record(past, kept),
-        )
-        for key, (past, kept) in continued_from(episode).items()
-        for number in range(samples)
-    ]
-
-
 def _summed(
-    key: tuple[str, int, int, str], episode: Episode, own: Sequence[tuple[_Job, Episode]]
+    key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, PlayedOn]
 ) -> BlamedEpisode:
     """Return what an episode's continuations say about its turns."""
-    by_key: dict[Key, list[Episode]] = {}
-    for job, found in own:
-        by_key.setdefault(job.key, []).append(found)
     successes = {
-        which: [each.success for each in found if each.error is None and each.success is not None]
-        for which, found in by_key.items()
+        which: [each.success for each in found.valid if each.success is not None]
+        for which, found in became.items()
     }
     moments = moments_of(episode.turns)
     place_of = {turn.index: which for which, turn in numbered(episode.turns)}
@@ -294,7 +255,7 @@ def _summed(
                     before=_mean(successes[which]),
                     after=after,
                     error=error**0.5,
-                    instead=_instead(by_key[which], place_of[turn.index]),
+                    instead=_instead(became[which].episodes, place_of[turn.index]),
                 )
             )
     assert episode.success is not None, "only scored episodes are chosen"
@@ -309,9 +270,9 @@ def _summed(
         success=episode.success,
         values=(*(_mean(successes[moment.start, None]) for moment in moments), episode.success),
         turns=tuple(turns),
-        continuations=len(own),
-        failed=sum(found.error is not None for _, found in own),
-        tokens=sum(job.record.sampled(found).total() for job, found in own),
+        continuations=sum(len(found.episodes) for found in became.values()),
+        failed=sum(len(found.episodes) - len(found.valid) for found in became.values()),
+        tokens=sum(found.tokens.total() for found in became.values()),
     )
 
 

@@ -1,15 +1,24 @@
-"""Interventions: an episode that was played is played on from one of its moments, with something changed there.
+"""Interventions: an episode is played on from one of its moments, with something changed there.
 
-What can be changed of an episode (`algorithm.Change`):
+An episode is determined by its task, its seed and its turns. So a continuation runs the same program in a fresh world: the turns
+so far are replayed from their record, token for token (`Record`), then something else is said or left unsaid, and from there on
+every agent samples anew, with the continuation's own seeds. No world is ever copied.
+
+`play_on` is the one way to do that. What is changed, and when, depends on who asks:
+
+- `intervene`: an algorithm, about the episodes of a step once these are over;
+- `choose`: a tree, about the candidates of a moment while its episode waits for the choice;
+- `evaluation.blame`: a person, about every turn of episodes that were evaluated.
+
+What an algorithm can change (`algorithm.Change`):
 
 - `resample`: one turn is sampled anew;
 - `replace`: another turn stands in its place, such as that of another episode that read the same prompt;
 - `remove`: agents say nothing, from their first turn on;
 - `swap`: another policy speaks for an agent, from its first turn on.
 
-All before that moment is replayed token for token (`branching.Record`), and so is what others say at the same moment; all
-after it is live. The n-th continuations of all changes at one moment use the same seeds, so that luck explains less of
-their difference.
+What others say at the same moment is replayed too. The n-th continuations of all changes at one moment use the same seeds, so that luck explains less of
+their difference; no expectation changes, because the seeds do not depend on what is changed.
 
 **What it may cost.** With a bound on tokens each episode has an equal part of it. Which changes are played is decided by the *other* episodes of its group alone:
 what each slot (an agent's turn of a number) costs them, how often they have it, and how much it says; the slots that say most are taken as long as they are expected to fit. Had
@@ -19,34 +28,191 @@ longer follow ∇J. A slot that fits in part is played in that share of the epis
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, Self
 
-from kapelle.algorithm import Change, Interventions, Slot
+from kapelle.algorithm import Change, Interventions, JointAction, Slot, Tree
 from kapelle.errors import EpisodeError
-from kapelle.rollout.branching import Record
+from kapelle.rollout.partial import numbered
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Intervention, Turn
 
 
-class Continuation(NamedTuple):
-    """One continuation of an episode."""
+class Record:
+    """What is replayed: the turns so far and the joint action; used once, and again after `rewind`."""
+
+    def __init__(
+        self,
+        past: Sequence[Turn],
+        now: Sequence[Turn],
+        begun: Sequence[Turn] = (),
+        absent: Collection[str] = (),
+        swapped: Mapping[str, str] = MappingProxyType({}),
+        anew: Collection[str] = (),
+    ) -> None:
+        """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun.
+
+        Agents that are `absent` say nothing in what follows; policies that are `swapped` in (by agent) speak there. Those who speak
+        `anew` move next too, and sample what they say.
+        """
+        self.absent, self.swapped = frozenset(absent), swapped
+        self._anew = frozenset(anew)
+        self._all = dict(numbered((*past, *now, *begun)))
+        self.begun = {turn.agent: turn for turn in begun}
+        """Agent → its turn that is sampled further once it was taken."""
+        self._past = tuple(past)
+        self._now = {turn.agent for turn in (*now, *begun)} | self._anew
+        self._tokens = _tokens((*past, *now))
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Replay everything once more."""
+        self._given = dict(self._all)
+        self._waits_for = set(self._anew)
+        self._diverged: str | None = None
+
+    def again(self) -> Self:
+        """Return the same record, of which nothing is replayed yet."""
+        other = copy.copy(self)
+        other.rewind()
+        return other
+
+    def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
+        """Return the agent's recorded turn of this number (from 0), or None if it samples anew.
+
+        `turns` are those played so far. Raises EpisodeError if the agent reads another prompt than it did, or got other
+        rewards.
+        """
+        given = self._given.pop((agent, number), None)
+        if given is None and agent not in self._waits_for:
+            return None
+        if given is None:
+            self._waits_for.discard(agent)
+        elif given.prompt_ids != tuple(prompt_ids):
+            same = [a == b for a, b in zip(given.prompt_ids, prompt_ids, strict=False)]
+            at = same.index(False) if False in same else len(same)
+            self._fail(f"'{agent}' reads another prompt at its turn {number + 1}, from token {at} on")
+        if len(turns) == len(self._past) and agent in self._now:
+            now = dict(numbered(turns))
+            for key, old in numbered(self._past):
+                new = now.get(key, old)
+                if old.reward != new.reward:
+                    self._fail(
+                        f"'{old.agent}' is paid {new.reward} for turn {old.index} and not {old.reward}"
+                    )
+        return given
+
+    def replays(self, agent: str) -> bool:
+        """Return whether the agent has a turn that is not replayed yet."""
+        return any(name == agent for name, _ in self._given)
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is not replayed yet."""
+        return bool(self._given)
+
+    def diverged(self, ended: Episode | None = None) -> str | None:
+        """Return how the replay has differed from the record; of an episode that `ended`, also by an end before all was replayed."""
+        left = len(self._given) + len(self._waits_for)
+        if left and ended is not None and self._diverged is None:
+            reason = ended.error or "no error"
+            self._diverged = f"it ended with {left} of the turns not replayed ({reason})"
+        return self._diverged
+
+    def sampled(self, episode: Episode) -> Counter[str]:
+        """Return the tokens of an episode that are not replayed, by policy."""
+        return _tokens(episode.turns) - self._tokens
+
+    def _fail(self, how: str) -> None:
+        self._diverged = how
+        raise EpisodeError(how)
+
+
+def does_not_repeat(environment: str, how: str, off: str) -> EpisodeError:
+    """Return the error of an episode whose replay diverged, which names the setting `off`."""
+    return EpisodeError(
+        f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
+        f"{how}. Set {off}, or let world and workflow take all randomness from their seeds."
+    )
+
+
+def _tokens(turns: Sequence[Turn]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for turn in turns:
+        counted[turn.policy] += len(turn.completion_ids)
+    return counted
+
+
+# -------- Playing on
+
+
+class Fork(NamedTuple):
+    """A moment of an episode with something changed there, from which the episode is played on."""
 
     episode: Episode
     sample: int
     """The episode's number in its group."""
     record: Record
+    """What is replayed, and what is changed."""
+    seeds: tuple[int | str, ...]
+    """What the seeds of its continuations are derived from, beside their numbers: the same for all forks of a moment."""
+
+
+class Continuation(NamedTuple):
+    """One continuation of a fork."""
+
+    fork: Fork
+    record: Record
+    """The fork's, for this continuation alone."""
     seed: int
     """Of what is sampled anew."""
 
 
 PlayAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
 """Plays continuations, all at once; a failed one is returned, not raised."""
+
+
+class PlayedOn(NamedTuple):
+    """What became of a fork."""
+
+    episodes: tuple[Episode, ...]
+    """Its continuations, those that failed too."""
+    tokens: Counter[str]
+    """Policy → tokens that they sampled."""
+    diverged: str | None
+    """How the first one differed that did not repeat what is replayed."""
+
+    @property
+    def valid(self) -> list[Episode]:
+        """The continuations that did not fail."""
+        return [episode for episode in self.episodes if episode.error is None]
+
+
+async def play_on(forks: Sequence[Fork], times: int, play_all: PlayAll) -> list[PlayedOn]:
+    """Play an episode on from each fork so many times, all at once, and return what became of them."""
+    runs = [
+        Continuation(fork, fork.record.again(), derive_seed(*fork.seeds, number))
+        for fork in forks
+        for number in range(times)
+    ]
+    played = await play_all(runs)
+    found = []
+    for begin in range(0, len(runs), times):
+        own = list(zip(runs[begin : begin + times], played[begin : begin + times], strict=True))
+        tokens = sum((run.record.sampled(episode) for run, episode in own), Counter[str]())
+        diverged = [how for run, episode in own if (how := run.record.diverged(episode)) is not None]
+        found.append(PlayedOn(tuple(episode for _, episode in own), tokens, next(iter(diverged), None)))
+    return found
+
+
+# -------- What an algorithm changes of the episodes of a step
 
 
 async def intervene(
@@ -57,44 +223,24 @@ async def intervene(
     `step` is the number of groups of the whole step. A continuation that fails is left out of its change's returns. An episode
     that does not repeat becomes an error that says so.
     """
-    chosen: list[tuple[int, int, Change]] = []
-    runs: list[Continuation] = []
-    for g, group in enumerate(groups):
-        for e, episode in enumerate(group.episodes):
-            for change in affordable(group, e, asked, team, step) if episode.error is None else ():
-                chosen.append((g, e, change))
-                past, _ = moment_of(episode, change)
-                runs += [
-                    Continuation(
-                        episode,
-                        e,
-                        record_of(episode, change),
-                        derive_seed(episode.seed, "intervention", len(past), n),
-                    )
-                    for n in range(asked.continuations)
-                ]
-    played = await play_all(runs)
-    found: dict[tuple[int, int], list[Intervention]] = {}
-    spent: dict[tuple[int, int], Counter[str]] = {}
-    faults: dict[tuple[int, int], str] = {}
-    for number, (g, e, change) in enumerate(chosen):
-        own = slice(number * asked.continuations, (number + 1) * asked.continuations)
-        returns = []
-        for run, ended in zip(runs[own], played[own], strict=True):
-            try:
-                run.record.check_repeated(ended, environment, "another algorithm")
-            except EpisodeError as error:
-                faults.setdefault((g, e), f"EpisodeError: {error}")
-            spent.setdefault((g, e), Counter()).update(run.record.sampled(ended))
-            if ended.error is None:
-                returns.append(asked.returns(ended))
-        first = _first_turn(groups[g].episodes[e], change)
-        found.setdefault((g, e), []).append(Intervention(change.what, change.agents, first, tuple(returns)))
+    chosen = [
+        (g, e, change)
+        for g, group in enumerate(groups)
+        for e, episode in enumerate(group.episodes)
+        if episode.error is None
+        for change in affordable(group, e, asked, team, step)
+    ]
+    forks = [fork_of(groups[g].episodes[e], e, change) for g, e, change in chosen]
+    became: dict[tuple[int, int], list[tuple[Change, PlayedOn]]] = {}
+    for (g, e, change), found in zip(
+        chosen, await play_on(forks, asked.continuations, play_all), strict=True
+    ):
+        became.setdefault((g, e), []).append((change, found))
     return [
         replace(
             group,
             episodes=tuple(
-                _with(episode, found.get((g, e), []), spent.get((g, e), Counter()), faults.get((g, e)))
+                _with(episode, became.get((g, e), []), asked, environment)
                 for e, episode in enumerate(group.episodes)
             ),
         )
@@ -102,15 +248,27 @@ async def intervene(
     ]
 
 
-def _with(episode: Episode, found: Sequence[Intervention], spent: Counter[str], fault: str | None) -> Episode:
-    if fault is not None:
-        return Episode(
-            episode.task, episode.seed, episode.agents, episode.turns, error=fault, continued=spent
-        )
-    if not found:
+def _with(
+    episode: Episode, became: Sequence[tuple[Change, PlayedOn]], asked: Interventions, environment: str
+) -> Episode:
+    if not became:
         return episode
-    continued = Counter(episode.continued) + spent
-    return replace(episode, interventions=tuple(found), continued=dict(continued))
+    spent = sum((found.tokens for _, found in became), Counter[str]())
+    for _, found in became:
+        if found.diverged is not None:
+            fault = does_not_repeat(environment, found.diverged, "another algorithm")
+            who = (episode.task, episode.seed, episode.agents, episode.turns)
+            return Episode(*who, error=f"EpisodeError: {fault}", continued=spent)
+    made = tuple(
+        Intervention(
+            change.what,
+            change.agents,
+            _first_turn(episode, change),
+            tuple(asked.returns(ended) for ended in found.valid),
+        )
+        for change, found in became
+    )
+    return replace(episode, interventions=made, continued=dict(Counter(episode.continued) + spent))
 
 
 def affordable(group: Group, number: int, asked: Interventions, team: Team, step: int) -> list[Change]:
@@ -123,13 +281,13 @@ def affordable(group: Group, number: int, asked: Interventions, team: Team, step
     for k, other in enumerate(others.episodes):
         for change in asked.change(others, k, team) if other.error is None else ():
             first = _first_turn(other, change)
-            after = 0 if first is None else asked.continuations * _tokens(other.turns[first:])
+            after = 0 if first is None else asked.continuations * _tokens(other.turns[first:]).total()
             costs.setdefault(slot_of(other, change), []).append(after)
     if not costs:
         return []
     room = float("inf")
     if asked.share is not None:
-        room = asked.share * fmean(_tokens(other.turns) for other in others.valid)
+        room = asked.share * fmean(_tokens(other.turns).total() for other in others.valid)
     if asked.tokens is not None:
         room = min(room, asked.tokens / (step * len(group.episodes)))
     slots = list(costs)
@@ -160,10 +318,6 @@ def slot_of(episode: Episode, change: Change) -> Slot:
     return Slot(change.agents, sum(turn.agent == agent for turn in episode.turns[: change.turn]))
 
 
-def _tokens(turns: Sequence[Turn]) -> int:
-    return sum(len(turn.completion_ids) for turn in turns)
-
-
 def _first_turn(episode: Episode, change: Change) -> int | None:
     if change.turn is not None:
         return change.turn
@@ -180,16 +334,79 @@ def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequenc
     return episode.turns[:seen], beside
 
 
-def record_of(episode: Episode, change: Change) -> Record:
-    """Return what a continuation replays, and who is changed in it."""
+def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
+    """Return from where a change is played on."""
     past, beside = moment_of(episode, change)
     match change.what, change.by:
         case "replace", Turn() as other:
-            return Record(past, (*beside, other))
+            record = Record(past, (*beside, other))
         case "remove", None:
-            return Record(past, beside, absent=change.agents)
+            record = Record(past, beside, absent=change.agents)
         case "swap", str() as policy:
-            return Record(past, beside, swapped=dict.fromkeys(change.agents, policy))
+            record = Record(past, beside, swapped=dict.fromkeys(change.agents, policy))
         case "resample", None:
-            return Record(past, beside, anew=change.agents)
-    raise ValueError(f"a change `{change.what}` has no `by` like {change.by!r:.60}")
+            record = Record(past, beside, anew=change.agents)
+        case _:
+            raise ValueError(f"a change `{change.what}` has no `by` like {change.by!r:.60}")
+    return Fork(episode, sample, record, (episode.seed, "intervention", len(past)))
+
+
+# -------- Which candidate of a tree's moment is worth most: joint actions stand, one after another, in the place of the moment
+
+
+async def choose(
+    tree: Tree,
+    so_far: Episode,
+    sample: int,
+    drafts: Sequence[Sequence[Turn]],
+    environment: str,
+    play_all: PlayAll,
+) -> list[tuple[Turn, list[Turn]]]:
+    """Return, for each agent that moves, the candidate that the episode continues with and its siblings, each with its worth.
+
+    `drafts` are the candidates of every agent that moves after the turns `so_far`, one for a frozen agent, which has no worth. A
+    candidate is worth its agent's mean return over the episodes that continue from it; those that fail are left out. Candidates of
+    the same tokens are continued once. Raises EpisodeError if all continuations of a joint action failed, or if one did not reach
+    the moment again.
+    """
+    counts = [len(candidates) for candidates in drafts]
+    judged_by = {
+        (m, k): tuple(tree.judged_by(counts, m, k))
+        for m, count in enumerate(counts)
+        if count > 1
+        for k in range(count)
+    }
+
+    seeds = (so_far.seed, "continuation", len(so_far.turns))
+    forks: dict[tuple[tuple[int, ...], ...], Fork] = {}
+    said: dict[JointAction, tuple[tuple[int, ...], ...]] = {}
+    for action in dict.fromkeys(action for actions in judged_by.values() for action in actions):
+        joint = [drafts[m][k] for m, k in enumerate(action)]
+        said[action] = tuple(turn.completion_ids for turn in joint)
+        if said[action] not in forks:
+            forks[said[action]] = Fork(so_far, sample, Record(so_far.turns, joint), seeds)
+    found = dict(zip(forks, await play_on(list(forks.values()), tree.continuations, play_all), strict=True))
+    for became in found.values():
+        if became.diverged is not None:
+            raise does_not_repeat(environment, became.diverged, "`algorithm.tree: false`")
+    # Each agent's mean return over the continuations of one joint action.
+    paid: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
+    for words, became in found.items():
+        valid = [tree.returns(episode) for episode in became.valid]
+        if not valid:
+            raise EpisodeError(
+                f"Every episode that continued from a candidate failed. The first: {became.episodes[0].error}"
+            )
+        paid[words] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
+    chosen = []
+    for m, candidates in enumerate(drafts):
+        if len(candidates) == 1:
+            chosen.append((candidates[0], list[Turn]()))
+            continue
+        worths = [
+            fmean(paid[said[action]].get(turn.agent, 0.0) for action in judged_by[m, k])
+            for k, turn in enumerate(candidates)
+        ]
+        known = [replace(turn, worth=worth) for turn, worth in zip(candidates, worths, strict=True)]
+        chosen.append((known.pop(tree.chosen(worths)), known))
+    return chosen

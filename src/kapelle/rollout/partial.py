@@ -1,6 +1,6 @@
 """Episodes that a step has left before their end, as data: the next step continues them, with newer weights.
 
-An episode is determined by its task, its seed and its turns (`branching.py`). So what was sampled is all that is kept:
+An episode is determined by its task, its seed and its turns (`interventions.py`). So what was sampled is all that is kept:
 the next step plays it again in a fresh world, gives every agent its own tokens back, and samples on where they end.
 """
 

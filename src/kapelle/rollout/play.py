@@ -30,8 +30,8 @@ from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
-from kapelle.rollout.branching import Branch, Record, SharedAnswers
-from kapelle.rollout.interventions import Continuation, intervene
+from kapelle.rollout.branching import Branch, SharedAnswers
+from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
@@ -162,7 +162,7 @@ async def play_episode(
     while True:
         played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene, branch)
         if isinstance(played, Episode):
-            if replayed is record or replayed is None or not replayed.diverged:
+            if replayed is record or replayed is None or not replayed.diverged():
                 return played
             replayed = None  # its world does not repeat: its agents sample anew
             continue
@@ -193,9 +193,9 @@ async def play_further(
     """
     record = Record(left.turns, left.drafts, left.begun)
     episode = await play_episode(play, task, left.seed, sample, record, on_scene=on_scene)
-    try:
-        record.check_repeated(episode, play.environment.name, "`training.partial_rollouts: 0`")
-    except EpisodeError as error:
+    how = record.diverged(episode)
+    if how is not None:
+        error = does_not_repeat(play.environment.name, how, "`training.partial_rollouts: 0`")
         return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
     turns, paid = as_recorded(left, episode.turns, episode.payments)
     return replace(episode, turns=turns, payments=paid)
@@ -227,10 +227,8 @@ async def _attempt(
         patience_here.set(play.patience)
         world = await opened(play.environment, task, names, seed, play.patience)
         try:
-            # Continuations from a tree's candidates do not branch themselves.
-            further = None if play.tree is None else play.plainly()
-            replay = None if further is None else partial(play_episode, further, task, seed, sample)
-            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay, branch)
+            again = partial(play_continuation, play)
+            scene = LiveScene(play, task, seed, world, again, sample, record, sampling_seed, branch)
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
@@ -329,18 +327,32 @@ async def rollout(
     groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
     if play.interventions is None:
         return groups
-    again = play.plainly()
+    play_all = partial(play_continuations, play, max_concurrent=max_concurrent)
+    return await intervene(groups, play.interventions, play.team, step, play.environment.name, play_all)
 
-    async def play_all(runs: Sequence[Continuation]) -> Sequence[Episode]:
-        def one(number: int, seat: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
-            run = runs[number]
-            return play_episode(again, seat.task, seat.seed, seat.sample, run.record, run.seed)
 
-        seats = [ScheduledEpisode(run.episode.task, run.sample, run.episode.seed) for run in runs]
-        return await play_seats(again, seats, one, max_concurrent)
+async def play_continuation(play: Play, run: Continuation) -> Episode:
+    """Replay an episode and play it on; nothing branches in it."""
+    episode, sample = run.fork.episode, run.fork.sample
+    return await play_episode(play.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
 
-    name = play.environment.name
-    return await intervene(groups, play.interventions, play.team, step, name, play_all)
+
+async def play_continuations(
+    play: Play,
+    runs: Sequence[Continuation],
+    max_concurrent: int = 4096,
+    ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
+) -> list[Episode]:
+    """Play continuations at once, as far as there is room, and return their episodes in order; each that `ended` is told."""
+
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+        episode = await play_continuation(play, runs[number])
+        ended(runs[number], episode)
+        return episode
+
+    forks = [run.fork for run in runs]
+    seats = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
+    return await play_seats(play.plainly(), seats, one, max_concurrent)
 
 
 async def play_seats(

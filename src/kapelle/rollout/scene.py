@@ -22,7 +22,8 @@ from kapelle.environment import (
 )
 from kapelle.errors import ContextError, EpisodeError, did_you_mean
 from kapelle.rollout.bounded_worlds import BoundedWorld
-from kapelle.rollout.branching import Branch, Record, judge, settle
+from kapelle.rollout.branching import Branch
+from kapelle.rollout.interventions import Continuation, Record, choose
 from kapelle.rollout.outcomes import payments, share, text
 from kapelle.rollout.partial import PartialEpisode, grown
 from kapelle.runtime.batch_barrier import Participant
@@ -45,10 +46,6 @@ from kapelle.workflow import Continued, GoesOnWithout, Written
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
-
-Replay = Callable[[Record, int], Awaitable[Episode]]
-"""Replays an episode as recorded and continues it with a sampling seed."""
-
 
 _TURN_VALUES = attrgetter(*Turn.__slots__)
 
@@ -295,15 +292,15 @@ class LiveScene:
         task: Task,
         seed: int,
         world: BoundedWorld | RemoteWorld,
+        play_continuation: Callable[[Continuation], Awaitable[Episode]],
         sample: int = 0,
         record: Record | None = None,
         sampling_seed: int | None = None,
-        replay: Replay | None = None,
         branch: Branch | None = None,
     ) -> None:
         """Play with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
-        `replay` plays such a continuation; episodes that do not branch need none. A `branch` shares turns with others of its group.
+        A tree's candidates are judged by what `play_continuation` plays. A `branch` shares turns with others of its group.
         """
         self.play = play
         self.task = task
@@ -316,7 +313,7 @@ class LiveScene:
         self.branch = branch
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
-        self._replay = replay
+        self._play_continuation = play_continuation
         self._world = world
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
         without = record is not None and isinstance(play.workflow, GoesOnWithout)
@@ -418,16 +415,9 @@ class LiveScene:
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             # The tree chooses among several candidates, and the others become branches.
-            async def play_on(record: Record, number: int) -> Episode:
-                seed = derive_seed(self.seed, "continuation", len(past), number)
-                with Participant():
-                    assert self._replay is not None, "an episode that branches needs `replay`"
-                    episode = await self._replay(record, seed)
-                self.continued += record.sampled(episode)
-                return episode
-
-            worths = await judge(tree, past, drafts, self.play.environment.name, play_on)
-            settled = settle(tree, drafts, worths)
+            so_far = Episode(self.task, self.seed, self.play.team.names, past)
+            name = self.play.environment.name
+            settled = await choose(tree, so_far, self.sample, drafts, name, self._play_all)
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:  # their agents' conversations continue after them
@@ -435,6 +425,17 @@ class LiveScene:
             seat.last = turn
             seat.messages.append(Message("assistant", turn.text, speaker=turn.agent))
         return {turn.agent: turn for turn in self.commit(chosen)}
+
+    async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
+        """Play a tree's continuations at once: inside this episode, which waits for them and had room for their worlds before it began."""
+
+        async def one(run: Continuation) -> Episode:
+            with Participant():
+                episode = await self._play_continuation(run)
+            self.continued += run.record.sampled(episode)
+            return episode
+
+        return await asyncio.gather(*map(one, runs))
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
         """Let several agents answer at the same moment in conversations of the workflow's; see `workflow.Scene`."""
