@@ -16,11 +16,23 @@ import pytest
 import torch
 from tests.support.plugins import Endless
 from tests.support.tiny import sections
-from tests.support.trees import NOTES, TASK, WINS, Counting, Wins, actor, at_grpo, reasoner, stage
+from tests.support.trees import (
+    NOTES,
+    TASK,
+    WINS,
+    Counting,
+    PaysTheFirst,
+    Wins,
+    actor,
+    at_grpo,
+    reasoner,
+    stage,
+)
 
 import kapelle
 from kapelle import Trainer
 from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Outcome
 from kapelle.errors import ConfigError, EpisodeError, RunDirectoryError
 from kapelle.evaluation import blame as measuring
@@ -45,7 +57,7 @@ from kapelle.workflows.chain import Chain
 HOW: dict[str, Any] = {"step": 3, "split": "eval", "samples": 10, "seed": 0, "settings": []}
 
 
-def acting(*words: Callable[[Request], str], engine: Counting | None = None, **over: Any) -> Play:
+def acting(*words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any) -> Play:
     """A reasoner and an actor who speak these words; without any, as the tables of `tests.support.trees` say."""
     return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), tree=None)
 
@@ -159,6 +171,15 @@ class AtOnce(Chain):
         await scene.step({name: turn.text for name, turn in said.items()})
 
 
+class OneThenTwo(Chain):
+    async def run(self, scene: Scene) -> None:
+        first, *others = scene.names
+        note = await scene[first].say("?")
+        await scene.step({first: note.text})
+        said = await scene.together({name: ["?"] for name in others})
+        await scene.step({name: turn.text for name, turn in said.items()}, final="lose")
+
+
 class TestAtOnce:
     def test_each_is_judged_alone_with_the_other_kept(self) -> None:
         """The reasoner said yes and the actor no; half of the reasoner's words are yes and all of the actor's others."""
@@ -171,6 +192,16 @@ class TestAtOnce:
         assert episode.values == (0.5, 0.0)
         assert episode.continuations == 30
         assert {each.text for each in innocent.instead} == {"yes", "no"}
+
+    def test_a_world_that_pays_an_earlier_turn_later_repeats(self) -> None:
+        names = ("first", "reasoner", "actor")
+        engine = ScriptedEngine(dict.fromkeys(names, lambda _: "lose"))
+        play = acting(names=names, engine=engine, environment=PaysTheFirst(), workflow=OneThenTwo())
+        episode = run_async(lambda: play_episode(play, TASK, 1))
+        assert [turn.reward for turn in episode.turns] == [2.0, 0.0, 0.0]
+        result = blamed(play, episode)
+        assert result.left_out == {}
+        assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
 
     def test_turns_that_did_not_hear_one_another_are_one_moment(self) -> None:
         def turn(agent: str, index: int, seen: int) -> Turn:

@@ -15,6 +15,7 @@ from tests.support.trees import (
     TASK,
     WINS,
     Counting,
+    PaysTheFirst,
     TwoSteps,
     Wins,
     WinsWorld,
@@ -29,11 +30,11 @@ from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_
 from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
 from kapelle.metrics.definitions import rollout_metrics
-from kapelle.rollout.interventions import affordable, moment_of
+from kapelle.rollout.interventions import affordable, moment_of, turns_until
 from kapelle.rollout.play import Play, rollout
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.team import Policy, Team
-from kapelle.types import Episode, Group, Task, Turn
+from kapelle.types import Episode, Group, Payment, Task, Turn
 from kapelle.workflow import GoesOnWithout, Scene
 from kapelle.workflows.chain import Chain
 
@@ -168,6 +169,15 @@ class TestWhatBecomesOfIt:
         assert one.episodes[0].error is not None
         assert "does not repeat" in one.episodes[0].error
 
+    async def test_a_world_that_pays_an_earlier_turn_later_repeats(self) -> None:
+        algorithm = row("counterfactual", group_size=2)
+        play = stage(algorithm, environment=PaysTheFirst(), workflow=TwoSteps())
+        [one] = await played(play, 2)
+        for episode in one.episodes:
+            assert episode.error is None
+            assert episode.turns[0].reward == 2.0, "once after each turn"
+            assert {each.turn for each in episode.interventions} == {0, 1}
+
     async def test_they_are_recorded(self) -> None:
         groups = await played(stage(row("counterfactual", group_size=2)), 2)
         again = load_groups(map(json.loads, dump_groups(1, groups).splitlines()))
@@ -193,6 +203,21 @@ class TestMoments:
         assert beside == []
         past, _ = moment_of(episode, Change("remove", ("nobody",)))
         assert len(past) == 4
+
+    def test_what_was_paid_after_it_is_not_repeated(self) -> None:
+        """`a` is paid 0.1 before it speaks, 0.2 for its turn, and 0.3 once more after `b` has spoken; 0.1 + 0.2 + 0.3 − 0.3 is another number."""
+        turns = tuple(
+            Turn(agent, agent, 0, "", k, k, (k,), (k,), (0.0,), "stop", "", reward=reward)
+            for k, (agent, reward) in enumerate((("a", 0.1 + 0.2 + 0.3), ("b", 7.0), ("a", 1.0)))
+        )
+        paid = (("a", 0, 0.1), ("a", 1, 0.2), ("a", 2, 0.3), ("b", 3, 7.0), ("a", 3, 1.0))
+        episode = Episode(TASK, 0, ("a", "b"), turns, payments=tuple(Payment(*each) for each in paid))
+        rewards = [[turn.reward for turn in turns_until(episode, count)] for count in range(4)]
+        assert rewards == [[], [0.1 + 0.2], [0.1 + 0.2 + 0.3, 0.0], [0.1 + 0.2 + 0.3, 7.0, 1.0]]
+        older = replace(episode, payments=())
+        assert turns_until(older, 1) == turns[:1], "when it was paid is not known"
+        more = replace(episode, turns=(replace(turns[0], reward=5.0), *turns[1:]))
+        assert [turn.reward for turn in turns_until(more, 2)] == [5.0, 0.0], "nor of what was not recorded"
 
 
 class TestBudget:

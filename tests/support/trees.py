@@ -75,6 +75,25 @@ class WinsWorld(Scorable):
         pass
 
 
+class PaysTheFirst(Wins):
+    """Pays whom the team names first 1 whenever the world moves, whoever has spoken."""
+
+    name: Literal["tests.support.trees:PaysTheFirst"] = "tests.support.trees:PaysTheFirst"  # type: ignore[assignment]
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsWorld:
+        return PayingWorld(agents[0])
+
+
+class PayingWorld(WinsWorld):
+    def __init__(self, paid: str) -> None:
+        super().__init__("")
+        self._paid = paid
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        self._last = final or ""
+        return {self._paid: 1.0}
+
+
 class TwoSteps(Chain):
     """A chain of two in which the world moves after each, so that it has something to repeat."""
 

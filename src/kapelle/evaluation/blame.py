@@ -29,7 +29,7 @@ from typing import Any
 
 from kapelle.environment import Alive, Environment, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on
+from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on, turns_until
 from kapelle.rollout.partial import numbered
 from kapelle.rollout.play import Play, play_continuations
 from kapelle.runs.blamed import (
@@ -123,7 +123,7 @@ def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
     """
     found: dict[Key, Fork] = {}
     for moment in moments_of(episode.turns):
-        past, now = episode.turns[: moment.start], episode.turns[moment.start : moment.stop]
+        past, now = turns_until(episode, moment.start), episode.turns[moment.start : moment.stop]
         seeds = (seed, "blame", episode.task.id, episode.seed, moment.start)
         found[moment.start, None] = Fork(episode, sample, Record(past, ()), seeds)
         for turn in now if len(now) > 1 else ():

@@ -212,6 +212,28 @@ async def play_on(forks: Sequence[Fork], times: int, play_all: PlayAll) -> list[
     return found
 
 
+def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
+    """Return the first turns of an episode as they were before the next one began: with what had been paid for them by then."""
+    turns = episode.turns
+    own = {turn.agent: k for k, turn in reversed(list(enumerate(turns)))}
+    earned, by_then, begun = [0.0] * len(turns), None, 0
+    # Added up as the scene did, in the order of the payments, so that sums are equal to the bit.
+    for payment in episode.payments:
+        if payment.after > count and by_then is None:
+            by_then = list(earned)
+        while begun < min(payment.after, len(turns)):
+            own[turns[begun].agent] = begun
+            begun += 1
+        if payment.agent in own:
+            earned[own[payment.agent]] += payment.reward
+    if by_then is None:
+        return turns[:count]
+    return tuple(
+        replace(turn, reward=before) if turn.reward == whole else turn
+        for turn, before, whole in zip(turns[:count], by_then, earned, strict=False)
+    )
+
+
 # -------- What an algorithm changes of the episodes of a step
 
 
@@ -331,7 +353,7 @@ def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequenc
         return episode.turns, ()
     seen = episode.turns[first].seen
     beside = [turn for turn in episode.turns[seen:] if turn.seen <= seen and turn.agent not in change.agents]
-    return episode.turns[:seen], beside
+    return turns_until(episode, seen), beside
 
 
 def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
