@@ -47,6 +47,8 @@ class Prediction:
     at_most: float | None = None
     turned: float | None = None
     """Beyond it the contrary holds; the bound itself where nothing is given."""
+    pair: tuple[str, str, str] | None = None
+    """Two arms of which the first should be better by a measure, for the probability of improvement."""
 
     def judge(self, numbers: Sequence[float]) -> tuple[Verdict, float, float, float]:
         """Return the verdict, the interquartile mean and its interval."""
@@ -69,7 +71,11 @@ def better(one: str, other: str, by: float, measure: str = "area", says: str = "
     """Return the prediction that an arm's measure is greater than another's by so much; contradicted if it is smaller."""
     text = says or f"`{one}` is ahead of `{other}` by {by:g} ({measure})"
     return Prediction(
-        text, lambda found: found[one][measure] - found[other][measure], at_least=by, turned=0.0
+        text,
+        lambda found: found[one][measure] - found[other][measure],
+        at_least=by,
+        turned=0.0,
+        pair=(one, other, measure),
     )
 
 
@@ -149,6 +155,8 @@ class Judged:
     low: float
     high: float
     bound: str
+    improvement: float | None = None
+    """Chance that a run of the first arm is better than one of the second; None where no two arms are compared."""
 
 
 @dataclass
@@ -167,6 +175,8 @@ class Results:
     """Arm → tokens, interquartile mean of the worth, and its interval."""
     seconds: float = 0.0
     """CPU-seconds of all runs."""
+    arms: dict[str, Any] = field(default_factory=dict)
+    """Arm → its settings."""
     source: str = ""
     """Hash of the claim's file and of what it runs on."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -182,7 +192,13 @@ class Results:
                 if prediction.at_least is not None
                 else f"≤ {prediction.at_most:g}"
             )
-            found.append(Judged(prediction.says, verdict, middle, low, high, bound))
+            improvement = None
+            if prediction.pair is not None:
+                one, other, measure = prediction.pair
+                improvement = probability_of_improvement(
+                    [row[measure] for row in self.runs[one]], [row[measure] for row in self.runs[other]]
+                )
+            found.append(Judged(prediction.says, verdict, middle, low, high, bound, improvement))
         return found
 
     def numbers(self, prediction: Prediction) -> list[float]:

@@ -31,7 +31,7 @@ python -m experiments run all --jobs 2       # everything; continues where it wa
 
 A prediction is a number for each seed, computed from what all arms did with that seed. Shown is its interquartile mean over seeds with a 95 %
 bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies on the other side. *Not shown*: neither, or an effect
-smaller than predicted. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
+smaller than predicted. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
 
 """
 
@@ -66,10 +66,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+def _chance(improvement: float | None) -> str:
+    return "" if improvement is None else f"{improvement:.2f}"
+
+
 def _section(claim: Claim, results: Results) -> str:
     judged = results.judge(claim)
     rows = "".join(
-        f"| {each.says} | {each.bound} | {each.middle:.3g} [{each.low:.3g}, {each.high:.3g}] | {each.verdict} |\n"
+        f"| {each.says} | {each.bound} | {each.middle:.3g} [{each.low:.3g}, {each.high:.3g}] | {_chance(each.improvement)} | {each.verdict} |\n"
         for each in judged
     )
     rates = ""
@@ -81,7 +85,7 @@ def _section(claim: Claim, results: Results) -> str:
         f'\n<a id="{claim.name}"></a>\n\n## {claim.claim}\n\n'
         f"{SIGN[overall(judged)]} · {claim.source} · [the experiment](../experiments/claims/{claim.name}.py)\n\n"
         f"{claim.setting} {results.seeds} seeds.{rates}\n\n"
-        f"| prediction | bound | measured | |\n|---|---|---|---|\n{rows}{remark}\n"
+        f"| prediction | bound | measured | P(better) | |\n|---|---|---|---|---|\n{rows}{remark}\n"
         f"![{claim.claim}](pictures/claims/{claim.name}.svg)\n"
     )
 

@@ -124,6 +124,7 @@ def run(
         {arm: [row["measures"] for row in own] for arm, own in found.items()},
         {arm: _curve([row["curve"] for row in own]) for arm, own in found.items() if own[0]["curve"]},
         round(sum(row["seconds"] for row in rows.known.values()), 1),
+        json.loads(json.dumps(claim.arms, default=str)),
         source_of(claim),
         {name: importlib.metadata.version(name) for name in ("kapelle", "torch", "numpy")},
     )

@@ -38,6 +38,7 @@ def test_what_was_sampled_is_what_the_trainer_scores() -> None:
         assert metrics["parity/max"] < 1e-5
 
 
+@pytest.mark.slow
 def test_an_update_is_the_exact_gradient_on_average() -> None:
     run = run_of({"name": "relay", "seats": 2, "letters": 2})
     exact = exact_gradient(run)
