@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -29,7 +30,8 @@ from tests.support.trees import (
 from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_class
 from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
-from kapelle.metrics.definitions import rollout_metrics
+from kapelle.environment import Outcome
+from kapelle.metrics.definitions import own_returns, rollout_metrics
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
 from kapelle.rollout.play import Play, rollout
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -138,6 +140,26 @@ class TestWhatBecomesOfIt:
         everybody = ("reasoner", "actor")
         assert heard == [everybody, ("actor",), everybody]
 
+    async def test_a_world_pays_those_without_whom_it_goes_on_too(self) -> None:
+        class PaysAll(WinsWorld):
+            async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+                return dict.fromkeys(("reasoner", "actor"), 0.25)
+
+            def outcome(self) -> Outcome:
+                return Outcome(dict.fromkeys(("reasoner", "actor"), 0.5), None)
+
+        class WinsAll(Wins):
+            def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
+                return PaysAll("")
+
+        class Further(Chain, GoesOnWithout):
+            pass
+
+        algorithm = changing(PLAIN, Change("remove", ("actor",)))
+        [one] = await played(stage(algorithm, environment=WinsAll(), workflow=Further()), 1)
+        [found] = one.episodes[0].interventions
+        assert found.returns == ({"actor": 0.75},)
+
     async def test_another_policy_speaks_for_an_agent(self) -> None:
         engine = Counting(
             lambda request: "A", lambda request: "win" if "Z" in str(request.messages[-1].content) else "lose"
@@ -150,6 +172,10 @@ class TestWhatBecomesOfIt:
         [found] = one.episodes[0].interventions
         assert one.episodes[0].total("actor") == 0.0
         assert found.returns == ({"actor": 1.0},)
+        assert one.episodes[0].continued == {"other": 1, "actor": 3}
+        assert rollout_metrics([one], own_returns)["tokens/other"] == 1.0, (
+            "it has no turn in an episode of the team"
+        )
 
     async def test_a_continuation_that_fails_is_left_out(self) -> None:
         words = iter(["win", "boom", "win"])

@@ -284,7 +284,8 @@ def rollout_metrics(
         _put_mean(row, f"reward_max/{agent}", [max(rewards) for rewards in best if rewards])
     _put_mean(row, "dead_moments", [float(len(set(worths)) < 2) for worths in _moments(valid)])
     turns = [turn for episode in played for turn in (*episode.turns, *episode.branches)]
-    for policy in _names((turn.policy,) for turn in turns):
+    spoke = [(turn.policy,) for turn in turns] + [tuple(episode.continued) for episode in played]
+    for policy in _names(spoke):
         sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy and not turn.copied]
         continued = sum(episode.continued.get(policy, 0) for episode in played)
         row[f"tokens/{policy}"] = float(sum(sampled) + continued)

@@ -493,7 +493,7 @@ class LiveScene:
         self.stepped = True
         with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(rewards, self.names)
+        paid = payments(rewards, self.play.team.names)  # the world knows all, the absent too
         for agent, reward in paid.items():
             self.payments.append(Payment(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
@@ -509,7 +509,7 @@ class LiveScene:
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
-        rewards = payments(outcome.rewards, self.names)
+        rewards = payments(outcome.rewards, self.play.team.names)
         for agent, reward in self._owed.items():
             rewards[agent] = rewards.get(agent, 0.0) + reward
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
