@@ -15,12 +15,19 @@ import pytest
 import torch
 from experiments.tables import Words
 from pydantic import ValidationError
-from tests.support.expected import ARMS, LONG_AND_SHORT, Game, Run, Tables, expected_update, multiples
-from tests.support.tables import ROWS, TOKENS
+from tests.support.expected import (
+    ARMS,
+    LONG_AND_SHORT,
+    Game,
+    Run,
+    Tables,
+    expected_update,
+    multiples,
+    right_values,
+)
 
 from kapelle.algorithm import algorithm_class
 from kapelle.algorithms.coma import COMA
-from kapelle.signals.samples import central_prompt
 from kapelle.types import Episode, Task
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
@@ -475,18 +482,7 @@ def test_coma_follows_its_critic(how: str, right: bool) -> None:
     before, groups = dict(tables.logits), game.population(2)
     run = Run(algorithm, tables)
     if right:
-        value = torch.zeros(ROWS, TOKENS)
-        worths: dict[Words, list[tuple[float, int]]] = {}
-        for outcome, count in game.outcomes():
-            episode = game.episode(outcome, Task("t", ""))
-            for each in episode.turns:
-                read = (*central_prompt(episode, each, answered=True), *each.completion_ids)
-                worths.setdefault(read, []).append((game.earned([game.words[k] for k in outcome]), count))
-        for read, found in worths.items():
-            mean = sum(paid * count for paid, count in found) / sum(count for _, count in found)
-            value[tables.model.row(read)] = mean / TOKENS
-        head = {"value_head.weight": torch.ones(1, TOKENS), "value_head.bias": torch.zeros(1)}
-        run.engine.load_weights("critic", {"table": value, **head})
+        run.engine.load_weights("critic", right_values(game, tables))
     run.step(groups)
     tables.logits = before
     found_multiples = multiples(tables)

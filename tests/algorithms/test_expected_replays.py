@@ -16,10 +16,11 @@ import pytest
 from experiments.tables import Words
 from tests.algorithms.test_expected_gradient import CHAIN, EVEN, UNALIKE, worth
 from tests.support.episodes import group, turn
-from tests.support.expected import ARMS, Game, Run, Tables, multiples
+from tests.support.expected import ARMS, Game, Run, Tables, multiples, right_values
 
 from kapelle.algorithm import Algorithm, Change, algorithm_class
 from kapelle.rollout.interventions import affordable, moment_of
+from kapelle.rows import Signals
 from kapelle.types import Episode, Group, Intervention, Task
 
 
@@ -30,18 +31,22 @@ def row(name: str, **settings: Any) -> Algorithm:
 
 
 def ends(
-    game: Game, said: list[tuple[str, Words]], absent: Sequence[str]
+    game: Game, said: list[tuple[str, Words]], absent: Sequence[str], swapped: Sequence[str] = ()
 ) -> list[tuple[list[tuple[str, Words]], int]]:
-    """Return how an episode may go on from what was said, with how often it does."""
+    """Return how an episode may go on from what was said, with how often it does.
+
+    Those who are `swapped` say the last word three times as often as each other one, whatever the policies do.
+    """
     speaker = game.speaker([words for _, words in said])
     if speaker is None:
         return [(said, 1)]
     if speaker in absent:
-        return ends(game, [*said, (speaker, ())], absent)
+        return ends(game, [*said, (speaker, ())], absent, swapped)
+    others = (*(1 for _ in game.words[1:]), 3)
     return [
         (whole, count * times)
-        for words, count in zip(game.words, game.counts, strict=True)
-        for whole, times in ends(game, [*said, (speaker, words)], absent)
+        for words, count in zip(game.words, others if speaker in swapped else game.counts, strict=True)
+        for whole, times in ends(game, [*said, (speaker, words)], absent, swapped)
     ]
 
 
@@ -51,14 +56,15 @@ def expectation(game: Game, episode: Episode, change: Change, returns: Any) -> M
     assert not beside, "these games are chains"
     said = [(one.agent, one.completion_ids) for one in past]
     absent = change.agents if change.what == "remove" else ()
+    swapped = change.agents if change.what == "swap" else ()
     if change.what == "replace":
         assert change.by is not None
         assert not isinstance(change.by, str)
         said.append((change.by.agent, change.by.completion_ids))
     paid: list[Mapping[str, float]] = []
-    for whole, count in ends(game, said, absent):
+    for whole, count in ends(game, said, absent, swapped):
         turns = [
-            turn(agent, k, len(words), completion_ids=words, trained=agent not in absent)
+            turn(agent, k, len(words), completion_ids=words, trained=agent not in (*absent, *swapped))
             for k, (agent, words) in enumerate(whole)
         ]
         ended = Episode(
@@ -140,10 +146,16 @@ def test_a_budget_bends_nothing(budget: float, alternatives: str) -> None:
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 
-@pytest.mark.parametrize("name", ["ccpo", "sharp"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("ccpo", {}), ("sharp", {}), ("sharp", {"absent": "reference"})],
+    ids=["ccpo", "sharp", "sharp, the base model speaks"],
+)
 @pytest.mark.parametrize("game", [TEAM, pytest.param(THREE, marks=pytest.mark.slow)], ids=["two", "three"])
-def test_what_the_team_earns_without_an_agent_is_a_baseline(name: str, game: Game) -> None:
-    algorithm = row(name, group_size=2)
+def test_what_the_team_earns_without_an_agent_is_a_baseline(
+    name: str, settings: dict[str, Any], game: Game
+) -> None:
+    algorithm = row(name, group_size=2, **settings)
     groups = played_on(game, algorithm, game.population(2))
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
@@ -249,3 +261,51 @@ def test_a_nested_tree_follows_the_gradient(widths: tuple[int, ...], shared: boo
         assert shared or found["b"] > 0
     else:
         assert all(factor > 0 for factor in found.values())
+
+
+@pytest.mark.parametrize("widths", [(2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("settings", "right", "follows"),
+    [
+        ({"variant": "value_assisted"}, False, True),
+        ({"variant": "value_assisted", "alpha": 0.25}, False, True),
+        ({"variant": "value_only"}, True, True),
+        ({"variant": "value_only"}, False, False),
+    ],
+    ids=["assisted", "mixed", "values alone, right", "values alone, wrong"],
+)
+def test_a_critic_sets_a_baseline_or_is_followed(
+    widths: tuple[int, ...], settings: dict[str, Any], right: bool, follows: bool
+) -> None:
+    """As a baseline any critic will do; where its values stand in for what was earned, only the right one does."""
+    algorithm = row("c3", widths=widths, team_reward="sum", **settings)
+    tables = Tables(PAIR, None)
+    before = dict(tables.logits)
+    run = Run(algorithm, tables)
+    if right:
+        run.engine.load_weights("critic", right_values(PAIR, tables))
+    run.step(trees(PAIR, widths))
+    tables.logits = before
+    found = multiples(tables)
+    assert all(factor > 0 for factor in found.values()) == follows, found
+
+
+def test_a_turn_s_credit_is_its_exact_advantage_on_average() -> None:
+    """Not only the update: whatever an agent has read and says, its credit's mean is what the team may expect after that, less before."""
+    widths = (2, 3)
+    algorithm = row("c3", widths=widths, team_reward="sum")
+    assert algorithm.credit is not None
+    groups = trees(PAIR, widths)
+    found: dict[tuple[Words, Words], list[float]] = {}
+    for key, each in algorithm.credit(groups, Signals()).items():
+        said = groups[key.group].episodes[key.episode].turns[key.turn]
+        if each.weight:
+            place = (said.prompt_ids, said.completion_ids)
+            found.setdefault(place, []).append(float(each.advantage_T[0]))
+    words, shares = PAIR.words, [count / sum(PAIR.counts) for count in PAIR.counts]
+    pays = {(a, b): PAIR.earned((a, b)) for a in words for b in words}
+    after = {a: sum(share * pays[a, b] for share, b in zip(shares, words, strict=True)) for a in words}
+    start = sum(share * after[a] for share, a in zip(shares, words, strict=True))
+    exact = {(PAIR.prompt(()), a): after[a] - start for a in words}
+    exact |= {(PAIR.prompt((a,)), b): pays[a, b] - after[a] for a, b in pays}
+    assert {place: fmean(each) for place, each in found.items()} == pytest.approx(exact, abs=1e-5)

@@ -34,6 +34,7 @@ from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.setup.recipe import resolve
 from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.signals.samples import central_prompt
 from kapelle.signals.teacher import TEACHER
 from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.training.loop import Loop, Step
@@ -364,6 +365,22 @@ def expected_update(
     Run(algorithm, tables, teacher=teacher).step(groups)
     tables.logits = before
     return tables, groups
+
+
+def right_values(game: Game, tables: Tables) -> dict[str, Tensor]:
+    """Return the weights of a critic that says after each turn what all agents are paid on average."""
+    paid: dict[Words, list[tuple[float, int]]] = {}
+    for outcome, count in game.outcomes():
+        episode = game.episode(outcome, Task("t", ""))
+        for each in episode.turns:
+            read = (*central_prompt(episode, each, answered=True), *each.completion_ids)
+            paid.setdefault(read, []).append((game.earned([game.words[k] for k in outcome]), count))
+    value = torch.zeros(ROWS, TOKENS)
+    for read, found in paid.items():
+        mean = sum(earned * count for earned, count in found) / sum(count for _, count in found)
+        value[tables.model.row(read)] = mean / TOKENS
+    head = {"value_head.weight": torch.ones(1, TOKENS), "value_head.bias": torch.zeros(1)}
+    return {"table": value, **head}
 
 
 def multiples(tables: Tables) -> dict[str, float]:
