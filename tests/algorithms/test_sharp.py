@@ -1,4 +1,4 @@
-"""Shapley values by hand, exact and of drawn orders."""
+"""Shapley values by hand, exact and of drawn orders; who speaks for those who are absent; what calls of tools are paid."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from statistics import fmean
 import pytest
 from tests.support.episodes import episode, group, turn
 
+from kapelle.algorithm import Change
 from kapelle.algorithms.sharp import SHARP
+from kapelle.errors import ConfigError
+from kapelle.rows import Signals
+from kapelle.signals.stand_ins import StandIn, stand_in
+from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Intervention
+
+LORA = Lora()
 
 WORTH = {"": 0.0, "a": 1.0, "b": 2.0, "c": 0.0, "ab": 5.0, "ac": 1.0, "bc": 4.0, "abc": 9.0}
 """What the team earns, by who speaks."""
@@ -66,3 +73,71 @@ def test_a_coalition_that_was_not_played_leaves_its_agents_out() -> None:
     without = tuple(each for each in whole.interventions if set(each.agents) != {"b", "c"})
     assert settings.judged(replace(whole, interventions=without)) == {}
     assert len(settings.judged(whole)) == 3
+
+
+def absences(settings: SHARP) -> list[Change]:
+    one = episode(*(turn(name, k) for k, name in enumerate("ab")))
+    team = Team((Agent("a"), Agent("b")), {"p": Policy("p", "small", LORA)}, dict.fromkeys("ab", "p"))
+    return list(settings.changes(group(one, one), 0, team))
+
+
+def test_the_base_model_speaks_for_those_who_are_absent() -> None:
+    gone = [("a",), ("b",), ("a", "b")]
+    assert absences(SHARP()) == [Change("remove", agents) for agents in gone]
+    assert absences(SHARP(absent="reference")) == [
+        Change("swap", agents, None, stand_in("small")) for agents in gone
+    ]
+
+
+def test_the_base_model_joins_the_team_and_plays_no_agent() -> None:
+    [signal] = SHARP(absent="reference").build().needs
+    assert isinstance(signal, StandIn)
+    team = Team((Agent("a"),), {"a": Policy("a", lora=LORA)}, {"a": "a"})
+    found = signal.beside(team)
+    assert found.policies[stand_in("base")] == Policy(stand_in("base"), trained=False)
+    assert found.agents_of(stand_in("base")) == ()
+    assert found.trained == team.trained
+
+
+@pytest.mark.parametrize(
+    ("policies", "why"),
+    [
+        ({"a": Policy("a")}, "trains the base model itself"),
+        ({"a": Policy("a", "base", LORA), "b": Policy("b", "other", LORA)}, "have 2 base models"),
+    ],
+)
+def test_there_is_one_base_that_stays_as_it_was(policies: dict[str, Policy], why: str) -> None:
+    team = Team(tuple(map(Agent, policies)), policies, {name: name for name in policies})
+    with pytest.raises(ConfigError, match=why):
+        StandIn().beside(team)
+
+
+def test_calls_that_were_carried_out_are_paid_to_the_agent_itself() -> None:
+    """Of a's calls one of two was carried out in the first attempt and all in the second; b never calls."""
+    counts = [({"a": 1, "b": 0}, {"a": 1, "b": 0}), ({"a": 3, "b": 0}, {"a": 0, "b": 0})]
+    one = group(
+        *(
+            episode(
+                turn("a", 0),
+                turn("b", 1),
+                rewards={"b": 1.0},
+                info={"calls_done": done, "call_faults": faults},
+            )
+            for done, faults in counts
+        )
+    )
+    give = SHARP(tool_reward=0.4, group_size=2).build().credit
+    assert give is not None
+    found = {
+        (key.episode, key.turn): float(each.advantage_T[0]) for key, each in give([one], Signals()).items()
+    }
+    # 0.4 · (1/2 − 1) and back; the team earned the same twice.
+    assert found == pytest.approx({(0, 0): -0.2, (1, 0): 0.2, (0, 1): 0.0, (1, 1): 0.0})
+
+
+def test_an_environment_without_calls_pays_for_none() -> None:
+    give = SHARP(tool_reward=0.4).build().credit
+    assert give is not None
+    plain = group(*(episode(turn("a", 0), rewards={"a": 1.0}) for _ in range(2)))
+    with pytest.raises(ConfigError, match="say nothing of calls"):
+        give([plain], Signals())

@@ -61,6 +61,7 @@ async def test_an_agent_calls_reads_and_answers(form: Form) -> None:
     assert episode.success == 1.0
     assert episode.info["calls"] == {"solver": ["calculator"]}
     assert episode.info["call_faults"] == {"solver": 0}
+    assert episode.info["calls_done"] == {"solver": 1}
 
 
 async def test_the_whole_prompt_is_as_stated() -> None:
@@ -115,6 +116,7 @@ async def test_what_goes_wrong_is_told_to_the_agent_and_never_a_crash(said: str,
     assert results(episode)[0].startswith(heard)
     assert episode.rewards == {"solver": 1.0}
     assert episode.info["call_faults"] == {"solver": 1}
+    assert episode.info["calls_done"] == {"solver": 0}
 
 
 async def test_calls_side_by_side_are_carried_out_in_order_and_named() -> None:

@@ -165,6 +165,8 @@ class ToolUser:
     turns: int = 0
     answer: str | None = None
     calls: list[str] = field(default_factory=list)
+    done: int = 0
+    """Calls that were carried out."""
     faults: int = 0
 
 
@@ -280,6 +282,7 @@ class ToolsWorld(Retriable):
                 arguments = fit_arguments(call.arguments, tool.schema.parameters)
                 async with suspend_aware_timeout(self._settings.call_s):
                     said = await asyncio.to_thread(tool.call, arguments)
+                user.done += 1
             except ToolFault as fault:
                 user.faults += 1
                 said = f"Error: {fault}"
@@ -304,6 +307,7 @@ class ToolsWorld(Retriable):
         info: dict[str, Json] = {
             **ended.info,
             "calls": {agent: list(user.calls) for agent, user in acted.items()},
+            "calls_done": {agent: user.done for agent, user in acted.items()},
             "call_faults": {agent: user.faults for agent, user in acted.items()},
         }
         return replace(
