@@ -2,7 +2,9 @@
 
     python -m benchmarks.credit            # ten seeds: an hour on one core
     python -m benchmarks.credit 5          # five
+    python -m benchmarks.credit 5 "liar 3" # five of one team; the last results keep those of the others
     python -m benchmarks.credit quick      # two seeds, small teams
+    python -m benchmarks.credit states     # 100,000 turns of some teams: is credit right on average, whatever an agent has read and says?
     python -m benchmarks.credit plot       # the last results as a picture
 
 Policies are tables: an agent draws one of `WORDS` words, each a token, from the softmax of its logits for what it reads. Episodes, continuations and shared beginnings are
@@ -10,7 +12,8 @@ played by the library's own rollout, and credit is the algorithm's own; the exac
 on the logits, Σ A ∇ log π over the turns that have credit, over the number of episodes that they come from.
 
 Teams: `additive` (all at once; each word is worth something by itself, and the team is paid the sum), `free rider` (the same, but the second agent's word is worth nothing), `chain` (in turn; each reads the word before it, and the team is paid 1
-if every word is the right answer to the one before) and `weak link` (a chain whose second agent is right by chance at first, while the others nearly always are).
+if every word is the right answer to the one before), `weak link` (a chain whose second agent is right by chance at first, while the others nearly always are) and `liar` (a debate of two rounds: each says a word, hears those of the
+others, and says another; the team is paid 1 if most of the last words are right. At first everybody says what it has heard rather than something else, and the second agent nearly always says the same wrong word).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -41,6 +44,7 @@ from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Group, Split, Task
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain
+from kapelle.workflows.debate import Debate
 from kapelle.workflows.parallel import Parallel
 
 WORDS = 4
@@ -54,7 +58,7 @@ class Words(DrawnTasks):
     """Pays a team for the words that its agents have said, in seat order."""
 
     name: Literal["benchmarks.credit:Words"] = "benchmarks.credit:Words"
-    kind: Literal["additive", "free rider", "chain"] = "additive"
+    kind: Literal["additive", "free rider", "chain", "liar"] = "additive"
 
     def task(self, split: Split, index: int) -> Task:
         """Return the only task, by a number."""
@@ -63,6 +67,10 @@ class Words(DrawnTasks):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> WordsWorld:
         """Return a world that waits for every agent's word, or for the last one's."""
         return WordsWorld(self.kind, agents)
+
+    def extract(self, text: str) -> str:
+        """Return a word as its own answer."""
+        return text
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -97,6 +105,9 @@ class WordsWorld:
         return Outcome(dict.fromkeys(self._agents, 0.0) | self._paid(), None)
 
     def _paid(self) -> dict[str, float]:
+        if self._kind == "liar":
+            won = sum(map(worth, self._said.values())) > len(self._said) / 2
+            return dict.fromkeys(self._agents, won / len(self._agents))
         if self._kind != "chain":
             return {
                 agent: worth(text) / paid_agents(self._kind, self._agents)
@@ -111,6 +122,12 @@ class WordsWorld:
 
 
 AT_ONCE = ("additive", "free rider")
+FOLLOWS = 1.0
+"""What each debater that says a word adds to its logit for those who hear it, at first."""
+AGAIN = "Answer again."
+"""How what an agent reads ends after the first round of a debate."""
+Heard = int | tuple[int, ...]
+"""What an agent reads: the word before it, or in a debate those of the others in ascending order; `WORDS` is none."""
 
 
 def rides(kind: str, agent: str) -> bool:
@@ -134,22 +151,64 @@ class Tables:
     def __init__(self, agents: int, kind: str, seed: int) -> None:
         self.kind, self.names = kind, tuple(f"agent_{k}" for k in range(agents))
         draw = torch.Generator().manual_seed(seed)
+        reads: list[Heard] = list(range(WORDS + 1))
+        if kind == "liar":
+            reads = [WORDS, *combinations_with_replacement(range(WORDS + 1), agents - 1)]
         self.logits = {
             (name, read): 0.1 * torch.randn(WORDS, generator=draw, dtype=torch.float64)
             for name in self.names
-            for read in range(WORDS + 1)
+            for read in reads
         }
         if kind == "weak link":  # everybody but the second agent nearly always answers rightly
             for (name, read), table in self.logits.items():
-                if name != self.names[1]:
+                if name != self.names[1] and isinstance(read, int):
                     table[(read + 1) % WORDS] += 3.0
+        if kind == "liar":
+            for (name, read), table in self.logits.items():
+                if name == self.names[1]:
+                    table[0] += 3.0
+                for word in read if isinstance(read, tuple) else ():
+                    table[word : word + 1] += FOLLOWS  # silence is no word
 
-    def chances(self, name: str, read: int) -> Tensor:
+    def chances(self, name: str, read: Heard) -> Tensor:
         """Return how likely each word is."""
         return self.logits[name, read].softmax(-1)
 
+    def reads(self, name: str, text: str) -> Heard:
+        """Return what an agent makes of a message."""
+        if self.kind in AT_ONCE:
+            return WORDS
+        if self.kind == "liar":
+            if not text.endswith(AGAIN):
+                return WORDS
+            lines = [line.partition(": ") for line in text.splitlines()]
+            words = sorted(int(word or WORDS) for _, colon, word in lines if colon)
+            return (*words, *[WORDS] * (len(self.names) - 1 - len(words)))  # a debate goes on without some
+        return int(text) if text and name != self.names[0] else WORDS
+
+    def debated(self, first: Mapping[str, int], last: Mapping[str, int]) -> float:
+        """Return how likely it is that most of the last words are right, if these agents say these words in the two rounds."""
+        if len(first) < len(self.names):
+            name = next(name for name in self.names if name not in first)
+            chances: list[float] = self.chances(name, WORDS).tolist()
+            return sum(
+                chance * self.debated({**first, name: word}, last) for word, chance in enumerate(chances)
+            )
+        right_K = [1.0]
+        """Chance of k right words."""
+        for name in self.names:
+            heard = tuple(sorted(word for other, word in first.items() if other != name))
+            right = worth(str(last[name])) if name in last else float(self.chances(name, heard)[-1])
+            right_K = [
+                (1.0 - right) * a + right * b for a, b in zip([*right_K, 0.0], [0.0, *right_K], strict=True)
+            ]
+        return sum(right_K[len(self.names) // 2 + 1 :])
+
     def value(self, said: Sequence[int]) -> float:
-        """Return the team's expected return after the first agents have said these words."""
+        """Return the team's expected return after the first agents have said these words; in a debate, before anybody has."""
+        if self.kind == "liar":
+            assert not said
+            return self.debated({}, {})
         if self.kind in AT_ONCE:
             known = [float(word == WORDS - 1) for word in said]
             known += [float(self.chances(name, WORDS)[-1]) for name in self.names[len(said) :]]
@@ -170,6 +229,15 @@ class Tables:
 def truth(tables: Tables, episode: Episode) -> dict[int, float]:
     """Return the exact advantage of every turn: what the team may expect after it, less before it."""
     said = [int(turn.text) for turn in episode.turns]
+    if tables.kind == "liar":
+        first = {turn.agent: int(turn.text) for turn in episode.turns if turn.seen == 0}
+        start, between = tables.debated({}, {}), tables.debated(first, {})
+        return {
+            turn.index: tables.debated({turn.agent: int(turn.text)}, {}) - start
+            if turn.seen == 0
+            else tables.debated(first, {turn.agent: int(turn.text)}) - between
+            for turn in episode.turns
+        }
     found = {}
     for turn in episode.turns:
         if tables.kind in AT_ONCE:  # nobody hears the others
@@ -185,27 +253,23 @@ def stage(tables: Tables, algorithm: Algorithm) -> Play:
     """Return how a team of tables plays."""
 
     def speak(request: Request) -> str:
-        read = WORDS if tables.kind in AT_ONCE else _heard(request)
+        read = tables.reads(request.agent, request.messages[-1].content)
         weights = tables.chances(request.agent, read).tolist()
         return str(random.Random(request.seed).choices(range(WORDS), weights)[0])
 
-    kind = tables.kind if tables.kind in AT_ONCE else "chain"
+    kind = "chain" if tables.kind == "weak link" else tables.kind
     agents = tuple(
-        Agent(name, prompt=None if k == 0 or kind in AT_ONCE else "{" + tables.names[k - 1] + "}")
+        Agent(name, prompt=None if k == 0 or kind != "chain" else "{" + tables.names[k - 1] + "}")
         for k, name in enumerate(tables.names)
     )
+    workflows = {"chain": Judged(tables), "liar": Debate(reply=f"{{answers}}\n\n{AGAIN}")}
     policies = {name: Policy(name, lora=Lora()) for name in tables.names}
     return Play(
         Team(agents, policies, {name: name for name in tables.names}),
         cast("Environment", Words(kind=kind)),
-        cast("Workflow", Parallel() if kind in AT_ONCE else Judged(tables)),
+        cast("Workflow", workflows.get(kind, Parallel())),
         ScriptedEngine(dict.fromkeys(tables.names, speak)),
     ).as_asked(algorithm.data)
-
-
-def _heard(request: Request) -> int:
-    text = request.messages[-1].content
-    return int(text) if request.agent != "agent_0" and text else WORDS
 
 
 class Judged(Chain):
@@ -240,7 +304,8 @@ def arms(kind: str, agents: int) -> dict[str, dict[str, Any]]:
     if agents <= 4:
         found["sharp"] = few
     if kind not in AT_ONCE:
-        widths = {2: (4, 3), 3: (3, 2, 2), 4: (3, 2, 2, 1)}.get(agents, (4, 3))
+        moments = 2 if kind == "liar" else agents
+        widths = {2: (4, 3), 3: (3, 2, 2), 4: (3, 2, 2, 1)}[moments]
         found["c3"] = {"widths": widths, "team_reward": "sum"}
     return found
 
@@ -255,7 +320,13 @@ def algorithm_of(name: str, settings: Mapping[str, Any]) -> Algorithm:
 def step_of(tables: Tables, algorithm: Algorithm, play: Play, number: int) -> list[Group]:
     """Play one group."""
     tasks = [Task(f"train-{number}", "0")]
-    return asyncio.run(rollout(play, tasks, algorithm.data.group_size, number))
+    groups = asyncio.run(rollout(play, tasks, algorithm.data.group_size, number))
+    episodes = [episode for one in groups for episode in one.episodes]
+    assert all(episode.error is None for episode in episodes)
+    assert all(each.returns for episode in episodes for each in episode.interventions), (
+        "a continuation failed"
+    )
+    return groups
 
 
 def tokens_of(groups: Sequence[Group]) -> int:
@@ -299,6 +370,69 @@ def fidelity(
     }
 
 
+def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], turns: int) -> dict[str, float]:
+    """Compare credit with exact advantages on average over the turns at which an agent reads the same and says the same.
+
+    `bias` is how far apart they are (root mean square over all turns, without what luck explains) over the spread of the truth, `worst` the greatest distance in its own
+    standard errors, `mean` that of all turns, and `standard error` its own. Turns of one group are not independent: groups are what errors are computed from.
+    """
+    tables, algorithm = Tables(agents, kind, 0), algorithm_of(name, settings)
+    play = stage(tables, algorithm)
+    assert algorithm.credit is not None
+    exact: list[float] = []
+    apart: dict[object, list[tuple[float, int]]] = {}
+    """Of each state and word: the sum of differences, and the number of turns, in every group."""
+    number = 0
+    while len(exact) < turns:
+        number += 1
+        groups = step_of(tables, algorithm, play, number)
+        known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
+        own: dict[object, list[float]] = {"all": []}
+        for key, each in algorithm.credit(groups, Signals()).items():
+            turn = groups[key.group].episodes[key.episode].turns[key.turn]
+            if each.weight:
+                right = known[key.group][key.episode][key.turn]
+                place = (turn.agent, tables.reads(turn.agent, turn.heard[-1].content), turn.text)
+                exact.append(right)
+                own["all"].append(float(each.advantage_T[0]) - right)
+                own.setdefault(place, []).append(own["all"][-1])
+        for where, found in own.items():
+            apart.setdefault(where, []).append((sum(found), len(found)))
+
+    def mean_and_error(sums: Sequence[tuple[float, int]]) -> tuple[float, float]:
+        count = sum(n for _, n in sums)
+        mean = sum(total for total, _ in sums) / count
+        # Where nobody has won yet the spread is nothing; one win more would move the mean by 1 / count.
+        return mean, max(1.0, math.sqrt(sum((total - n * mean) ** 2 for total, n in sums))) / count
+
+    mean, error = mean_and_error(apart.pop("all"))
+    often = {place: sums for place, sums in apart.items() if len(sums) >= 100}
+    judged = [(*mean_and_error(sums), sum(n for _, n in sums)) for sums in often.values()]
+    square = sum(n * (m * m - e * e) for m, e, n in judged) / sum(n for *_, n in judged)
+    return {
+        "turns": len(exact),
+        "states and words": len(judged),
+        "bias": math.sqrt(max(square, 0.0)) / statistics.pstdev(exact),
+        "worst": max(abs(m) / e for m, e, _ in judged),
+        "mean": mean,
+        "standard error": error,
+    }
+
+
+def states(turns: int = 100_000) -> None:
+    """Measure whether credit is right on average in every state, and write it beside what else is known."""
+    found: dict[str, Any] = {}
+    for team in ("chain 2", "liar 3"):
+        kind, agents, _ = TEAMS[team]
+        for name in ("rloo", "counterfactual", "c3"):
+            began = time.perf_counter()
+            row = by_state(kind, agents, name, arms(kind, agents)[name], turns)
+            found.setdefault(team, {})[name] = row
+            print(f"{time.perf_counter() - began:6.1f} s  {team}: {name} {row}", file=sys.stderr, flush=True)
+    known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**known, "states": found}, indent=2) + "\n", "utf-8")
+
+
 def learn(
     kind: str, agents: int, name: str, settings: Mapping[str, Any], most: int, seed: int
 ) -> dict[str, float]:
@@ -323,14 +457,12 @@ def learn(
         for key, each in credit.items():
             turn = groups[key.group].episodes[key.episode].turns[key.turn]
             counts[turn.agent] = counts.get(turn.agent, 0) + bool(each.weight)
-        moves: dict[tuple[str, int], Tensor] = {}
+        moves: dict[tuple[str, Heard], Tensor] = {}
         for key, each in credit.items():
             turn = groups[key.group].episodes[key.episode].turns[key.turn]
             if not each.weight:
                 continue
-            read = WORDS
-            if tables.kind not in AT_ONCE and turn.agent != tables.names[0]:
-                read = int(turn.heard[-1].content)
+            read = tables.reads(turn.agent, turn.heard[-1].content)
             towards = -tables.chances(turn.agent, read)
             towards[int(turn.text)] += 1.0
             by = RATE * len(tables.names) * float(each.advantage_T[0]) / counts[turn.agent]
@@ -350,13 +482,20 @@ TEAMS: Mapping[str, tuple[str, int, int]] = {
     "chain 4": ("chain", 4, 10_000),
     "additive 8": ("additive", 8, 8000),
     "additive 16": ("additive", 16, 20_000),
+    "liar 3": ("liar", 3, 4000),
+    "liar 5": ("liar", 5, 8000),
 }
 """Kind, agents and tokens."""
 
 
 def run(teams: Sequence[str], seeds: int, out: Path | None = None) -> dict[str, Any]:
-    """Measure every contender on every team; `out` holds what is known so far."""
+    """Measure every contender on every team; `out` holds what is known so far, of other teams too."""
+    earlier: dict[str, Any] = {}
+    if out is not None and out.exists():
+        earlier = json.loads(out.read_text("utf-8"))
     found: dict[str, Any] = {}
+    if earlier.get("seeds") == seeds:
+        found = {team: rows for team, rows in earlier["teams"].items() if team not in teams}
     for team in teams:
         kind, agents, most = TEAMS[team]
         for name, settings in arms(kind, agents).items():
@@ -372,9 +511,8 @@ def run(teams: Sequence[str], seeds: int, out: Path | None = None) -> dict[str, 
             }
             print(f"{time.perf_counter() - began:6.1f} s  {team}: {name}", file=sys.stderr, flush=True)
             if out is not None:
-                out.write_text(
-                    json.dumps({"seeds": seeds, "rate": RATE, "teams": found}, indent=2) + "\n", "utf-8"
-                )
+                known_now = {**earlier, "seeds": seeds, "rate": RATE, "teams": found}
+                out.write_text(json.dumps(known_now, indent=2) + "\n", "utf-8")
     return found
 
 
@@ -421,7 +559,7 @@ def plot(found: Mapping[str, Any], file: Path) -> None:
         own = [rows[name] for rows in chains.values() if name in rows]
         errors = [row["area, standard error"] for row in own]
         right.bar(places, [row["area"] for row in own], 0.14, yerr=errors, label=name)
-    right.set(title="one after another", ylabel="mean success over the tokens")
+    right.set(title="one after another, and in a debate", ylabel="mean success over the tokens")
     right.set_xticks(range(len(chains)), list(chains))
     right.set_ylim(0.0, 1.15)
     right.legend(frameon=False, fontsize="small", ncol=len(names), loc="upper center")
@@ -432,7 +570,13 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quick"]:
             print(table(run(["additive 2", "chain 2"], 2)))
+        case ["states"]:
+            states()
         case ["plot"]:
             plot(json.loads(RESULTS.read_text("utf-8"))["teams"], RESULTS.with_suffix(".svg"))
-        case [] | [_]:
-            print(table(run(list(TEAMS), int((sys.argv[1:] or ["10"])[0]), RESULTS)))
+        case [seeds, *teams]:
+            teams = teams or list(TEAMS)
+            known = run(teams, int(seeds), RESULTS)
+            print(table({team: known[team] for team in teams}))
+        case _:
+            print(table(run(list(TEAMS), 10, RESULTS)))
