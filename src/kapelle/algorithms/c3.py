@@ -142,7 +142,7 @@ class C3(MonteCarlo):
             for key, given in credit.items()
         }
 
-    def _better(self, node: Node, signals: Signals) -> float:
+    def _better(self, node: TreeTurn, signals: Signals) -> float:
         """Return how much better a turn was than its siblings."""
         worths = fmean(sibling.worth for sibling in node.siblings)
         if self.variant == "reward_only":
@@ -162,7 +162,7 @@ class Sibling(NamedTuple):
     """The turn that the agent took there; all of that moment, where another agent speaks."""
 
 
-class Node(NamedTuple):
+class TreeTurn(NamedTuple):
     """A turn that is trained on."""
 
     key: TurnKey
@@ -174,7 +174,7 @@ class Node(NamedTuple):
     """Episodes under it, failed ones too."""
 
 
-def nodes(g: int, group: Group, widths: Sequence[int], returns: Any) -> list[Node]:
+def nodes(g: int, group: Group, widths: Sequence[int], returns: Any) -> list[TreeTurn]:
     """Return each turn that is trained on.
 
     A turn that several episodes share is that of the first one which did not fail.
@@ -183,7 +183,7 @@ def nodes(g: int, group: Group, widths: Sequence[int], returns: Any) -> list[Nod
     moments = {e: _moments(group.episodes[e]) for e in paid}
     under = [math.prod(widths[depth:]) for depth in range(len(widths) + 1)]
     """Episodes that share the first moments, by how many of these there are."""
-    found: list[Node] = []
+    found: list[TreeTurn] = []
     for e in paid:
         depth_of = {seen: k + 1 for k, seen in enumerate(moments[e])}
         for turn in group.episodes[e].turns:
@@ -207,7 +207,7 @@ def nodes(g: int, group: Group, widths: Sequence[int], returns: Any) -> list[Nod
                     worth = fmean(paid[leaf][turn.agent] for leaf in leaves)
                     siblings.append(Sibling(worth, tuple(TurnKey(g, leaves[0], each.index) for each in own)))
             worth = fmean(paid[leaf][turn.agent] for leaf in _leaves(paid, turn.agent, first, under[depth]))
-            found.append(Node(TurnKey(g, e, turn.index), worth, tuple(siblings), under[depth]))
+            found.append(TreeTurn(TurnKey(g, e, turn.index), worth, tuple(siblings), under[depth]))
     return found
 
 
