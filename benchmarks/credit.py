@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,12 +34,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.subjects import DrawnTasks
-from kapelle.algorithm import Algorithm, algorithm_class
+from kapelle.algorithm import Algorithm, Credit, algorithm_class
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome
 from kapelle.rollout.play import Play, rollout
-from kapelle.rows import Signals, turns_of
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Group, Split, Task
 from kapelle.workflow import Workflow
@@ -329,6 +329,21 @@ def step_of(tables: Tables, algorithm: Algorithm, play: Play, number: int) -> li
     return groups
 
 
+def given_to(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> dict[TurnKey, float]:
+    """Return the advantage of every turn that has credit, without the factor by which a tree weighs turns that several episodes share."""
+    shared: dict[str, dict[TurnKey, int]] = {}
+    for key, each in credit.items():
+        if each.weight:
+            turns = [episode.turns[key.turn] for episode in groups[key.group].episodes[key.episode :]]
+            copies = list(takewhile(lambda turn: turn.copied, turns[1:]))
+            shared.setdefault(turns[0].policy, {})[key] = 1 + len(copies)
+    return {
+        key: float(credit[key].advantage_T[0]) * statistics.fmean(own.values()) / count
+        for own in shared.values()
+        for key, count in own.items()
+    }
+
+
 def tokens_of(groups: Sequence[Group]) -> int:
     """Return what a step has sampled, continuations included and shared turns once."""
     turns = sum(len(turn.completion_ids) for _, turn in turns_of(groups) if not turn.copied)
@@ -350,14 +365,12 @@ def fidelity(
         number += 1
         groups = step_of(tables, algorithm, play, 1000 * seed + number)
         spent += tokens_of(groups)
-        credit = algorithm.credit(groups, Signals())
         known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
-        for key, each in credit.items():
-            if each.weight:
-                given.append(float(each.advantage_T[0]))
-                exact.append(known[key.group][key.episode][key.turn])
-                if rides(kind, groups[key.group].episodes[key.episode].turns[key.turn].agent):
-                    riding.append(given[-1])
+        for key, advantage in given_to(groups, algorithm.credit(groups, Signals())).items():
+            given.append(advantage)
+            exact.append(known[key.group][key.episode][key.turn])
+            if rides(kind, groups[key.group].episodes[key.episode].turns[key.turn].agent):
+                riding.append(advantage)
     noise = [a - b for a, b in zip(given, exact, strict=True)]
     wrong = [a * b < 0 for a, b in zip(given, exact, strict=True) if abs(b) > 1e-9]
     return {
@@ -371,7 +384,7 @@ def fidelity(
 
 
 def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], turns: int) -> dict[str, float]:
-    """Compare credit with exact advantages on average over the turns at which an agent reads the same and says the same.
+    """Compare credit with exact advantages on average over the turns at which an agent reads the same and says the same, in 1,000 groups or more.
 
     `bias` is how far apart they are (root mean square over all turns, without what luck explains) over the spread of the truth, `worst` the greatest distance in its own
     standard errors, `mean` that of all turns, and `standard error` its own. Turns of one group are not independent: groups are what errors are computed from.
@@ -388,14 +401,13 @@ def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], tur
         groups = step_of(tables, algorithm, play, number)
         known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
         own: dict[object, list[float]] = {"all": []}
-        for key, each in algorithm.credit(groups, Signals()).items():
+        for key, advantage in given_to(groups, algorithm.credit(groups, Signals())).items():
             turn = groups[key.group].episodes[key.episode].turns[key.turn]
-            if each.weight:
-                right = known[key.group][key.episode][key.turn]
-                place = (turn.agent, tables.reads(turn.agent, turn.heard[-1].content), turn.text)
-                exact.append(right)
-                own["all"].append(float(each.advantage_T[0]) - right)
-                own.setdefault(place, []).append(own["all"][-1])
+            right = known[key.group][key.episode][key.turn]
+            place = (turn.agent, tables.reads(turn.agent, turn.heard[-1].content), turn.text)
+            exact.append(right)
+            own["all"].append(advantage - right)
+            own.setdefault(place, []).append(advantage - right)
         for where, found in own.items():
             apart.setdefault(where, []).append((sum(found), len(found)))
 
@@ -406,7 +418,7 @@ def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], tur
         return mean, max(1.0, math.sqrt(sum((total - n * mean) ** 2 for total, n in sums))) / count
 
     mean, error = mean_and_error(apart.pop("all"))
-    often = {place: sums for place, sums in apart.items() if len(sums) >= 100}
+    often = {place: sums for place, sums in apart.items() if len(sums) >= 1000}
     judged = [(*mean_and_error(sums), sum(n for _, n in sums)) for sums in often.values()]
     square = sum(n * (m * m - e * e) for m, e, n in judged) / sum(n for *_, n in judged)
     return {
@@ -424,7 +436,7 @@ def states(turns: int = 100_000) -> None:
     found: dict[str, Any] = {}
     for team in ("chain 2", "liar 3"):
         kind, agents, _ = TEAMS[team]
-        for name in ("rloo", "counterfactual", "c3"):
+        for name in ("rloo", "c3"):
             began = time.perf_counter()
             row = by_state(kind, agents, name, arms(kind, agents)[name], turns)
             found.setdefault(team, {})[name] = row
