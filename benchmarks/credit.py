@@ -291,12 +291,13 @@ class Judged(Chain):
 
 
 def arms(kind: str, agents: int) -> dict[str, dict[str, Any]]:
-    """Return the settings of every contender for a team."""
+    """Return the settings of every contender for a team; what follows a comma in a name tells two of one algorithm apart."""
     many = {"group_size": 12, "team_reward": "sum"}
     few = {"group_size": 4, "team_reward": "sum"}
     found: dict[str, dict[str, Any]] = {
         "grpo": {"scale": "none", **many},
         "rloo": many,
+        "rloo, 4": few,  # what small groups gain at one rate, by more steps for as many tokens, before anything is played on
         "magrpo": many,
         "counterfactual": few,
         "ccpo": few,
@@ -307,11 +308,13 @@ def arms(kind: str, agents: int) -> dict[str, dict[str, Any]]:
         moments = 2 if kind == "liar" else agents
         widths = {2: (4, 3), 3: (3, 2, 2), 4: (3, 2, 2, 1)}[moments]
         found["c3"] = {"widths": widths, "team_reward": "sum"}
+        found["c3, 4"] = {"widths": (2, 2), "team_reward": "sum"}
     return found
 
 
 def algorithm_of(name: str, settings: Mapping[str, Any]) -> Algorithm:
     """Return the row of a contender."""
+    name = name.partition(",")[0]
     kind: Any = algorithm_class(name)
     row: Algorithm = kind.model_validate({"name": name, **settings}).build()
     return row
