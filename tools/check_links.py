@@ -14,6 +14,7 @@ from pathlib import Path
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")  # its text may begin on the line before
 FENCE = re.compile(r"^\s*(```|~~~)")
+OWN = re.compile(r'<a id="([^"]+)">')
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 
 
@@ -28,9 +29,10 @@ def prose_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a renderer makes of a document's headings."""
+    """Return a document's own anchors (`<a id="…">`), and those that a renderer makes of its headings."""
     found = set()
     for _, line in prose_lines(text):
+        found |= set(OWN.findall(line))
         heading = HEADING.match(line)
         if heading:
             words = re.sub(r"[^\w\- ]", "", heading.group(1).lower())

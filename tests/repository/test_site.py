@@ -72,6 +72,10 @@ def test_a_file_with_fences_is_shown_whole() -> None:
     assert shown.count("\n````") == 2
 
 
+def test_a_page_may_have_anchors_of_its_own() -> None:
+    assert anchors('<a id="group_baseline"></a>\n\n## A baseline\n') == {"group_baseline", "a-baseline"}
+
+
 def test_every_diagram_has_its_drawing_and_nothing_else_is_kept() -> None:
     assert {path.name for path in DRAWINGS.glob("*.svg")} == {file_of(source).name for source in diagrams()}
 
