@@ -223,14 +223,16 @@ class TestRuns:
 def learned_by(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, float]]]:
     with Trainer(**settings) as trainer:
         rows = [told(step.metrics) for step in trainer.steps(3)]
-        return weights_of(trainer), rows
+        return {VERIFIER: frozen_copy(trainer.engine.weights(VERIFIER))}, rows
 
 
 @pytest.mark.slow
-def test_all_ranks_have_the_same_verifier_and_learn_what_one_learns(folder: Path) -> None:
+@pytest.mark.parametrize("engine", ["torch", "fsdp"])
+def test_all_ranks_have_the_same_verifier_and_learn_what_one_learns(folder: Path, engine: str) -> None:
     settings = paid(folder, optimizer={"lr": 1e-2, "eps": 1e-4})  # no division by rounding
     alone, rows = learned_by(settings)
-    for weights, theirs in (first := run_ranks(2, learned_by, settings)):
+    shared = {**settings, "train_engine": {"name": engine}}
+    for weights, theirs in (first := run_ranks(2, learned_by, shared)):
         assert same_bits(weights, first[0][0])
         assert [row["verifier_labels"] for row in theirs] == [row["verifier_labels"] for row in rows]
         for key, tensor in weights[VERIFIER].items():
