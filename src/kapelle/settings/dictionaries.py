@@ -328,7 +328,7 @@ class RefreshDict(TypedDict, total=False):
     share: float
     """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
     lr: float
-    """Learning rate, constant."""
+    """Learning rate, constant. One that is high for few grades makes it forget what it knew."""
     updates: int
     """Optimiser steps of the verifier after each step of training."""
     batch: int

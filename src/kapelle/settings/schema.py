@@ -395,8 +395,8 @@ class RefreshConfig(Settings):
 
     share: float = Field(default=0.1, gt=0, le=1)
     """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
-    lr: float = Field(default=1e-3, gt=0)
-    """Learning rate, constant."""
+    lr: float = Field(default=2e-4, gt=0)
+    """Learning rate, constant. One that is high for few grades makes it forget what it knew."""
     updates: int = Field(default=4, ge=1)
     """Optimiser steps of the verifier after each step of training."""
     batch: int = Field(default=64, ge=2)
