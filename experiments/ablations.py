@@ -17,6 +17,16 @@ from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
 from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.types import Group
+from statistics import fmean, stdev
+from typing import Literal
+
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.c3 import C3, nodes
+from kapelle.algorithms.rae import RAE, RunningBaselines
+from kapelle.algorithms.shared.groups import Earlier, Place, by_agent
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Episode, Group
 
 
 class Plain(MonteCarlo):
@@ -98,3 +108,73 @@ def _as_if_fresh(outputs: Outputs, targets: Targets, *, loss: PolicyLoss) -> Los
     """Return a loss for which the trainer's weights before the update are those that sampled."""
     columns = {**targets.columns, Column.BEHAVIOUR: targets[Column.PROXIMAL]}
     return loss(outputs, replace(targets, columns=columns))
+class TreeAgainstAll(C3):
+    """C3's tree, whose turns are compared with all of the group that was sampled without them, in place of those that read the same."""
+
+    name: Literal["experiments.ablations:TreeAgainstAll"] = "experiments.ablations:TreeAgainstAll"  # type: ignore[assignment]
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return A = mean return of the episodes under a turn, less that of all others, weighed as in C3."""
+        better: dict[TurnKey, float] = {}
+        under: dict[str, dict[TurnKey, int]] = {}
+        for g, group in enumerate(groups):
+            paid = [self.returns(episode) for episode in group.episodes]
+            for node in nodes(g, group, self.widths, self.returns):
+                turn = group.episodes[node.key.episode].turns[node.key.turn]
+                own = range(node.key.episode, node.key.episode + node.leaves)
+                others = [each[turn.agent] for e, each in enumerate(paid) if e not in own]
+                better[node.key] = node.worth - fmean(others)
+                under.setdefault(turn.policy, {})[node.key] = node.leaves
+        mean = {policy: fmean(leaves.values()) for policy, leaves in under.items()}
+        advantage = {
+            key: better[key] * leaves / mean[policy]
+            for policy, own_leaves in under.items()
+            for key, leaves in own_leaves.items()
+        }
+        return spread(self, groups, advantage)
+
+
+class OneBaseline(RAE):
+    """RAE with one running mean for all roles."""
+
+    name: Literal["experiments.ablations:OneBaseline"] = "experiments.ablations:OneBaseline"  # type: ignore[assignment]
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, memory=lambda team, seed: _OneMean(self))
+
+
+class _OneMean(RunningBaselines):
+    """A running mean of everybody's returns."""
+
+    def place(self, episode: Episode, agent: str) -> Place:
+        """Return the only place that there is."""
+        return "", "", ""
+
+
+class Together(MonteCarlo):
+    """GRPO over all agents of a task's attempts at once: one mean, one spread, or one of them."""
+
+    name: Literal["experiments.ablations:Together"] = "experiments.ablations:Together"
+    one: Literal["mean and spread", "spread"] = "mean and spread"
+    """What agents have in common; with `spread` alone each is compared with its own mean."""
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, judge=self.credit)
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return A = (R − mean)/(spread + 10⁻⁶)."""
+        advantage: dict[TurnKey, float] = {}
+        members = by_agent(groups, self.rewards(groups, signals))
+        for g in range(len(groups)):
+            task = [member for member in members if member.place[0] == g]
+            spread_of_all = stdev(member.value for member in task) + 1e-6
+            for member in task:
+                like = [other.value for other in task if self.one != "spread" or other.place == member.place]
+                advantage |= dict.fromkeys(member.keys, (member.value - fmean(like)) / spread_of_all)
+        return spread(self, groups, advantage)

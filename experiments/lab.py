@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.tables import TableEngine, TableModel, TableRenderer, Words
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.yardsticks import Essay, Yardstick
+from kapelle.environments.yardsticks import Essay, Relay, Yardstick
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
@@ -109,6 +109,12 @@ class TableRun:
         policy = self.team.policy(self.team.names[seat]).name
         return self.player.texts(policy, seen, self.longest)
 
+    def likes(self, seat: int, letter: str) -> float:
+        """Return the chance with which a seat says a letter to what it reads at first in a matrix game."""
+        game = cast("Matrix", self.environment)
+        world = game.start(game.task("train", 0), self.team.names, 0)
+        return self.say(seat, world.observe(self.team.names[seat])).get(letter, 0.0)
+
     @property
     def value(self) -> float:
         """What the team earns in all on average, exactly."""
@@ -180,15 +186,17 @@ class Curve:
         return next((float(t) for t, v in zip(self.tokens, self.values, strict=True) if v >= worth), math.inf)
 
 
-def learn(run: TableRun, tokens: int, every: int = 1) -> Curve:
+def learn(
+    run: TableRun, tokens: int, every: int = 1, worth: Callable[[TableRun], float] = lambda run: run.value
+) -> Curve:
     """Let a team learn until it has sampled so many tokens; look at its worth at every `every`-th step."""
-    spent, places, values = 0, [0], [run.value]
+    spent, places, values = 0, [0], [worth(run)]
     while spent < tokens:
         groups, _ = run.step()
         spent += tokens_of(groups)
         if run.number % every == 0 or spent >= tokens:
             places.append(spent)
-            values.append(run.value)
+            values.append(worth(run))
     return Curve(places, values)
 
 
@@ -229,3 +237,31 @@ def exact_gradient(run: TableRun) -> dict[str, Tensor]:
         run.player.load(name, {"table": table}, 0)
         found[name] = gradient
     return found
+
+
+def noise(run: TableRun, repeats: int) -> float:
+    """Return how many tokens of updates must be averaged until their error is as large as the gradient.
+
+    Each policy's update counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are left out.
+    """
+    gradient = exact_gradient(run)
+    found, tokens = zip(*moves(run, repeats), strict=True)
+    error = 0.0
+    for name, towards in gradient.items():
+        steps = torch.stack([each[name].detach() for each in found])
+        multiple = float((steps.mean(0) * towards).sum() / (towards * towards).sum())
+        error += float((steps / multiple - towards).square().sum((1, 2)).mean())
+    size = sum(float(towards.square().sum()) for towards in gradient.values())
+    return float(error / size * sum(tokens) / repeats)
+
+
+def relay_start(right: Sequence[float], letters: int = 4) -> Callable[[str], Mapping[str, float]]:
+    """Return how a chain starts that plays `relay`: with what chance each seat says the right letter to whatever it reads."""
+
+    def logits(seen: str) -> Mapping[str, float]:
+        seat, _, heard = seen.partition(" ")
+        chance = right[int(seat.split("/")[0]) - 1]
+        letter = Relay(letters=letters).right(0, 0, ((0, heard),) if heard else ())
+        return {letter: math.log(chance * (letters - 1) / (1 - chance))}
+
+    return logits

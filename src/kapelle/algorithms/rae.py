@@ -23,7 +23,7 @@ from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import torch
-from kapelle.types import Group
+from kapelle.types import Episode, Group
 
 
 class RAE(MonteCarlo):
@@ -52,7 +52,7 @@ class RunningBaselines:
         places: dict[Place, list[Member]] = {}
         for member in by_agent(groups, self._settings.rewards(groups, signals)):
             g, e, _ = member.keys[0]
-            place = place_of(groups[g].episodes[e], str(member.place[1]))
+            place = self.place(groups[g].episodes[e], str(member.place[1]))
             places.setdefault(place, []).append(member)
         advantage: dict[TurnKey, float] = {}
         for place, own in places.items():
@@ -63,6 +63,10 @@ class RunningBaselines:
             for member, value in zip(own, moved.advantage_B.tolist(), strict=True):
                 advantage |= dict.fromkeys(member.keys, value)
         return self._settings.umad.gain(groups, spread(self._settings, groups, advantage))
+
+    def place(self, episode: Episode, agent: str) -> Place:
+        """Return what an agent's return is compared within: the game and the role."""
+        return place_of(episode, agent)
 
     def metrics(self) -> Mapping[str, float]:
         """Return every baseline by game (in a mixture), agent and role (where seats are drawn)."""

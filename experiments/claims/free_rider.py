@@ -1,0 +1,67 @@
+"""A free rider: how much of each credit goes to an agent whose words are worth nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from experiments.claim import Claim, Found, Prediction, Result
+from experiments.lab import FAR, Arm, TableRun, moves, recipe_of
+
+MANY: dict[str, Any] = {"group_size": 12, "team_reward": "sum"}
+FEW: dict[str, Any] = {"group_size": 4, "team_reward": "sum"}
+
+
+def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
+    """Measure how far updates push the rider, and how far the others; square roots of mean squares."""
+    game = {"name": "sum_game", "seats": 4, "riders": 1}
+    run = TableRun(recipe_of(game, Arm(algorithm, {"optimizer": {"critic_lr": 0.25 * FAR}}), rate, seed))
+    found = [step for step, _ in moves(run, 30)]
+    far = [
+        float(torch.stack([step[name] for step in found]).detach().square().sum((1, 2)).mean())
+        for name in run.team.trained
+    ]
+    return Result({"rider": (far[3] / (sum(far[:3]) / 3)) ** 0.5})
+
+
+def at_most(name: str, share: float, why: str) -> Prediction:
+    """Predict how far a rider is pushed."""
+
+    def of(found: Found) -> float:
+        return found[name]["rider"]
+
+    return Prediction(
+        f"`{name}` pushes the rider {share:g} times as far as the others, or less ({why})", of, at_most=share
+    )
+
+
+CLAIM = Claim(
+    name="free_rider",
+    algorithms=("ccpo", "counterfactual", "sharp"),
+    claim="An agent whose words are worth nothing is not pushed about where it is told what else it could have earned",
+    source="CCPO, 2603.21563, §1; SHARP, 2602.08335, §1",
+    setting="Four agents say a letter at once; three of them have one of four to say and earn a third if they do, the fourth earns nothing whatever it says. Shown is how far one update moves it, over how far it moves one of the others.",
+    arms={
+        "grpo": {"name": "grpo", **MANY},
+        "magrpo": {"name": "magrpo", **MANY},
+        "mappo": {"name": "mappo", **MANY},
+        "sharp": {"name": "sharp", **FEW},
+        "counterfactual": {"name": "counterfactual", **FEW},
+        "ccpo": {"name": "ccpo", **FEW},
+    },
+    measure=measure,
+    predictions=(
+        Prediction(
+            "`grpo` pushes the rider 0.6 times as far as the others, or more",
+            lambda found: found["grpo"]["rider"],
+            at_least=0.6,
+        ),
+        at_most("counterfactual", 1e-6, "the partners' words are the same in both terms"),
+        at_most("ccpo", 1e-6, "so are they without it"),
+        at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again"),
+    ),
+    quick=2,
+    plot="bars",
+    plotted=("rider", "", "how far the rider is pushed"),
+)
