@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, Credit, Loss, Outputs, PolicyLoss, Targets
+from kapelle.algorithms.c3 import C3, nodes
 from kapelle.algorithms.grpo import GRPO
-from kapelle.algorithms.shared.groups import Earlier, by_agent
+from kapelle.algorithms.rae import RAE, RunningBaselines
+from kapelle.algorithms.shared.groups import Earlier, Place, by_agent
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional import divergences, masking
 from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
 from kapelle.signals.proximal import ProximalLogProbs
-from kapelle.types import Group
-from statistics import fmean, stdev
-from typing import Literal
-
-from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.c3 import C3, nodes
-from kapelle.algorithms.rae import RAE, RunningBaselines
-from kapelle.algorithms.shared.groups import Earlier, Place, by_agent
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group
 
 
@@ -108,6 +100,8 @@ def _as_if_fresh(outputs: Outputs, targets: Targets, *, loss: PolicyLoss) -> Los
     """Return a loss for which the trainer's weights before the update are those that sampled."""
     columns = {**targets.columns, Column.BEHAVIOUR: targets[Column.PROXIMAL]}
     return loss(outputs, replace(targets, columns=columns))
+
+
 class TreeAgainstAll(C3):
     """C3's tree, whose turns are compared with all of the group that was sampled without them, in place of those that read the same."""
 

@@ -1,0 +1,64 @@
+"""Agents with returns of different scale: normalised each by its own, or all together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.ablations import Together
+from experiments.claim import Claim, Result, better
+from experiments.lab import Arm, TableRun, learn, recipe_of
+
+LETTERS = "ABCD"
+TOKENS = 800
+SCALES = (10.0, 0.1)
+GAME = {
+    "name": "matrix",
+    "game": "custom",
+    "rules": "none",
+    "payoffs": {
+        a + b: tuple(scale * ((a == "A") + (b == "A")) for scale in SCALES) for a in LETTERS for b in LETTERS
+    },
+}
+ALL: dict[str, Any] = {
+    "name": Together.model_fields["name"].default,
+    "group_size": 8,
+    "team_reward": "individual",
+}
+
+
+def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
+    """Let both agents learn, and look at the one that has learned less."""
+    curve = learn(
+        TableRun(recipe_of(GAME, Arm(algorithm), rate, seed)),
+        TOKENS,
+        2,
+        lambda run: min(run.likes(0, "A"), run.likes(1, "A")),
+    )
+    return Result({"area": curve.area(TOKENS)}, list(zip(curve.tokens, curve.values, strict=True)))
+
+
+CLAIM = Claim(
+    name="own_scale",
+    algorithms=("dr_mas", "mars"),
+    claim="Where agents are paid on different scales, each must be normalised by its own mean and spread",
+    source="Dr.MAS; MARS, 2510.15414",
+    setting="Two agents with weights of their own say one of four letters at once. Each is paid by how many of the two letters are right, the first one 10 apiece and the second 0.1. Eight attempts a step, one rate for both. "
+    "The curve is the chance of the right letter, of the agent that has learned less. `one spread` divides differences from an agent's own mean by the spread of all returns, `one mean and spread` compares all returns with one another.",
+    arms={
+        "dr_mas": {"name": "dr_mas", "group_size": 8, "team_reward": "individual"},
+        "mars": {"name": "mars", "group_size": 8, "team_reward": "individual"},
+        "one spread": {**ALL, "one": "spread"},
+        "one mean and spread": ALL,
+    },
+    measure=measure,
+    rates=(0.3, 3.0, 30.0, 100.0),
+    predictions=(
+        better("dr_mas", "one spread", 0.1),
+        better("dr_mas", "one mean and spread", 0.3),
+        better("mars", "one mean and spread", 0.3),
+        better("one spread", "one mean and spread", 0.05),
+    ),
+    quick=2,
+    plotted=("area", "", "chance of the right letter"),
+    remark="By one spread the second agent's advantages are a hundred times smaller than the first's, so that no rate suits both; by one mean as well they are, besides, all negative, and 0.01 of them says what was better.",
+)

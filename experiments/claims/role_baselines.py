@@ -1,0 +1,64 @@
+"""RAE's mean for each role against one for all, where a seat is favoured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.ablations import OneBaseline
+from experiments.claim import Claim, Found, Prediction, Result, better
+from experiments.lab import Arm, TableRun, learn, recipe_of
+
+LETTERS = "ABCD"
+TOKENS = 800
+ONE = OneBaseline.model_fields["name"].default
+
+
+def game(favour: float) -> dict[str, Any]:
+    """Return a zero-sum game in which a seat wins 1 by its best letter, and the first one `favour` in any case."""
+    paid = {(a, b): favour + (a == "A") - (b == "A") for a in LETTERS for b in LETTERS}
+    return {
+        "name": "matrix",
+        "game": "custom",
+        "rules": "none",
+        "payoffs": {a + b: (won, -won) for (a, b), won in paid.items()},
+    }
+
+
+def measure(arm: tuple[str, float], seed: int, rate: float) -> Result:
+    """Let one policy learn both seats by playing itself."""
+    name, favour = arm
+    seats = [{"name": f"agent_{seat}", "weights": {"adapter": "both"}} for seat in range(2)]
+    arm_of_both = Arm({"name": name, "group_size": 8}, {"team": {"agents": seats}})
+    recipe = recipe_of(game(favour), arm_of_both, rate, seed)
+    curve = learn(TableRun(recipe), TOKENS, 2, lambda run: (run.likes(0, "A") + run.likes(1, "A")) / 2)
+    return Result({"area": curve.area(TOKENS)}, list(zip(curve.tokens, curve.values, strict=True)))
+
+
+def closeness(found: Found) -> float:
+    """Return how much a mean for each role gains where none is favoured."""
+    return abs(found["by role, even seats"]["area"] - found["one mean, even seats"]["area"])
+
+
+CLAIM = Claim(
+    name="role_baselines",
+    algorithms=("rae",),
+    claim="Where one seat is favoured, a mean for each role teaches a self-playing policy what one for all does not",
+    source="SPIRAL, 2506.24119",
+    setting="One policy plays both seats of a zero-sum game against itself. A seat wins 1 by one of four letters, whatever the other says, and the first seat wins 3 in any case; or nothing (*even seats*). "
+    "The curve is the chance of the winning letter, mean of both seats.",
+    arms={
+        "by role": ("rae", 3.0),
+        "one mean": (ONE, 3.0),
+        "by role, even seats": ("rae", 0.0),
+        "one mean, even seats": (ONE, 0.0),
+    },
+    measure=measure,
+    rates=(1.0, 4.0, 16.0),
+    predictions=(
+        better("by role", "one mean", 0.05),
+        Prediction("even seats: both means come to the same, within 0.03", closeness, at_most=0.03),
+    ),
+    quick=2,
+    plotted=("area", "", "chance of the winning letter"),
+    remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 19 times the variance, by E(R − b)².",
+)
