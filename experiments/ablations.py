@@ -11,10 +11,12 @@ from typing import Literal
 from kapelle.algorithm import Algorithm, Credit, Loss, Outputs, PolicyLoss, Targets
 from kapelle.algorithms.c3 import C3, nodes
 from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.opo import OPO
 from kapelle.algorithms.rae import RAE, RunningBaselines
-from kapelle.algorithms.shared.groups import Earlier, Place, by_agent
+from kapelle.algorithms.shared.groups import Comparison, Earlier, Place, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional import divergences, masking
+from kapelle.functional.advantages import length_weighted_baseline
 from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
 from kapelle.signals.proximal import ProximalLogProbs
@@ -46,6 +48,21 @@ class Plain(MonteCarlo):
             mean = fmean(member.value for member in own) if self.baseline == "batch" else 0.0
             advantage |= {key: member.value - mean for member in own for key in member.keys}
         return spread(self, groups, advantage)
+
+
+class ShortWeighMore(OPO):
+    """OPO with attempts weighed the other way round, by 1/length, to tell its reason from that of any other weights."""
+
+    name: Literal["experiments.ablations:ShortWeighMore"] = "experiments.ablations:ShortWeighMore"  # type: ignore[assignment]
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return A = R − Σ (R/len) / Σ (1/len) within an agent's attempts at a task."""
+        members = by_agent(groups, self.rewards(groups, signals))
+        weight_B = torch.tensor([1.0 / member.tokens for member in members])
+        how = Comparison(lambda r_B, g_B, n: length_weighted_baseline(r_B, weight_B, g_B, n))
+        return spread(self, groups, compare(members, how, earlier))
 
 
 ESTIMATORS = {"k1": divergences.kl_k1, "k2": divergences.kl_k2, "k3": divergences.kl_k3}

@@ -20,7 +20,7 @@ from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.loop import Loop
-from kapelle.types import Group
+from kapelle.types import Group, Message
 
 FAR = 1e6
 """Far above every gradient: with it as Adam's ε, and its rate as many times larger, a step is one of plain gradient ascent."""
@@ -36,7 +36,7 @@ class Arm:
 
 
 def recipe_of(game: Mapping[str, Any], arm: Arm, rate: float, seed: int, **over: Any) -> dict[str, Any]:
-    """Return the recipe of one run: gradient ascent by `rate`, an adapter (a table) for every agent, every case in every step."""
+    """Return the recipe of one run: gradient ascent by `rate`, an adapter (a table) for every agent, tasks by chance."""
     sections: dict[str, Any] = {
         "environment": dict(game),
         "workflow": {"name": "play"},
@@ -114,6 +114,11 @@ class TableRun:
         game = cast("Matrix", self.environment)
         world = game.start(game.task("train", 0), self.team.names, 0)
         return self.say(seat, world.observe(self.team.names[seat])).get(letter, 0.0)
+
+    def row(self, seen: str, begun: str = "") -> int:
+        """Return the number of the row that says what follows a message and the beginning of the answer."""
+        letters = [self.renderer.alphabet.index(letter) for letter in begun]
+        return self.model.row((*self.renderer.start([Message("user", seen)]), *letters))
 
     @property
     def value(self) -> float:
@@ -211,7 +216,10 @@ def moves(run: TableRun, repeats: int) -> Iterator[tuple[dict[str, Tensor], int]
     for _ in range(repeats):
         groups, _ = run.step()
         after = {name: run.engine.weights(name)["table"].detach().double() for name in run.team.trained}
-        yield {name: after[name] - before[name]["table"].double() for name in after}, tokens_of(groups)
+        yield (
+            {name: after[name] - before[name]["table"].detach().double() for name in after},
+            tokens_of(groups),
+        )
         for name, weights in before.items():
             run.engine.load_weights(name, weights)
         run.loop.publish()
@@ -223,7 +231,7 @@ def exact_gradient(run: TableRun) -> dict[str, Tensor]:
     small = 1e-3
     rows = run.rows
     for name in run.team.trained:
-        table = run.engine.weights(name)["table"].detach().clone()
+        table, version = run.engine.weights(name)["table"].detach().clone(), run.engine.versions[name]
         gradient = torch.zeros_like(table, dtype=torch.float64)
         for row in range(rows):
             for token in range(run.model.tokens):
@@ -231,28 +239,71 @@ def exact_gradient(run: TableRun) -> dict[str, Tensor]:
                 for sign in (1, -1):
                     moved = table.clone()
                     moved[row, token] += sign * small
-                    run.player.load(name, {"table": moved}, 0)
+                    run.player.load(name, {"table": moved}, version)
                     worth.append(run.value)
                 gradient[row, token] = (worth[0] - worth[1]) / (2 * small)
-        run.player.load(name, {"table": table}, 0)
+        run.player.load(name, {"table": table}, version)
         found[name] = gradient
     return found
 
 
-def noise(run: TableRun, repeats: int) -> float:
-    """Return how many tokens of updates must be averaged until their error is as large as the gradient.
+@dataclass(frozen=True)
+class Anatomy:
+    """A first step that was taken again and again, against the exact gradient."""
 
-    Each policy's update counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are left out.
-    """
+    gradient: Mapping[str, Tensor]
+    steps: Mapping[str, Tensor]
+    """Policy → by how much every one moved its table."""
+    tokens: float
+    """Sampled in a step."""
+
+    @property
+    def noise(self) -> float:
+        """How many tokens of steps must be averaged until their error is as large as the gradient.
+
+        Each policy's step counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are left out.
+        """
+        error = 0.0
+        for name, towards in self.gradient.items():
+            steps = self.steps[name]
+            multiple = _multiple(steps.mean(0), towards)
+            error += float((steps / multiple - towards).square().sum((1, 2)).mean())
+        return error / sum(float(towards.square().sum()) for towards in self.gradient.values()) * self.tokens
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the angle between the expected step and the gradient, over all policies; 1 if it is a multiple of it."""
+        along = size = expected = 0.0
+        for name, towards in self.gradient.items():
+            steps = self.steps[name]
+            along += float((steps.mean(0) * towards).sum())
+            size += float(towards.square().sum())
+            # Over pairs of different steps, since a mean of noisy steps is longer than the expected one.
+            alone = float(steps.square().sum())
+            expected += (float(steps.sum(0).square().sum()) - alone) / (len(steps) * (len(steps) - 1))
+        return along / math.sqrt(size * max(expected, 1e-12))
+
+    def multiples(self, policy: str, rows: Sequence[int]) -> list[float]:
+        """Return for rows of a policy how many times the gradient the expected step is."""
+        mean = self.steps[policy].mean(0)
+        return [_multiple(mean[row], self.gradient[policy][row]) for row in rows]
+
+
+def _multiple(step: Tensor, towards: Tensor) -> float:
+    return float((step * towards).sum() / towards.square().sum())
+
+
+def anatomy(run: TableRun, repeats: int) -> Anatomy:
+    """Take the first step so often, and the exact gradient."""
     gradient = exact_gradient(run)
     found, tokens = zip(*moves(run, repeats), strict=True)
-    error = 0.0
-    for name, towards in gradient.items():
-        steps = torch.stack([each[name].detach() for each in found])
-        multiple = float((steps.mean(0) * towards).sum() / (towards * towards).sum())
-        error += float((steps / multiple - towards).square().sum((1, 2)).mean())
-    size = sum(float(towards.square().sum()) for towards in gradient.values())
-    return float(error / size * sum(tokens) / repeats)
+    steps = {name: torch.stack([each[name] for each in found]) for name in gradient}
+    return Anatomy(gradient, steps, sum(tokens) / repeats)
+
+
+def noise(run: TableRun, repeats: int) -> float:
+    """Return the noise of the first step, in tokens; see `Anatomy.noise`."""
+    return anatomy(run, repeats).noise
 
 
 def relay_start(right: Sequence[float], letters: int = 4) -> Callable[[str], Mapping[str, float]]:
