@@ -123,6 +123,15 @@ class TestTwoPairsMixed:
         )
         assert loss.total.item() == pytest.approx(by_hand)
 
+    def test_the_likelihood_of_the_chosen_side_is_per_token(self) -> None:
+        # Chosen log-probs per token: −1.5 of pair 7, −1 of pair 9.
+        for kind in ("dpo", "ipo"):
+            plain, held = (
+                DPO(kind=kind, nll=nll).loss()(Outputs(self.LOGP), self.targets()) for nll in (0.0, 2.0)
+            )
+            assert (held.total - plain.total).item() == pytest.approx(2 * (1.5 + 1))
+            assert held.weight.item() == plain.weight.item() == 2
+
     def test_ipo(self) -> None:
         # 1/(2β) = 2: (4 − 2)² + (1 − 2)²
         assert DPO(kind="ipo", beta=0.25).loss()(

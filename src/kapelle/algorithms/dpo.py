@@ -3,6 +3,8 @@
 Direct preference optimisation (2305.18290, eq. 7): −log σ(β·Δ), Δ = log π/π_ref of the chosen side minus that of
 the rejected side, log-probs summed over the side's tokens. `label_smoothing` is the probability that a label is
 wrong. `kind: ipo` is (Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over the side's tokens.
+Both ask for a difference alone, which both sides can reach by losing; `nll` = α adds −α·log π of the chosen side per token
+(iterative reasoning preference optimisation, 2404.19733, eq. 1).
 
 Pairs. From rollouts: the episodes of a task with the highest and the lowest return make one pair *for each agent*,
 and a side is all turns of the agent in its episode, summed. A task whose episodes all earned the
@@ -46,6 +48,8 @@ class DPO(Settings):
     """How strongly the policy is kept close to its reference."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
     """Probability that a pair is the wrong way round."""
+    nll: float = Field(default=0.0, ge=0.0)
+    """α of a further term, −log π of the chosen side per token (2404.19733 eq. 1), which holds its likelihood up."""
     group_size: int = Field(default=2, ge=1)
     """Episodes per task, of which the best and the worst are compared."""
     team_reward: TeamReward = "mean"
@@ -85,9 +89,9 @@ class DPO(Settings):
         """Return the loss over pairs: DPO's sums log-probs over a side's tokens, IPO's averages them."""
         if self.kind == "ipo":
             ipo = partial(preferences.ipo_loss, beta=self.beta)
-            return partial(loss_over_pairs, reduce=segment_mean, pair_loss=ipo)
+            return partial(loss_over_pairs, reduce=segment_mean, pair_loss=ipo, nll=self.nll)
         dpo = partial(preferences.dpo_loss, beta=self.beta, label_smoothing=self.label_smoothing)
-        return partial(loss_over_pairs, reduce=segment_sum, pair_loss=dpo)
+        return partial(loss_over_pairs, reduce=segment_sum, pair_loss=dpo, nll=self.nll)
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return +1 for turns of a pair's chosen side, −1 for those of its rejected side; others weigh nothing."""
@@ -130,8 +134,9 @@ def loss_over_pairs(
     *,
     reduce: Callable[[Tensor, Tensor, Tensor, int], Tensor],
     pair_loss: Callable[[Tensor, Tensor, Tensor, Tensor], PreferenceLoss],
+    nll: float = 0.0,
 ) -> Loss:
-    """Return the sum of `pair_loss` over the batch's pairs, and how many they are.
+    """Return the sum over the batch's pairs of `pair_loss` and of `nll` times the chosen side's −log π per token, and their number.
 
     `pair_loss` gets log-probs [N] of the chosen and the rejected sides of N pairs, then the reference's; each is `reduce`
     (`segment_sum` or `segment_mean`) over the side's tokens.
@@ -151,13 +156,14 @@ def loss_over_pairs(
         reduce(reference_K, rejected_K, pair_K, pairs),
     )
     weight = found.margin_N.new_tensor(float(pairs))
+    chosen_logp_N = segment_mean(logp_K, chosen_K, pair_K, pairs)
     return Loss(
-        found.loss_N.sum(),
+        (found.loss_N - nll * chosen_logp_N).sum(),
         weight,
         {
             "preference_accuracy": ((found.margin_N > 0).to(weight.dtype).sum(), weight),
             "preference_margin": (found.margin_N.sum(), weight),
-            "chosen_logp": (segment_mean(logp_K.detach(), chosen_K, pair_K, pairs).sum(), weight),
+            "chosen_logp": (chosen_logp_N.detach().sum(), weight),
             "rejected_logp": (segment_mean(logp_K.detach(), rejected_K, pair_K, pairs).sum(), weight),
         },
     )
