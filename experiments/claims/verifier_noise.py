@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result
@@ -57,7 +58,7 @@ def longer(noise: float, at_least: float, expected: float) -> Prediction:
 def scaled(noise: float, right: float = 0.25) -> float:
     """Return what is left of the speed of (R − mean)/std, for a team that is right with this chance."""
     paid = noise + (1 - 2 * noise) * right
-    return (1 - 2 * noise) * (right * (1 - right) / (paid * (1 - paid))) ** 0.5
+    return (1 - 2 * noise) * math.sqrt(right * (1 - right) / (paid * (1 - paid)))
 
 
 SHOWN = {"none": "R − mean", "std": "(R − mean)/std"}
