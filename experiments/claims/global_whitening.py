@@ -46,6 +46,7 @@ CLAIM = Claim(
         "none": {"name": "experiments.ablations:Plain"},
     },
     measure=measure,
+    quick=2,
     predictions=(
         Prediction("cosine of `reinforce++`", direction("reinforce++"), at_least=0.95),
         Prediction(

@@ -39,6 +39,7 @@ CLAIM = Claim(
         "no baseline": {"name": "experiments.ablations:Plain", "group_size": 4},
     },
     measure=measure,
+    quick=2,
     predictions=(
         Prediction(
             "`rloo` moves by 0.9 of the gradient", lambda found: found["rloo"]["multiple"], at_least=0.9

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.lab import Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+from experiments.lab import Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
 
@@ -64,3 +64,23 @@ def test_a_curve_holds_each_worth_until_the_next() -> None:
     assert curve.area(20) == 0.25
     assert curve.reached(0.5) == 10
     assert math.isinf(curve.reached(1.5))
+
+
+def test_a_step_is_taken_apart_by_hand() -> None:
+    steps = torch.tensor([[[2.0, 1.0], [0.0, 3.0]], [[2.0, -1.0], [0.0, 1.0]]])
+    found = Anatomy({"a": torch.tensor([[1.0, 0.0], [0.0, 1.0]])}, {"a": steps}, tokens=8.0)
+    assert found.multiples("a", [0, 1]) == [2.0, 2.0]
+    # Over 2, each step is off by 1/2 in both rows; the gradient's square is 2.
+    assert found.noise == pytest.approx((0.25 + 0.25) / 2 * 8)
+    # ⟨mean, gradient⟩ = 4, and ⟨step 1, step 2⟩ = 4 − 1 + 3 is an unbiased square of the expected step.
+    assert found.cosine == pytest.approx(4.0 / math.sqrt(2.0 * 6.0))
+
+
+def test_a_row_is_that_of_what_was_read_and_said() -> None:
+    run = run_of({"name": "essay", "seats": 1, "letters": 2, "longest": 2})
+    rows = [run.row("1/1"), run.row("1/1", "A"), run.row("1/1", "B")]
+    assert len(set(rows)) == 3
+    assert run.rows == 3
+    gradient = exact_gradient(run)["agent_0"][rows]
+    assert gradient[0].abs().max() > 0.1
+    assert gradient[1:].abs().max() < 1e-9  # the first letter decides
