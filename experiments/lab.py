@@ -67,14 +67,21 @@ class TableRun:
     """A team of tables that learns by the library's own loop."""
 
     def __init__(
-        self, recipe: Mapping[str, Any], start: Callable[[str], Mapping[str, float]] = lambda seen: {}
+        self,
+        recipe: Mapping[str, Any],
+        start: Callable[[str], Mapping[str, float]] = lambda seen: {},
+        *,
+        additive: bool = False,
     ) -> None:
-        """Take a recipe and how likely policies say each letter to a message at first, in logits; 0 where nothing is said."""
+        """Take a recipe, and how likely policies say each letter to a message at first, in logits; 0 where nothing is said.
+
+        `additive` critics are sums over turns.
+        """
         config = resolve(recipe)
         self.environment = config.environment
         variable = isinstance(config.environment, Essay)
         self.renderer = TableRenderer(_alphabet(config.environment), ends=variable)
-        self.model = TableModel(self._begin(start), self.renderer.tokens)
+        self.model = TableModel(self._begin(start), self.renderer.tokens, additive=additive)
         self.model.renderer = self.renderer
         algorithm = build_algorithm(config)
         self.team = build_team(config, algorithm)
@@ -130,6 +137,10 @@ class TableRun:
         """How many rows of the tables have been met in play, or matter to the team's worth."""
         assert self.values
         return self.model.met
+
+    def rows_of(self, policy: str) -> list[int]:
+        """Return the rows of a policy that the team's worth depends on, and those of play since its last update."""
+        return self.player.asked(policy) if self.values else []
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -229,11 +240,10 @@ def exact_gradient(run: TableRun) -> dict[str, Tensor]:
     """Return the gradient of the team's worth by every policy's table, by small differences of each number that it depends on."""
     found = {}
     small = 1e-3
-    rows = run.rows
     for name in run.team.trained:
         table, version = run.engine.weights(name)["table"].detach().clone(), run.engine.versions[name]
         gradient = torch.zeros_like(table, dtype=torch.float64)
-        for row in range(rows):
+        for row in run.rows_of(name):
             for token in range(run.model.tokens):
                 worth = []
                 for sign in (1, -1):

@@ -2,7 +2,9 @@
 
 Only the decoder is replaced. The train engine packs, scores, masks, divides and steps as with any model; rollout, credit, collation,
 loss and order are those of every run. A policy is one row of logits for everything that can stand before a token; a message is one token,
-whatever it says. A token's row is found by all that the packing lets it attend to.
+whatever it says. A token's row is found by all that the packing lets it attend to. To what embeds turns (VDN, QMIX), a letter is itself
+and every message is nothing. A critic is a table too, which knows nothing of what it has not read word for word; an *additive* one is the
+sum of what it thinks of every turn alone, as one that shares features between turns can be.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -59,8 +62,8 @@ class TableBank:
 class TableModel:
     """What a train engine asks of a language model."""
 
-    def __init__(self, start: Start, tokens: int, rows: int = 4096) -> None:
-        """Take how policies start, the number of tokens that can be said, and the most rows."""
+    def __init__(self, start: Start, tokens: int, rows: int = 4096, *, additive: bool = False) -> None:
+        """Take how policies start, the number of tokens that can be said, the most rows, and whether critics are additive."""
         self.name, self.dtype, self.device = "table", torch.float32, torch.device("cpu")
         self.flat, self.sharded_pass = object(), None
         """Not None: shared prefixes are laid out once."""
@@ -69,7 +72,7 @@ class TableModel:
         self.value_heads: dict[str, nn.Linear] = {}
         self.head = SimpleNamespace(weight_VD=torch.eye(tokens))
         self.renderer: Any = SimpleNamespace(context=1 << 20)
-        self._start = start
+        self._start, self._additive = start, additive
         self._rows: dict[Words, int] = {}
         self._chances = torch.zeros(rows, tokens, dtype=torch.float64)
         self._route: Sequence[tuple[str | None, int, int]] = ()
@@ -113,26 +116,37 @@ class TableModel:
         recompute: bool = False,
         images: Mapping[int, object] = MappingProxyType({}),
     ) -> Tensor:
-        """Return the row of every token; for policies the start is added."""
+        """Return the row of every token, for policies with the start added, and behind it which letter the token is."""
         assert not images, "tables see nothing"
-        rows = torch.tensor([self.row(prefix) for prefix in _prefixes(tokens_N, positions_N, plan)])
+        prefixes = _prefixes(tokens_N, positions_N, plan)
         pieces = []
         for adapter, first, last in self._route:
-            starts = self._chances[rows[first:last]]
+            if adapter in self.value_heads and self._additive:
+                table, parts = self.bank.tables[adapter].double(), map(self._turns, prefixes[first:last])
+                pieces.append(torch.stack([table[list(map(self.row, turns))].sum(0) for turns in parts]))
+                continue
+            rows = torch.tensor([self.row(prefix) for prefix in prefixes[first:last]])
+            starts = self._chances[rows]
             if adapter is None:
                 pieces.append(starts)
             else:
-                learned = self.bank.tables[adapter].double()[rows[first:last]]
+                learned = self.bank.tables[adapter].double()[rows]
                 pieces.append(learned if adapter in self.value_heads else learned + starts)
-        return torch.cat(pieces)
+        letters_NV = torch.nn.functional.one_hot(tokens_N.clamp(max=self.tokens), self.tokens + 1)
+        return torch.cat([torch.cat(pieces), letters_NV[:, : self.tokens].double()], 1)
+
+    def _turns(self, prefix: Words) -> list[Words]:
+        """Return every turn of a prefix, the message that it answers first."""
+        begins = [k for k, token in enumerate(prefix) if token >= self.tokens]
+        return [prefix[begin:end] for begin, end in pairwise([*begins, len(prefix)])]
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """A row is its logits."""
-        return hidden_KD
+        return hidden_KD[:, : self.tokens]
 
     def values(self, critic: str, hidden_KD: Tensor) -> Tensor:
         """Return a critic's values."""
-        found: Tensor = self.value_heads[critic](hidden_KD.float()).squeeze(-1)
+        found: Tensor = self.value_heads[critic](hidden_KD[:, : self.tokens].float()).squeeze(-1)
         return found
 
     def add_value_head(self, critic: str) -> None:
@@ -243,6 +257,10 @@ class TableEngine(RolloutEngine):
             logp = (logits / temperature).log_softmax(-1)
             self._known[key] = logp.exp().tolist(), logp.tolist()
         return self._known[key]
+
+    def asked(self, policy: str) -> list[int]:
+        """Return the rows of a policy that have been asked for since it was loaded."""
+        return sorted({self._model.row(prefix) for name, prefix, _ in self._known if name == policy})
 
     async def generate(self, request: Request) -> Completion:
         """Sample letters."""

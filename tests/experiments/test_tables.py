@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.lab import Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+from experiments.lab import FAR, Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
 
@@ -84,3 +84,27 @@ def test_a_row_is_that_of_what_was_read_and_said() -> None:
     gradient = exact_gradient(run)["agent_0"][rows]
     assert gradient[0].abs().max() > 0.1
     assert gradient[1:].abs().max() < 1e-9  # the first letter decides
+
+
+def test_to_what_embeds_turns_a_letter_is_itself() -> None:
+    algorithm = {"name": "vdn", "group_size": 16, "fit": {"min_fill": 16, "updates": 40, "lr": 0.01}}
+    still = TableRun(recipe_of({"name": "sum_game", "seats": 3}, Arm(algorithm), 1e-6, 0))
+    explained = [still.step()[1].get("mixer_explained", 0.0) for _ in range(10)]
+    assert explained[-1] > 0.9  # a sum explains a sum, and could not if answers looked alike
+
+
+@pytest.mark.parametrize(("additive", "explained"), [(True, True), (False, False)])
+def test_additive_critics_know_answers_that_they_have_not_met_together(
+    additive: bool, explained: bool
+) -> None:
+    arm = Arm({"name": "coma", "group_size": 8}, {"optimizer": {"critic_lr": FAR / 4}})
+    still = TableRun(recipe_of({"name": "sum_game", "seats": 4}, arm, 1e-6, 0), additive=additive)
+    shares = [still.step()[1]["explained_variance/critic:agent_0"] for _ in range(30)]
+    assert (sum(shares[-5:]) / 5 > 0.8) == explained
+
+
+def test_an_exact_gradient_asks_for_the_rows_that_matter_alone() -> None:
+    run = run_of({"name": "sum_game", "seats": 3})
+    gradient = exact_gradient(run)
+    assert [run.rows_of(name) for name in gradient] == [[k] for k in range(3)]
+    assert all(int((each.abs().sum(1) > 0).sum()) == 1 for each in gradient.values())
