@@ -178,7 +178,7 @@ class Results:
     arms: dict[str, Any] = field(default_factory=dict)
     """Arm → its settings."""
     source: str = ""
-    """Hash of the claim's file and of what it runs on."""
+    """Hash of the claim's file (`running.source_of`)."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def judge(self, claim: Claim) -> list[Judged]:

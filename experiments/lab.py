@@ -20,6 +20,7 @@ from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.loop import Loop
+from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
 
 FAR = 1e6
@@ -214,6 +215,27 @@ def learn(
             places.append(spent)
             values.append(worth(run))
     return Curve(places, values)
+
+
+def language_curve(recipe: Mapping[str, Any], tokens: int, window: int = 4) -> Curve:
+    """Let a team of language models learn until it has sampled so many tokens; its worth is what episodes earn, over `window` steps."""
+    spent, places = 0, [0]
+    earned: list[float] = []
+    with Trainer(resolve(recipe)) as trainer:
+        for step in trainer.steps():
+            paid = [
+                sum(sum(turn.reward for turn in episode.turns) for episode in one.episodes)
+                / len(one.episodes)
+                for one in step.groups
+            ]
+            earned.append(sum(paid) / len(paid))
+            spent += tokens_of(step.groups)
+            places.append(spent)
+            if spent >= tokens:
+                break
+    # What a step's episodes earn is the worth of the weights before it.
+    values = [sum(earned[k : k + window]) / len(earned[k : k + window]) for k in range(len(earned))]
+    return Curve(places, [*values, values[-1]])
 
 
 def moves(run: TableRun, repeats: int) -> Iterator[tuple[dict[str, Tensor], int]]:

@@ -61,8 +61,8 @@ CLAIM = Claim(
     measure=measure,
     rates=(3.0, 10.0, 30.0),
     predictions=(
-        share(2, "replay off", 0.9, " (predicted 0.75: 12 turns in place of 16)"),
-        share(4, "replay off", 0.9, " (predicted 0.69: 22 turns in place of 32)"),
+        share(2, "replay off", 0.85, " (predicted 0.75: 12 turns in place of 16)"),
+        share(4, "replay off", 0.85, " (predicted 0.69: 22 turns in place of 32)"),
         share(4, "whole group", 1.0),
     ),
     seeds=24,

@@ -55,7 +55,7 @@ CLAIM = Claim(
     measure=measure,
     rates=(1.0, 4.0, 16.0),
     predictions=(
-        better("by role", "one mean", 0.05),
+        better("by role", "one mean", 0.1),
         Prediction("even seats: both means come to the same, within 0.03", closeness, at_most=0.03),
     ),
     quick=2,

@@ -25,6 +25,7 @@ GAMES: tuple[Mapping[str, Any], ...] = (
     {"name": "long_game", "seats": 2, "letters": 2, "rounds": 2},
     {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "paid": "at_the_end"},
     {"name": "essay", "seats": 2, "letters": 2, "place": 1},
+    {"name": "sum_game", "seats": 3, "letters": 3, "roles": 2},
     {"name": "unequal", "seats": 2, "letters": 3, "right_letters": (2, 1), "anyway": (0.0, 0.5)},
 )
 
@@ -95,6 +96,14 @@ def test_no_team_is_worth_more_than_the_optimum(settings: Mapping[str, Any]) -> 
     assert known["chance"] == pytest.approx(fmean(worths))
     assert known["chance"] <= known["best single agent"] <= known["optimum"] + 1e-12
     assert known["each replies to chance"] <= known["optimum"] + 1e-12
+
+
+def test_seats_of_one_role_are_alike() -> None:
+    game = SumGame(seats=4, letters=4, roles=2, number_of_cases=2)
+    assert [[game.right(case, seat, ()) for seat in range(4)] for case in (0, 1)] == [
+        ["A", "B", "A", "B"],
+        ["B", "C", "B", "C"],
+    ]
 
 
 async def test_noise_turns_what_was_earned() -> None:

@@ -70,6 +70,24 @@ def test_rows_of_another_experiment_are_not_read(of_numbers: Claim, tmp_path: Pa
     assert Rows(of_numbers, tmp_path).known == {}
 
 
+def test_words_and_bounds_change_no_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path(page.__file__).with_name("claims").joinpath("group_baseline.py").read_text("utf-8")
+    (tmp_path / "claims").mkdir()
+    file = tmp_path / "claims" / "group_baseline.py"
+    monkeypatch.setattr("experiments.running.HERE", tmp_path)
+
+    def hash_of(changed: str) -> str:
+        assert changed != text or not file.exists()
+        file.write_text(changed, "utf-8")
+        return source_of(CLAIM)
+
+    first = hash_of(text)
+    assert hash_of(text.replace("    setting=", "    setting='Ä ' + ")) == first
+    assert hash_of(text.replace("    landmarks=", "    quick=3, landmarks=")) == first
+    assert hash_of(text.replace("    arms={", "    arms={'more': {}, ")) != first
+    assert hash_of(text.replace("TOKENS = ", "TOKENS = 1 + ")) != first
+
+
 def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> None:
     before = run(of_numbers, folder=tmp_path)
     now = run(of_numbers, seeds=2, fixed=before.rates, folder=tmp_path)
@@ -83,7 +101,7 @@ def test_the_page_says_what_the_results_say() -> None:
     known = {name: (claim, found) for name, claim in claims().items() if (found := kept(name))}
     assert page.PAGE.read_text("utf-8") == page.page_of(known), "run: python -m experiments page"
     for name, (claim, found) in known.items():
-        assert list(found.runs) == list(claim.arms), f"run: python -m experiments run {name}"
+        assert found.source == source_of(claim), f"run: python -m experiments run {name}"
         assert (page.PICTURES / f"{name}.svg").exists()
         for algorithm in claim.algorithms:
             text = (page.DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")

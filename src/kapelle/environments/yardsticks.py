@@ -266,6 +266,8 @@ class SumGame(_SpeaksOnce):
     """How many seats, the last ones, earn nothing whatever they say."""
     number_of_cases: int = Field(default=1, ge=1)
     """Tasks; each seat reads the task's number."""
+    roles: int | None = Field(default=None, ge=1)
+    """How many seats differ in what is right for them, one after another and again from the first; null lets all differ."""
 
     @model_validator(mode="after")
     def _somebody_earns(self) -> SumGame:
@@ -283,8 +285,8 @@ class SumGame(_SpeaksOnce):
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, said: Said) -> str:
-        """Another letter for every seat and case."""
-        return self.alphabet[(seat + case) % self.letters]
+        """Another letter for every role and case."""
+        return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
         """A share of 1 for each that is right."""
