@@ -108,3 +108,16 @@ def test_an_exact_gradient_asks_for_the_rows_that_matter_alone() -> None:
     gradient = exact_gradient(run)
     assert [run.rows_of(name) for name in gradient] == [[k] for k in range(3)]
     assert all(int((each.abs().sum(1) > 0).sum()) == 1 for each in gradient.values())
+
+
+def test_tables_play_a_workflow_of_questions() -> None:
+    game = {"name": "experiments.questions:Letters", "letters": 3}
+    over = {"workflow": {"name": "cory"}, "training": {"tasks_per_step": 3}}
+    run = run_of(game, **over)
+    read = "2?\n\nagent_0: A"
+    assert run.say(1, read) == pytest.approx(dict.fromkeys("ABC", 1 / 3))
+    for _ in range(60):
+        _, metrics = run.step()
+        assert metrics["parity/max"] < 1e-5
+    assert run.say(0, "2?")["B"] > 0.8
+    assert run.say(1, "2?\n\nagent_0: B")["B"] > 0.8

@@ -1,0 +1,111 @@
+"""MAPoRL's pay for influence: does a debater that knows tell the other, and in truth?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from experiments.claim import Claim, Prediction, Result, better
+from experiments.lab import FAR, Arm, TableRun, recipe_of, tokens_of
+from experiments.questions import Letters
+from kapelle.types import Group
+
+GAME = {"name": Letters.model_fields["name"].default, "letters": 3}
+TOKENS = 12_000
+LAST = 10
+"""Steps over which the end is measured."""
+
+
+def by_round(groups: Sequence[Group]) -> tuple[float, float]:
+    """Return how often the one that knows is right at first, and the other in the end, as sampled."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    first = [episode.by("knows")[0].score for episode in episodes]
+    final = [episode.by("guesses")[-1].score for episode in episodes]
+    return fmean(one or 0.0 for one in first), fmean(one or 0.0 for one in final)
+
+
+def measure(paid: dict[str, Any], seed: int, rate: float) -> Result:
+    """Let two debate; return what came of the last steps' episodes."""
+    algorithm = {"name": "maporl", "horizon": "last", "group_size": 16, "sharing": "individual", **paid}
+    over = {
+        "workflow": {"name": "debate", "rounds": 2, "score_rounds": True, "reply": "{answers}"},
+        "optimizer": {"critic_lr": 0.25 * FAR},
+        "training": {"tasks_per_step": 3},
+        "team": {"agents": [{"name": "knows"}, {"name": "guesses", "prompt": "Guess."}]},
+    }
+    run = TableRun(recipe_of(GAME, Arm(algorithm, over), rate, seed))
+    spent, places, seen = 0, [], []
+    while spent < TOKENS:
+        groups, _ = run.step()
+        places.append(spent)
+        spent += tokens_of(groups)
+        seen.append(by_round(groups))
+    truth, told = (fmean(column) for column in zip(*seen[-LAST:], strict=True))
+    area = fmean(final for _, final in seen)
+    curve = [(places[k], fmean(final for _, final in seen[k : k + 2])) for k in range(0, len(seen) - 1, 2)]
+    return Result({"truth": truth, "told": told, "area": area}, curve)
+
+
+def influence(*alpha: float) -> dict[str, Any]:
+    """Return what an arm is paid for influence."""
+    return {"influence": list(alpha)}
+
+
+def at_least(arm: str, measure: str, bound: float, turned: float, says: str) -> Prediction:
+    """Return the prediction that an arm's measure is at least so much."""
+    return Prediction(says, lambda found: found[arm][measure], at_least=bound, turned=turned)
+
+
+def at_most(arm: str, measure: str, bound: float, turned: float, says: str) -> Prediction:
+    """Return the prediction that an arm's measure is at most so much."""
+    return Prediction(says, lambda found: found[arm][measure], at_most=bound, turned=turned)
+
+
+CLAIM = Claim(
+    name="maporl_influence",
+    algorithms=("maporl",),
+    claim="Pay for influence makes a debater that knows tell the other: in truth where α2 is greater than α3, and in lies where it is less and nothing else pays",
+    source="MAPoRL, 2502.18439, §3.3",
+    setting="A debate of two rounds on three questions, each with a letter of its own for an answer. One agent reads the question and the other reads that it should guess; in the second round each reads the other's letter. All begin by chance. "
+    "In all arms but the last a turn is paid for its own agent's last answer alone, so that nothing but influence pays a first letter. "
+    "`told` is how often the guesser is right in the end, `truth` how often the first letter of the one that knows is right, in the last ten steps' episodes; drawn is `told`.",
+    arms={
+        "no influence": {},
+        "α2 = 1": influence(0.0, 0.0, 1.0, 0.0),
+        "α3 = 1": influence(0.0, 0.0, 0.0, 1.0),
+        "α of the recipes, times 5": influence(0.5, 1.0, 0.5, 1.0),
+        "the recipes' pay": {
+            "horizon": "discounted_sum",
+            "sharing": "all",
+            "discount": 0.3,
+            **influence(0.1, 0.2, 0.1, 0.2),
+        },
+    },
+    measure=measure,
+    rates=(8.0,),
+    predictions=(
+        better("α2 = 1", "no influence", 0.2, "told"),
+        better("α3 = 1", "no influence", 0.2, "told"),
+        at_least("α2 = 1", "truth", 0.9, 1 / 3, "Told in truth by α2"),
+        at_most("α3 = 1", "truth", 0.1, 1 / 3, "Told in lies by α3"),
+        at_most(
+            "α of the recipes, times 5",
+            "truth",
+            1 / 3,
+            0.5,
+            "In lies where α3 is twice α2 and nothing else pays",
+        ),
+        at_least(
+            "the recipes' pay",
+            "truth",
+            0.9,
+            0.5,
+            "In truth as the recipes pay: a right first answer is worth 0.77, a lie 0.1 more than the truth",
+        ),
+    ),
+    landmarks=lambda: {"optimum": 1.0, "chance": 1 / 3},
+    remark="Not shown is that lies help as much. They always come (never the truth in ten seeds), but two questions often share one lie, and then the guesser is right in two of three; with truths that cannot be. "
+    "With α3 at twice α2 the guesser is right in more than 0.9 in eight seeds of ten. "
+    "Without influence `told` is not 0.33, as was thought beforehand, but 0.66: advantages that are noise alone are scaled up to size one, so that the first letters of the one that knows drift until they are a code by accident, which the guesser then reads.",
+)
