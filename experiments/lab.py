@@ -17,8 +17,10 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
 from kapelle.setup.model_loading import build_train_engine
+from kapelle.setup.model_loading import teacher as expert
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.signals.teacher import TEACHER
 from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
@@ -73,10 +75,11 @@ class TableRun:
         start: Callable[[str], Mapping[str, float]] = lambda seen: {},
         *,
         additive: bool = False,
+        teacher: Callable[[str], Mapping[str, float]] | None = None,
     ) -> None:
         """Take a recipe, and how likely policies say each letter to a message at first, in logits; 0 where nothing is said.
 
-        `additive` critics are sums over turns.
+        `additive` critics are sums over turns; a `teacher`'s policies stay as they start.
         """
         config = resolve(recipe)
         self.environment = config.environment
@@ -87,9 +90,16 @@ class TableRun:
         algorithm = build_algorithm(config)
         self.team = build_team(config, algorithm)
         models = dict.fromkeys(self.team.bases, cast("LanguageModel", self.model))
+        if teacher is not None:
+            teaches = TableModel(self._begin(teacher), self.renderer.tokens)
+            teaches.renderer = self.renderer
+            models |= dict.fromkeys(
+                (name for name in models if name.startswith(f"{TEACHER}:")), cast("LanguageModel", teaches)
+            )
         self.engine = build_train_engine(config, algorithm, self.team, models)
         self.player = TableEngine(self.model, self.renderer, self.team)
-        play = make_play(config, self.team, self.player)
+        shown = algorithm.data.source == "demonstrations"
+        play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
         self.loop = Loop(config, algorithm, play, self.engine, player=self.player)
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)

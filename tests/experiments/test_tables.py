@@ -121,3 +121,16 @@ def test_tables_play_a_workflow_of_questions() -> None:
         assert metrics["parity/max"] < 1e-5
     assert run.say(0, "2?")["B"] > 0.8
     assert run.say(1, "2?\n\nagent_0: B")["B"] > 0.8
+
+
+def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_experts() -> None:
+    game = {"name": "experiments.relays:ShownRelay", "seats": 2, "letters": 3}
+    for algorithm in ({"name": "distill", "teacher": "teacher"}, {"name": "sft"}):
+        recipe = recipe_of(game, Arm(algorithm), 8.0, 0, training={"tasks_per_step": 8})
+        run = TableRun(recipe, teacher=lambda seen: {"B": 3.0} if seen.startswith("2/") else {"A": 3.0})
+        for _ in range(30):
+            run.step()
+        assert run.say(0, "1/2")["A"] > 0.8
+        assert run.say(1, "2/2 A")["B"] > 0.8
+        # Fine-tuning never hears a wrong letter; distillation did, from a first seat that said any.
+        assert (run.say(1, "2/2 C")["B"] == pytest.approx(1 / 3)) == (algorithm["name"] == "sft")
