@@ -77,6 +77,7 @@ CLAIM = Claim(
     ),
     arms={name: one for agents in (2, 4, 8, 16) for name, one in contenders(agents).items()},
     measure=measure,
+    quick=4,
     predictions=(
         Prediction("`grpo` needs with 16 agents, as a multiple of 2 agents'", growth("grpo"), at_least=3.0),
         Prediction("`counterfactual` needs, likewise", growth("counterfactual"), at_most=2.0),

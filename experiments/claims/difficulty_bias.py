@@ -51,6 +51,7 @@ CLAIM = Claim(
         **{f"none @ {size}": ("none", size) for size in (4, 32)},
     },
     measure=measure,
+    quick=2,
     predictions=(
         excess("std @ 32", "hard", "once in 16 times", 1.4),
         excess("std @ 32", "easy", "15 times in 16", 1.4),

@@ -12,7 +12,7 @@ from experiments.lab import FAR, Arm, TableRun, moves, recipe_of
 GAME = {"name": "matrix", "game": "custom", "payoffs": {"AA": 0, "AB": 1, "BA": 1, "BB": -3}}
 SELDOM = 0.12
 """Chance of B at first."""
-SETTLING, REPEATS = 3, 7
+SETTLING, REPEATS = 3, 28
 
 
 def measure(arm: tuple[dict[str, Any], float], seed: int, rate: float) -> Result:

@@ -99,6 +99,7 @@ CLAIM = Claim(
         if way in LIBRARY or distance == DISTANCES[-1]
     },
     measure=measure,
+    quick=2,
     predictions=(
         within(
             f"k1 in the reward {FAR}", "`k1 in the reward`, far away: distance from −∇KL(π‖reference)", 0.25

@@ -57,6 +57,7 @@ CLAIM = Claim(
         "sequence_sum": {"aggregation": "sequence_sum", "constant": 3},
     },
     measure=measure,
+    quick=2,
     rates=(4.0,),
     predictions=(
         Prediction(

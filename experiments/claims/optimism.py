@@ -64,6 +64,7 @@ CLAIM = Claim(
         "grpo, bet": ("bet", GRPO),
     },
     measure=measure,
+    quick=2,
     rates=(0.3, 1.0),
     predictions=(
         at_the_end("best tenth, climbing", "climbing: the best tenth finds the optimum", at_least=0.9),

@@ -91,6 +91,7 @@ CLAIM = Claim(
         "qmix, climbing": ({"name": "qmix", "group_size": 16, "fit": FIT}, CLIMBING),
     },
     measure=measure,
+    quick=2,
     predictions=(
         Prediction("`qmix` explains of the weakest link's returns", explained("qmix"), at_least=0.85),
         Prediction("`vdn` explains (0.47 at best)", explained("vdn"), at_most=0.5),

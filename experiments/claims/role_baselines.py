@@ -58,7 +58,7 @@ CLAIM = Claim(
         better("by role", "one mean", 0.1),
         Prediction("even seats: both means come to the same, within 0.03", closeness, at_most=0.03),
     ),
-    quick=2,
+    quick=4,
     plotted=("area", "", "chance of the winning letter"),
     remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 19 times the variance, by E(R − b)².",
 )

@@ -69,8 +69,8 @@ def contenders(agents: int) -> dict[str, Contender]:
         "mappo": Contender({"name": "mappo", **UNSCALED}, agents, 12, {"critic_lr": 0.05 * agents * FAR}),
         "counterfactual": Contender({"name": "counterfactual", "group_size": GROUP}, agents),
         "ccpo": Contender({"name": "ccpo", "group_size": GROUP}, agents),
-        "vdn": Contender({"name": "vdn", "group_size": GROUP, "fit": FIT}, agents, 24),
-        "qmix": Contender({"name": "qmix", "group_size": GROUP, "fit": FIT}, agents, 24),
+        "vdn": Contender({"name": "vdn", "group_size": GROUP, "fit": FIT}, agents, 48),
+        "qmix": Contender({"name": "qmix", "group_size": GROUP, "fit": FIT}, agents, 48),
     }
     coma = {"name": "coma", "group_size": GROUP, "normalise": "none"}
     if agents <= 8:
@@ -87,7 +87,7 @@ CLAIM = Claim(
     source="Kuba et al. 2021, 2108.08612; COMA, 1705.08926; VDN, 1706.05296",
     setting=(
         "2 to 16 agents say one of four letters each, at once, and are paid the share of them that were right. What is measured is the variance of an agent's update over its "
-        "squared mean, for one sampled letter of each agent (groups of 8; continuations count). Critics and mixers learn for 12 or 24 steps before, at policies that stay as they are."
+        "squared mean, for one sampled letter of each agent (groups of 8; continuations count). Critics learn for 12 or 24 steps before, mixers for 48, at policies that stay as they are."
     ),
     arms={name: one for agents in (2, 4, 8, 16) for name, one in contenders(agents).items()},
     measure=measure,
