@@ -39,12 +39,9 @@ class Plain(MonteCarlo):
         """Return A = R, or R less the mean of the agent's returns in the batch."""
         members = by_agent(groups, self.rewards(groups, signals))
         advantage: dict[TurnKey, float] = {}
-        agents = [
-            groups[member.keys[0].group].episodes[member.keys[0].episode].turns[member.keys[0].turn].agent
-            for member in members
-        ]
-        for agent in dict.fromkeys(agents):
-            own = [member for member, its in zip(members, agents, strict=True) if its == agent]
+        agents = {key: turn.agent for key, turn in turns_of(groups)}
+        for agent in dict.fromkeys(agents.values()):
+            own = [member for member in members if agents[member.keys[0]] == agent]
             mean = fmean(member.value for member in own) if self.baseline == "batch" else 0.0
             advantage |= {key: member.value - mean for member in own for key in member.keys}
         return spread(self, groups, advantage)
