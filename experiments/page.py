@@ -107,7 +107,7 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Re
 
 # -------- Pictures
 
-COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c4554d", "#787774", "#cb912f", "#337ea9")
+COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c4554d", "#787774", "#cb912f", "#6b4226")
 
 
 def draw(claim: Claim, results: Results, file: Path) -> None:
@@ -130,10 +130,13 @@ def draw(claim: Claim, results: Results, file: Path) -> None:
         _bars(axes, claim, results)
     else:
         _lines(axes, claim, results)
+    named: dict[float, list[str]] = {}
     for name, worth in claim.landmarks().items():
+        named.setdefault(round(worth, 3), []).append(name)
+    for worth, names in named.items():
         axes.axhline(worth, color="#9b9a97", linestyle=":", linewidth=1)
         axes.annotate(
-            name,
+            ", ".join(names),
             (1.0, worth),
             xycoords=("axes fraction", "data"),
             ha="right",
@@ -162,6 +165,8 @@ def _bars(axes: Any, claim: Claim, results: Results) -> None:
 
 
 def _lines(axes: Any, claim: Claim, results: Results) -> None:
+    from matplotlib.ticker import LogLocator
+
     measure, x, y = claim.plotted
     series: dict[str, list[tuple[float, float, float, float]]] = {}
     for arm, rows in results.runs.items():
@@ -175,5 +180,9 @@ def _lines(axes: Any, claim: Claim, results: Results) -> None:
     if claim.logarithmic:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        ticks = sorted({point[0] for points in series.values() for point in points})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.minorticks_off()
+    ticks = sorted({point[0] for points in series.values() for point in points})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
