@@ -11,6 +11,7 @@ the claims that are cheap, changes nothing, and fails if a prediction that was s
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 
 from experiments.claim import claims
@@ -37,11 +38,14 @@ def main(arguments: list[str]) -> int:
             results = kept(name)
             print(verdict_line(claim, results) if results else f"{name}: not run")
         return 0
+    if given.command == "run" and given.names == ["quick"]:
+        return _quick(given.jobs)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("The page's pictures need matplotlib: pip install 'kapelle[plot]'", file=sys.stderr)
+        return 2
     if given.command == "page":
         write_page()
         return 0
-    if given.names == ["quick"]:
-        return _quick(given.jobs)
     names = list(known) if given.names == ["all"] else given.names
     for name in names:
         if name not in known:
