@@ -192,6 +192,8 @@ class Results:
                 if prediction.at_least is not None
                 else f"≤ {prediction.at_most:g}"
             )
+            if prediction.turned is not None:
+                bound += f" ({prediction.turned:g})"
             improvement = None
             if prediction.pair is not None:
                 one, other, measure = prediction.pair

@@ -208,10 +208,6 @@ class Curve:
         """The last worth."""
         return self.values[-1]
 
-    def reached(self, worth: float) -> float:
-        """Return the tokens after which it was first worth so much; infinity if never."""
-        return next((float(t) for t, v in zip(self.tokens, self.values, strict=True) if v >= worth), math.inf)
-
 
 def learn(
     run: TableRun, tokens: int, every: int = 1, worth: Callable[[TableRun], float] = lambda run: run.value

@@ -18,9 +18,9 @@ SIGN = {"shown": "**shown**", "not shown": "**not shown**", "contradicted": "**c
 
 HEAD = """# Claims
 
-Every method was published with a claim: why it should do better than a simpler one, and when. Here each claim is an experiment that could have
-failed: a prediction in numbers, arms of which one is the ablation of the very piece, equal numbers of sampled tokens, ten seeds or more, and a verdict
-by a rule. Teams are mostly tables of logits, which play the [yardsticks](environments/yardsticks.md) through the library's own rollout, credit, packing, loss
+Every method was published with a claim: why it should do better than a simpler one, and when. Here such a claim is an experiment that could have
+failed: a prediction in numbers, arms of which one is the ablation of the very piece, equal numbers of sampled tokens and ten seeds or more (fewer where language models play, which the verdict
+then says), and a verdict by a rule. Teams are mostly tables of logits, which play the [yardsticks](environments/yardsticks.md) through the library's own rollout, credit, packing, loss
 and optimiser, so that a team's worth is known exactly.
 
 ```sh
@@ -29,11 +29,17 @@ python -m experiments run quick              # what is cheap, as a check: fails 
 python -m experiments run all --jobs 2       # everything; continues where it was stopped
 ```
 
-A prediction is a number for each seed, computed from what all arms did with that seed. Shown is its interquartile mean over seeds with a 95 %
-bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies on the other side. *Not shown*: neither, or an effect
-smaller than predicted. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
+A prediction is a number for each seed, computed from what all arms did with that seed. The tables give its interquartile mean over seeds with a 95 %
+bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is none. *Not shown*: neither,
+or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
 
 """
+
+
+def verdict_of(claim: Claim, results: Results) -> str:
+    """Return a claim's verdict in print; with fewer than five seeds their number too, as an interval is then little more than their range."""
+    sign = SIGN[overall(results.judge(claim))]
+    return sign if results.seeds >= 5 else f"{sign} in {results.seeds} seeds"
 
 
 def write_page() -> None:
@@ -55,8 +61,9 @@ def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
     lines += ["| claim | of | verdict | CPU |\n|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
         pages = ", ".join(f"[{each}](algorithms/{each}.md)" for each in claim.algorithms)
-        verdict = overall(results.judge(claim))
-        lines.append(f"| [{claim.claim}](#{name}) | {pages} | {SIGN[verdict]} | {_time(results.seconds)} |\n")
+        lines.append(
+            f"| [{claim.claim}](#{name}) | {pages} | {verdict_of(claim, results)} | {_time(results.seconds)} |\n"
+        )
     for claim, results in known.values():
         lines.append(_section(claim, results))
     return "".join(lines)
@@ -83,7 +90,7 @@ def _section(claim: Claim, results: Results) -> str:
     remark = f"\n{claim.remark}\n" if claim.remark else ""
     return (
         f'\n<a id="{claim.name}"></a>\n\n## {claim.claim}\n\n'
-        f"{SIGN[overall(judged)]} · {claim.source} · [the experiment](../experiments/claims/{claim.name}.py)\n\n"
+        f"{verdict_of(claim, results)} · {claim.source} · [the experiment](../experiments/claims/{claim.name}.py)\n\n"
         f"{claim.setting} {results.seeds} seeds.{rates}\n\n"
         f"| prediction | bound | measured | P(better) | |\n|---|---|---|---|---|\n{rows}{remark}\n"
         f"![{claim.claim}](pictures/claims/{claim.name}.svg)\n"
@@ -95,7 +102,7 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Re
     lines = [BEGIN, ""]
     for name, (claim, results) in known.items():
         if algorithm in claim.algorithms:
-            lines.append(f"- {SIGN[overall(results.judge(claim))]}: [{claim.claim}](../claims.md#{name})")
+            lines.append(f"- {verdict_of(claim, results)}: [{claim.claim}](../claims.md#{name})")
     first = next(name for name, (claim, _) in known.items() if algorithm in claim.algorithms)
     lines += ["", f"![{known[first][0].claim}](../pictures/claims/{first}.svg)", END]
     block = "\n".join(lines)

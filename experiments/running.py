@@ -59,7 +59,7 @@ def source_of(claim: Claim) -> str:
                     text = text[: begins[keyword.lineno - 1] + keyword.col_offset] + text[end:].lstrip(
                         b", \n"
                     )
-    return hashlib.sha256(b"".join(text.split())).hexdigest()[:16]
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def run_one(name: str, arm: str, rate: float, seed: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ CLAIM = Claim(
     plot="lines",
     plotted=("tokens", "agents", "noise: tokens of updates"),
     logarithmic=True,
-    remark="A candidate costs its own turn and all that follow: for a chain of n (n + 1)/2 times the tokens of whole attempts. For the first agent, a candidate that is judged by one continuation says no more than an attempt does. All candidates of a later agent answer *one* "
+    remark="A candidate costs its own turn and all that follow: (n + 1)/2 times the tokens of whole attempts, for a chain of n. For the first agent, a candidate that is judged by one continuation says no more than an attempt does. All candidates of a later agent answer *one* "
     "history, and once that holds a wrong letter they are all worth nothing; whole attempts see eight. Trained leaves and histories that go on from several turns ([c3](algorithms/c3.md)) take most of it back, and still the update is noisier than that of whole attempts, since turns that share a beginning share its luck: "
     "what C3 gains is cheaper steps.",
 )

@@ -54,7 +54,7 @@ CLAIM = Claim(
     algorithms=("c3",),
     claim="In a chain a tree whose every turn is trained on needs fewer tokens than whole attempts",
     source="C3, 2603.06859, and its ablation without replay",
-    setting="Chains of two and four agents: each must say the letter that follows the one before, of four letters, and does so with a chance of a half at first. Payments are inverted with a chance of "
+    setting="Chains of two and four agents: each must say the letter that follows the one before, of four letters, and does so with a chance of a half at first. Each seat's payment, also that of seats which earn nothing, is inverted with a chance of "
     "0.05. Four groups of eight attempts a step: as trees (`c3`), as trees whose turns are compared with the rest of their group in place of their siblings (`whole group`), and one by one (`replay off`). Lost is the mean "
     "distance from the optimum over the sampled tokens.",
     arms=arms(),

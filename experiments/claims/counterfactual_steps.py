@@ -101,6 +101,6 @@ CLAIM = Claim(
     remark=(
         "In optimiser steps, medians for 2, 4, 8 and 16 agents: `grpo` 2.5, 9.5, 15.5 and 27; `counterfactual` 2, 2.5, 2 and 2; `exact difference` 1.5, 2, 2.5 and 2.5. `grpo` takes a smaller rate the larger the team "
         "(16, 4, 2, 2 of those tried), the others the largest or nearly. Not shown is what was predicted of `ccpo`: it needs 1.5 steps with 2 agents and 3 with 16, and so does the exact difference, nearly, since a team is right when its slowest "
-        "agent is. A bound of 2 left that out. With so few steps one more or less is half as much again, which is the second one that was missed."
+        "agent is. A bound of 2 left that out. With so few steps one more or less is half as much again; that is why the second prediction was missed."
     ),
 )

@@ -60,5 +60,5 @@ CLAIM = Claim(
     ),
     quick=4,
     plotted=("area", "", "chance of the winning letter"),
-    remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 19 times the variance, by E(R − b)².",
+    remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 25 times the variance at first, by E(R − b)².",
 )

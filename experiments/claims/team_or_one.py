@@ -1,4 +1,4 @@
-"""A team, one agent that may write as much, a vote and one agent that looks again, at equal tokens in training and in use."""
+"""A team, one agent that may write as much, a vote and one agent that looks again, at equal tokens in training and nearly equal ones in use."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def contenders(agents: int) -> dict[str, Contender]:
 CLAIM = Claim(
     name="variance_and_team_size",
     algorithms=("grpo", "mappo", "coma", "counterfactual", "ccpo", "vdn", "qmix"),
-    claim="Paid the team's return, an agent's gradient grows noisier with every partner; credit for its own part keeps it as it is",
+    claim="Paid the team's return, an agent's gradient grows noisier with every partner; credit for its own part hardly does",
     source="Kuba et al. 2021, 2108.08612; COMA, 1705.08926; VDN, 1706.05296",
     setting=(
         "2 to 16 agents say one of four letters each, at once, and are paid the share of them that were right. What is measured is the variance of an agent's update over its "
@@ -112,7 +112,7 @@ CLAIM = Claim(
         "With p = ¼ the return that an agent is paid has n − 1 terms which are none of its doing: 2 + 3(n − 1) by hand, without the group's own error. `mappo`'s critic is central, and "
         "still cannot help: a state value must not know simultaneous answers, and without them there is nothing to know. What helps is a baseline that knows them and not the agent's own: sampled "
         "(`counterfactual`, twice the tokens, and the noise of one alternative), by removal (`ccpo`, nothing is sampled anew here), or learned (`vdn`, `qmix`, `coma`). The learned ones need what "
-        "they share between answers: `coma` by a critic that is a sum over turns is as good as the best, and by one that knows every joint answer by heart it is `grpo`. "
+        "they share between answers: `coma` by a critic that is a sum over turns is as good as the best, and by one that knows every joint answer by heart it is nearly `grpo` with four agents. "
         "The fit must be done: after 24 steps in place of 48, `vdn` had 6.9 with 16 agents, three times as much as with 8, and contradicted its prediction; that is the one thing that was changed after a run."
     ),
 )

@@ -62,8 +62,6 @@ def test_a_curve_holds_each_worth_until_the_next() -> None:
     curve = Curve([0, 10, 30], [0.0, 0.5, 1.0])
     assert curve.area(40) == (0 * 10 + 0.5 * 20 + 1.0 * 10) / 40
     assert curve.area(20) == 0.25
-    assert curve.reached(0.5) == 10
-    assert math.isinf(curve.reached(1.5))
 
 
 def test_a_step_is_taken_apart_by_hand() -> None:

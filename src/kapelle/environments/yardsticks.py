@@ -1,6 +1,6 @@
 """Small games whose optimum is known, each with the one difficulty that tells algorithms apart; for yardsticks, not for play.
 
-A game has cases, one for each task; in turn or at once seats say texts, most often a letter, and earn from 0 to 1. What a seat reads
+A game has cases, one for each task; in turn or at once seats say texts, most often a letter, and earn from 0 to 1 each. What a seat reads
 is all that it may know. `expected` is the exact worth of a team of which the chances of every text are known, `landmarks` what the
 best, the best single agent, a team of which each replies to chance, and chance itself are worth.
 
@@ -45,7 +45,8 @@ class Yardstick(BaseEnvironment, Scripted):
     letters: int = Field(default=4, ge=2, le=26)
     """How many letters there are to say, from `A` on."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Chance that a seat is paid 1 less what it has earned, as by a verifier that errs; `expected` is without it."""
+    """Chance, for every seat by itself, that it is paid 1 less what it has earned, also where it can earn nothing; `expected` is without
+    it."""
 
     @property
     def cases(self) -> int:
@@ -370,9 +371,9 @@ class HiddenSign(_SpeaksOnce):
 
 
 class Speaker(Yardstick):
-    """The first seat sees which letter is right and says one; the others hear it, and earn 1 each if they say the right one.
+    """The first seat sees which letter is right and says one; the others hear it, and each that says the right one earns its share of 1.
 
-    A speaker that helps earns the mean of theirs, one that lies 1 less that.
+    A speaker that helps earns what they earn together, one that lies 1 less that.
     """
 
     name: Literal["speaker"] = "speaker"
@@ -411,8 +412,8 @@ class Speaker(Yardstick):
         """Nothing before the end."""
         if len(said) < self.seats:
             return (0.0,) * self.seats
-        heard = [float(text == self.alphabet[case]) for seat, text in said if seat]
-        helped = sum(heard) / len(heard)
+        heard = [(text == self.alphabet[case]) / (self.seats - 1) for seat, text in said if seat]
+        helped = sum(heard)
         return (helped if self.speaker == "helps" else 1.0 - helped, *heard)
 
     def success(self, case: int, said: Said) -> float:
@@ -421,7 +422,7 @@ class Speaker(Yardstick):
         return sum(heard) / (self.seats - 1)
 
 
-class LongGame(_SpeaksOnce):
+class LongGame(Yardstick):
     """Everybody says a letter in each of several rounds, another right one each time, and earns its share of 1 for every right one."""
 
     name: Literal["long_game"] = "long_game"
