@@ -127,14 +127,14 @@ def test_a_stop_keeps_what_is_measured_and_says_how_to_go_on(
     file.unlink()
     monkeypatch.setattr(measuring, "AT_ONCE", 1)
     calls = iter(range(9))
-    play_seats = playing.play_seats
+    play_continuations = playing.play_continuations
 
     async def stopped(*of: Any, **how: Any) -> Any:
         if next(calls) == 1:
             raise KeyboardInterrupt
-        return await play_seats(*of, **how)
+        return await play_continuations(*of, **how)
 
-    monkeypatch.setattr(measuring, "play_seats", stopped)
+    monkeypatch.setattr(measuring, "play_continuations", stopped)
     said = kapelle("blame", str(run), *FEW, "--json", "out.json")
     assert said.code == 130
     assert not Path("out.json").exists()

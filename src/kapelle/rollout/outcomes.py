@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -56,7 +56,7 @@ def text(value: object, what: str) -> str:
     return str.__str__(value)
 
 
-def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
+def payments(paid: object, names: Collection[str]) -> dict[str, float]:
     """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
 
     A number that is not finite passes: the range is checked on the sum over the episode.

@@ -431,11 +431,12 @@ class LiveScene:
 
         async def one(run: Continuation) -> Episode:
             with Participant():
-                episode = await self._play_continuation(run)
-            self.continued += run.record.sampled(episode)
-            return episode
+                return await self._play_continuation(run)
 
-        return await asyncio.gather(*map(one, runs))
+        episodes = await asyncio.gather(*map(one, runs))
+        for run, episode in zip(runs, episodes, strict=True):  # in their order, whichever ended first
+            self.continued += run.record.sampled(episode)
+        return episodes
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
         """Let several agents answer at the same moment in conversations of the workflow's; see `workflow.Scene`."""
@@ -493,7 +494,7 @@ class LiveScene:
         self.stepped = True
         with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(rewards, self.play.team.names)  # the world knows all, the absent too
+        paid = payments(rewards, self._seats)  # the world knows all, the absent too
         for agent, reward in paid.items():
             self.payments.append(Payment(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
@@ -509,7 +510,7 @@ class LiveScene:
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
-        rewards = payments(outcome.rewards, self.play.team.names)
+        rewards = payments(outcome.rewards, self._seats)
         for agent, reward in self._owed.items():
             rewards[agent] = rewards.get(agent, 0.0) + reward
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
