@@ -280,6 +280,17 @@ class Opposed:
         raise NotImplementedError
 
 
+class PlaysSeats:
+    """An environment that can play an agent's seat itself, by a player of its own: at random, by search, by a solution.
+
+    Its `start` lets those of `Task.seats_of_world` play; their agents are never to move, and are paid like all others.
+    """
+
+    def check_player(self, player: str) -> None:
+        """Raise ConfigError, which names those that there are, for a player that it does not have."""
+        raise NotImplementedError
+
+
 class Skipping:
     """An environment of rows that leaves out those it cannot use, up to a stated share."""
 
@@ -417,6 +428,7 @@ CAPABILITIES = (
     *(
         PaysEpisodes,
         PlayedFromOutside,
+        PlaysSeats,
         Private,
         Progressive,
         Reads,

@@ -111,6 +111,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays an agent's seat in place of the team's own policy: a member of a league."""
+
+    policy: str
+    """The policy that speaks; empty where the environment plays the seat itself (`environment.PlaysSeats`)."""
+    player: str
+    """The member's name, for records and results."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One problem of an environment: the same value in every process."""
 
@@ -123,6 +133,14 @@ class Task:
     part: str = ""
     """The environment of a mixture that it belongs to; empty outside of one. Returns of different parts are not
     comparable, so credit can keep them apart."""
+    cast: Mapping[str, Cast] = field(default_factory=dict)
+    """Agent → who plays its seat instead of the policy of the team map. All episodes of a task have the same cast, so
+    that a group compares attempts against one opponent."""
+
+    @property
+    def seats_of_world(self) -> Mapping[str, str]:
+        """Agent → the player of the environment that has its seat."""
+        return {agent: each.player for agent, each in self.cast.items() if not each.policy}
 
 
 @dataclass(frozen=True, slots=True)

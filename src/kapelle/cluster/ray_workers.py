@@ -38,7 +38,7 @@ from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_
 from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
-from kapelle.rollout.workers.session import task_form
+from kapelle.rollout.workers.session import task_form, task_from
 from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
@@ -508,7 +508,7 @@ class RayPlayer:
         )
         if not said["plainly"]:
             play = play.as_asked(team.algorithm.data)
-        tasks = [Task(**task) for task in said["tasks"]]
+        tasks = [task_from(task) for task in said["tasks"]]
         groups = run_async(lambda: rollout(play, tasks, said["samples"], said["seed"], own=said["own"]))
         return dump_groups(0, groups)
 

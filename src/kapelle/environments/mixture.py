@@ -22,6 +22,7 @@ from kapelle.environment import (
     Mixed,
     Opposed,
     Outcome,
+    PlaysSeats,
     Progressive,
     Resets,
     Retriable,
@@ -58,7 +59,17 @@ def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
 
 
 class Mixture(
-    Settings, Answerable, Mixed, Alive, Opposed, Progressive, Skipping, Doubting, Holding, Scripted
+    Settings,
+    Answerable,
+    Mixed,
+    Alive,
+    Opposed,
+    PlaysSeats,
+    Progressive,
+    Skipping,
+    Doubting,
+    Holding,
+    Scripted,
 ):
     """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
 
@@ -82,6 +93,15 @@ class Mixture(
     def constant_sum(self) -> bool:
         """Whether what one agent wins the others lose in every part."""
         return all(offers(part, Opposed) and part.constant_sum for part in self.members.values())
+
+    def check_player(self, player: str) -> None:
+        """Raise ConfigError for a player that some part does not have."""
+        for name, part in self.members.items():
+            if not offers(part, PlaysSeats):
+                raise ConfigError(
+                    f"The part '{name}' cannot play a seat itself, so there is no player '{player}'."
+                )
+            part.check_player(player)
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -211,7 +231,7 @@ class Mixture(
 
 def _inner(task: Task) -> Task:
     part = task.part.removeprefix(str(task.data["part"])).removeprefix("/")
-    return Task(str(task.data["id"]), task.question, task.data["data"], part)
+    return Task(str(task.data["id"]), task.question, task.data["data"], part, task.cast)
 
 
 class MixtureWorld(Resets, Scorable, Retriable):

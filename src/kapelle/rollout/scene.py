@@ -133,6 +133,9 @@ class LiveSeat:
         record = scene.record
         if record is not None and self.agent.name in record.swapped and not record.replays(self.agent.name):
             return team.every[record.swapped[self.agent.name]]
+        cast = scene.task.cast.get(self.agent.name)
+        if cast is not None and cast.policy:
+            return team.every[cast.policy]
         return team.policy(self.agent.name, self._turn_count)
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 from kapelle.errors import DataError
 from kapelle.types import (
     SIGNATURES,
+    Cast,
     Episode,
     Group,
     Image,
@@ -123,6 +124,10 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
         row["task"] = {**_fields(episode.task), "data": encode(episode.task.data, "task.data")}
+        if episode.task.cast:
+            row["task"]["cast"] = {agent: _fields(cast) for agent, cast in episode.task.cast.items()}
+        else:
+            del row["task"]["cast"]
         row["info"] = encode(episode.info, "info")
         row["rewards"] = {agent: _number(reward) for agent, reward in episode.rewards.items()}
         row["success"] = _number(episode.success)
@@ -177,7 +182,9 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
                 image = replace(image, data=find(image.file))
             images[name] = image
         values = {field.name: row[field.name] for field in fields(Episode) if field.name != "interventions"}
-        values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
+        task = {**values["task"]}
+        cast = {agent: Cast(**each) for agent, each in task.pop("cast", {}).items()}
+        values["task"] = Task(**{**task, "data": decode(task["data"]), "cast": cast})
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn, images) for turn in values["turns"])
         values["branches"] = tuple(_turn(turn, images) for turn in values["branches"])
@@ -203,7 +210,9 @@ def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) ->
         raise DataError(f"The rows of a group do not belong together: {error}.") from error
 
 
-def _fields(value: Episode | Turn | Task | Message | Payment | Routing | Intervention) -> dict[str, Any]:
+def _fields(
+    value: Cast | Episode | Turn | Task | Message | Payment | Routing | Intervention,
+) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 

@@ -10,7 +10,15 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Progressive, Scripted
+from kapelle.environment import (
+    Decision,
+    Enumerable,
+    Opposed,
+    Outcome,
+    PlaysSeats,
+    Progressive,
+    Scripted,
+)
 from kapelle.environments.base import GameSettings
 from kapelle.environments.openspiel.games import (
     Choose,
@@ -19,6 +27,7 @@ from kapelle.environments.openspiel.games import (
     Value,
     count_decisions,
     load_game,
+    opponent_named,
     rules_of,
     spiel,
     walk,
@@ -51,7 +60,7 @@ class Level(Settings):
     """Of the game, laid over `environment.parameters`."""
 
 
-class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
+class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scripted):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
@@ -231,6 +240,10 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
                 "`environment.opponents`."
             )
 
+    def check_player(self, player: str) -> None:
+        """Raise ConfigError for a player that is no opponent of `environment.opponents`, or does not play this game."""
+        opponent_named(player).check(self.loaded)
+
     @property
     def players(self) -> int:
         """Number of seats, opponents' included."""
@@ -287,11 +300,16 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, Progressive, Scripted):
         seats: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
         for owner, seat in zip(owners, free, strict=True):
             seats[owner] = tuple(sorted((*seats[owner], (seat + shift) % count)))
-        opponents, names = {}, {}
+        opponents: dict[int, Choose] = {}
+        names: dict[int, str] = {}
         for given, opponent in self.opponents.items():
             seat = (given - 1 + shift) % count
             opponents[seat] = opponent.open(game, derive_seed("opponent", seat, seed))
             names[seat] = opponent.name
+        for agent, player in task.seats_of_world.items():
+            for seat in seats[agent]:
+                opponents[seat] = opponent_named(player).open(game, derive_seed("opponent", seat, seed))
+                names[seat] = player
         players = Players(seats, opponents, names, self.rotate)
         level = task.data.get("level")
         return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level)
@@ -439,7 +457,7 @@ class GameWorld:
         return tuple(
             agent
             for agent, seats in self._players.seats.items()
-            if any(_to_move(self.state, seat) for seat in seats)
+            if any(seat not in self._players.opponents and _to_move(self.state, seat) for seat in seats)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -454,7 +472,7 @@ class GameWorld:
         joint: dict[int, int] = {}
         for seat in moving:
             agent = next((name for name, seats in self._players.seats.items() if seat in seats), None)
-            if agent is None:
+            if agent is None or seat in self._players.opponents:
                 joint[seat] = self._players.opponents[seat](self.state, seat)
                 continue
             self._acted.add(agent)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from kapelle.environments.openspiel.hanabi import choose, sizes_of
 from kapelle.environments.openspiel.text import match, plain_move
@@ -493,6 +493,30 @@ Opponent = Annotated[
     BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
 ]
 """Settings of an opponent: its name alone, or `{name: mcts, simulations: 200}`."""
+
+
+_OPPONENT: TypeAdapter[Opponent] = TypeAdapter(Opponent)
+
+
+def opponent_named(player: str) -> Opponent:
+    """Return the opponent that a name stands for, with its settings in brackets: `nash`, `mcts(simulations=200)`.
+
+    Raises ConfigError for another name or setting.
+    """
+    name, _, rest = player.removesuffix(")").partition("(")
+    settings = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
+    try:
+        return _OPPONENT.validate_python(
+            {"name": name.strip(), **{k.strip(): v for k, v in settings.items()}}
+        )
+    except ValidationError as error:
+        known = ("random", "scripted", "hanabi", "mcts", "cfr", "nash")
+        if name.strip() in known:
+            wrong = error.errors()[0]
+            raise ConfigError(f"The player '{player}': {wrong['loc'][-1]}: {wrong['msg']}.") from error
+        raise ConfigError(
+            f"OpenSpiel has no player '{player}'.{did_you_mean(player, known)} There are {', '.join(known)}."
+        ) from error
 
 
 def check_solvable(game: Any, opponent: str) -> None:

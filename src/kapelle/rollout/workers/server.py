@@ -19,14 +19,13 @@ from typing import Any
 from kapelle.environment import Environment
 from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import open_world
-from kapelle.rollout.workers.session import VERSION, Frames, WorkerSession, error_form, pack
+from kapelle.rollout.workers.session import VERSION, Frames, WorkerSession, error_form, pack, task_from
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import HookedAwaitable, run_async
 from kapelle.runtime.machine import raise_descriptor_limit
 from kapelle.runtime.process_tree import SharedStatus, end_with_parent
 from kapelle.setup.environment_forms import environment_from
-from kapelle.types import Task
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -116,7 +115,7 @@ class _Server:
             begun = WorkerSession(open_world, self._environment, self._patience, tuple(question["agents"]))
             self._sessions[number] = begun
             try:
-                return await begun.reset(Task(**question["task"]), question["seed"])
+                return await begun.reset(task_from(question["task"]), question["seed"])
             except BaseException:
                 self._sessions.pop(number, None)
                 raise

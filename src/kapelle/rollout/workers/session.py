@@ -15,7 +15,7 @@ from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
 from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
-from kapelle.types import Json, Task
+from kapelle.types import Cast, Json, Task
 
 # -------- The messages between a process that plays and one that holds worlds: their vocabulary, frames and values
 #
@@ -80,7 +80,13 @@ class Frames:
 
 def task_form(task: Task) -> dict[str, Json]:
     """Return a task as plain values."""
-    return {"id": task.id, "question": task.question, "data": task.data, "part": task.part}
+    cast: dict[str, Json] = {agent: [each.policy, each.player] for agent, each in task.cast.items()}
+    return {"id": task.id, "question": task.question, "data": task.data, "part": task.part, "cast": cast}
+
+
+def task_from(form: Mapping[str, Any]) -> Task:
+    """Return the task that `task_form` was given."""
+    return Task(**{**form, "cast": {agent: Cast(*each) for agent, each in form["cast"].items()}})
 
 
 def error_form(error: BaseException) -> list[str]:
