@@ -14,7 +14,7 @@ from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
-from kapelle.viewer.league import linked, opposed, ratings, standing
+from kapelle.viewer.league import opposed, standing
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, tallies
@@ -72,29 +72,6 @@ def test_who_earns_together_has_no_league() -> None:
     assert opposed(met(game(1, 1), game(0, 0))) == {}
     assert opposed(met(game(1, 0), game(0, 1))) == {}, "each for itself"
     assert list(opposed(met(game(1, -1), game(0, 0)))) == [""]
-
-
-def test_ratings_are_the_odds_that_games_were_won_at() -> None:
-    """Ten to one is 400 points; who never met somebody is rated through others."""
-    rated = ratings([0, 1, 2], {(0, 1): (10_000, 0, 1_000), (1, 2): (10_000, 0, 1_000)})
-    assert rated[0][0] - rated[1][0] == pytest.approx(400, abs=2)
-    assert rated[0][0] - rated[2][0] == pytest.approx(800, abs=4)
-    assert sum(each[0] for each in rated.values()) == pytest.approx(0, abs=1e-6)
-    assert all(low < middle < high and high - low < 80 for middle, low, high in rated.values())
-    few = ratings([0, 1, 2], {(0, 1): (10, 0, 1), (1, 2): (10, 0, 1)})
-    assert few[0][2] - few[0][1] > 200, "from few games little is known"
-
-
-def test_a_draw_is_half_a_win_and_who_only_won_has_a_rating() -> None:
-    even = ratings([0, 1], {(0, 1): (0, 500, 0)})
-    assert even[0][0] == pytest.approx(0, abs=0.1)
-    only = ratings([0, 1], {(0, 1): (500, 0, 0)})
-    assert 800 < only[0][0] - only[1][0] < 3000
-
-
-def test_who_no_game_links_is_not_compared() -> None:
-    results = {(0, 1): (1, 0, 0), (2, 3): (1, 0, 0), (3, 4): (0, 1, 0)}
-    assert linked(6, results) == [[2, 3, 4], [0, 1]]
 
 
 def test_an_opponent_links_early_and_late_versions() -> None:
