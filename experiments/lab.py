@@ -104,6 +104,8 @@ class TableRun:
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
         self.number = 0
+        self.last: Mapping[str, float] = {}
+        """Metrics of the last step."""
 
     def _begin(self, start: Callable[[str], Mapping[str, float]]) -> Callable[[Words], Sequence[float]]:
         def first(prefix: Words) -> Sequence[float]:
@@ -120,6 +122,7 @@ class TableRun:
         """Take one step; return its episodes and metrics."""
         self.number += 1
         done = self.loop.step(self.number)
+        self.last = done.metrics
         return done.groups, done.metrics
 
     def say(self, seat: int, seen: str) -> Mapping[str, float]:

@@ -342,6 +342,8 @@ class Algorithm:
     update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
     """Makes, from a team and a seed, what gives credit in place of `credit`."""
+    memory_learns: bool = False
+    """Whether the memory is fitted to what is earned, as a critic is, and may learn alone at first (`training.critic_warmup`)."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Each agent's undiscounted return that it is trained on, after sharing of rewards; None for no sharing."""
     after_update: tuple[AfterUpdate, ...] = ()

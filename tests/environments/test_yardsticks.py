@@ -28,6 +28,7 @@ GAMES: tuple[Mapping[str, Any], ...] = (
     {"name": "essay", "seats": 2, "letters": 2, "place": 1},
     {"name": "sum_game", "seats": 3, "letters": 3, "roles": 2},
     {"name": "unequal", "seats": 2, "letters": 3, "right_letters": (2, 1), "anyway": (0.0, 0.5)},
+    {"name": "sum_game", "seats": 3, "letters": 2, "riders": 1, "weights": (1.0, 0.25)},
 )
 
 
@@ -107,6 +108,14 @@ def test_seats_of_one_role_are_alike() -> None:
     ]
 
 
+async def test_weights_share_out_what_is_earned() -> None:
+    game = SumGame(seats=3, letters=2, riders=1, weights=(3.0, 1.0))
+    say = {(0, "1/3 0"): "B", (1, "2/3 0"): "B", (2, "3/3 0"): "A"}
+    paid, success = await played(game, 0, say)
+    assert paid == {"agent_0": 0.0, "agent_1": 0.25, "agent_2": 0.0}
+    assert success == 0.25
+
+
 async def test_noise_turns_what_was_earned() -> None:
     game = SumGame(seats=2, letters=2, noise=1.0)
     say = {(0, "1/2 0"): "A", (1, "2/2 0"): "A"}
@@ -126,6 +135,10 @@ def test_what_does_not_fit_is_refused() -> None:
         SumGame(seats=2).check(["a", "b", "c"])
     for name, wrong in (
         ("sum_game", {"seats": 2, "riders": 2}),
+        ("sum_game", {"seats": 2, "weights": (1.0, 1.0, 1.0)}),
+        ("sum_game", {"seats": 2, "riders": 1, "weights": (1.0, 1.0)}),
+        ("sum_game", {"seats": 2, "weights": (1.0, -1.0)}),
+        ("sum_game", {"seats": 2, "weights": (1.0, 0.5), "pays": "all"}),
         ("speaker", {"seats": 1}),
         ("essay", {"place": 4, "longest": 4}),
         ("unequal", {"right_letters": (9,)}),

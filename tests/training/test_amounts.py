@@ -109,6 +109,22 @@ def test_critics_learn_alone_at_first_and_a_stopped_run_goes_on_alike(name: str,
     assert all(same_bits(last[each]["weights"], again[each]["weights"]) for each in last)
 
 
+@pytest.mark.parametrize("name", ["vdn", "qmix"])
+def test_a_mixer_learns_alone_at_first(name: str, tmp_path: Path) -> None:
+    fit = {"min_fill": 4, "updates": 5}
+    given = settings(tmp_path, training={"tasks_per_step": 4, "steps": 4, "critic_warmup": 3})
+    given |= {"algorithm": {"name": name, "group_size": 4, "credit_warmup_steps": 0, "fit": fit}}
+    with Trainer(resolve({**given, "environment": {"name": "tests.support.plugins:Digest"}})) as trainer:
+        learners = learners_of(trainer.engine)
+        begun = {each: frozen_copy(learners[each].parameters) for each in learners}
+        rows = [step.metrics for step in trainer.steps(3)]
+        assert all(same_bits(begun[each], frozen_copy(learners[each].parameters)) for each in begun)
+        assert all(row["mixer_loss"] > 0 for row in rows), "the mixer was fitted in each of them"
+        assert rows[2]["mixer_loss"] != rows[1]["mixer_loss"]
+        list(trainer.steps(1))
+        assert not any(same_bits(begun[each], frozen_copy(learners[each].parameters)) for each in begun)
+
+
 def test_without_critics_there_is_nothing_to_warm_up(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"`training\.critic_warmup` .* `grpo` trains no critic\. Set it to 0"

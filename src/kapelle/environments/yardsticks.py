@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from string import ascii_uppercase
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -269,11 +269,21 @@ class SumGame(_SpeaksOnce):
     """Tasks; each seat reads the task's number."""
     roles: int | None = Field(default=None, ge=1)
     """How many seats differ in what is right for them, one after another and again from the first; null lets all differ."""
+    weights: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
+    """How the 1 is shared out among the seats that earn, up to a factor; null gives each as much."""
 
     @model_validator(mode="after")
     def _somebody_earns(self) -> SumGame:
         if self.riders >= self.seats:
             raise ValueError(f"`riders: {self.riders}` leaves nobody of {self.seats} `seats` who earns.")
+        if self.weights is not None and len(self.weights) != self.seats - self.riders:
+            raise ValueError(
+                f"`weights` are {len(self.weights)}, and {self.seats - self.riders} seats earn. Give one for each of them."
+            )
+        if self.weights is not None and self.pays == "all":
+            raise ValueError(
+                "`weights` share out a sum; with `pays: all` everybody earns alike. Remove them."
+            )
         return self
 
     @property
@@ -292,24 +302,28 @@ class SumGame(_SpeaksOnce):
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
         """A share of 1 for each that is right."""
         hits = [text == self.right(case, seat, ()) for seat, text in said] or [False] * self.seats
-        earning = self.seats - self.riders
         if self.pays == "all":
-            hits = [all(hits[:earning])] * self.seats
-        return tuple(float(hit and seat < earning) / earning for seat, hit in enumerate(hits))
+            hits = [all(hits[: self.seats - self.riders])] * self.seats
+        return tuple(hit * share for hit, share in zip(hits, self._shares, strict=True))
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """What each seat's letter is worth."""
+        weights = self.weights or (1.0,) * (self.seats - self.riders)
+        return (*(weight / sum(weights) for weight in weights), *[0.0] * self.riders)
 
     def expected(self, say: Say) -> tuple[float, ...]:
         """As for any game; what a seat earns in a sum depends on itself alone."""
         if self.pays == "all":
             return super().expected(say)
-        earning = self.seats - self.riders
         return tuple(
             sum(
                 say(seat, self.sees(case, seat, ())).get(self.right(case, seat, ()), 0.0)
                 for case in range(self.cases)
             )
-            * (seat < earning)
-            / (earning * self.cases)
-            for seat in range(self.seats)
+            * share
+            / self.cases
+            for seat, share in enumerate(self._shares)
         )
 
 

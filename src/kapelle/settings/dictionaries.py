@@ -376,7 +376,7 @@ class TrainingDict(TypedDict, total=False):
     """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
     tasks of the next epoch. Null goes by `steps`."""
     critic_warmup: int
-    """The first steps, in which only critics learn; policies play as they are."""
+    """The first steps, in which only critics learn, or the utilities and mixer of `vdn` and `qmix`; policies play as they are."""
     tasks_per_step: int
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
     max_staleness: int

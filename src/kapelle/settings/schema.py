@@ -448,7 +448,7 @@ class TrainingConfig(Settings):
     """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
     tasks of the next epoch. Null goes by `steps`."""
     critic_warmup: int = Field(default=0, ge=0)
-    """The first steps, in which only critics learn; policies play as they are."""
+    """The first steps, in which only critics learn, or the utilities and mixer of `vdn` and `qmix`; policies play as they are."""
     tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
     max_staleness: int = Field(default=0, ge=0)

@@ -249,10 +249,11 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     for check in algorithm.checks:
         check(team)
-    if config.training.critic_warmup and (algorithm.critic is None or judging):
+    learns_beside = algorithm.critic is not None or algorithm.memory_learns
+    if config.training.critic_warmup and (not learns_beside or judging):
         raise ConfigError(
             f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains "
-            f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo or marft."
+            f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo, marft, vdn or qmix."
         )
     if isinstance(config.train_engine, Fsdp):
         places = {base: team.places.get(base, config.model) for base in team.bases}

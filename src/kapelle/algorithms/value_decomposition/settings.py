@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -121,7 +122,8 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
 
     check = partial(check_libraries, settings=settings)
     reader = Embeddings(settings.embedder, settings.embedder_device)
-    return settings.row(name, None, (check,), memory=memory, needs=(reader,))
+    row = settings.row(name, None, (check,), memory=memory, needs=(reader,))
+    return replace(row, memory_learns=True)
 
 
 def check_libraries(team: Team, settings: CreditMixer) -> None:

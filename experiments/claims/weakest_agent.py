@@ -1,0 +1,155 @@
+"""The agent of four that earns least of their sum: what keeps it from learning, and what lets it."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from experiments.claim import Claim, Found, Prediction, Result, better
+from experiments.lab import Arm, Curve, TableRun, learn, recipe_of, tokens_of
+from kapelle.environments.yardsticks import SumGame
+from kapelle.setup.recipe import resolve
+from kapelle.training.trainer import Trainer
+
+WEIGHTS = (1.0, 0.3, 0.1, 0.03)
+GAME = {"name": "sum_game", "seats": 4, "letters": 2, "weights": WEIGHTS}
+WEAKEST = 3
+TOKENS = 5000
+"""39 steps."""
+FIT = {"updates": 25, "lr": 0.003}
+STEP = {"tasks_per_step": 4}
+GRPO: dict[str, Any] = {"name": "grpo", "group_size": 8, "scale": "none", "team_reward": "sum"}
+VDN: dict[str, Any] = {"name": "vdn", "group_size": 8, "fit": FIT}
+CCPO: dict[str, Any] = {"name": "ccpo", "group_size": 8, "team_reward": "sum"}
+HELD = {"training": {"critic_warmup": 5}}
+
+
+def measure(arm: tuple[str, Arm], seed: int, rate: float) -> Result:
+    """Let the team learn by Adam; follow the chance that its weakest agent says its letter."""
+    player, own = arm
+    if player == "language model":
+        curve, weight = of_models(own, seed)
+    else:
+        curve, weight = of_tables(own, seed, rate)
+    return Result(
+        {"area": curve.area(TOKENS), "end": curve.end, "explained": weight},
+        list(zip(curve.tokens, curve.values, strict=True)),
+    )
+
+
+def of_tables(arm: Arm, seed: int, rate: float) -> tuple[Curve, float]:
+    """Return the weakest agent's chance, and how much the mixer explains on average from step 6 on."""
+    adam = {"lr": rate, "eps": 1e-8, "betas": (0.9, 0.999), **arm.over.get("optimizer", {})}
+    over = {**arm.over, "optimizer": adam}
+    run = TableRun(recipe_of(GAME, Arm(arm.algorithm, over), rate, seed, training=STEP))
+    weights: list[float] = []
+    game = SumGame.model_validate(GAME)
+
+    def chance(run: TableRun) -> float:
+        weights.append(run.last.get("credit_weight", 0.0))
+        return run.say(WEAKEST, game.sees(0, WEAKEST, ()))[game.right(0, WEAKEST, ())]
+
+    curve = learn(run, TOKENS, worth=chance)
+    return curve, fmean(weights[6:])
+
+
+def of_models(arm: Arm, seed: int) -> tuple[Curve, float]:
+    """Return the same of tiny language models, the chance by what is sampled in a step."""
+    recipe = {
+        "model": {
+            "path": "embedded",
+            "embedded": {
+                "layers": 2,
+                "heads": 2,
+                "kv_heads": 1,
+                "hidden": 64,
+                "intermediate": 128,
+                "context": 64,
+            },
+        },
+        "environment": GAME,
+        "workflow": {"name": "play"},
+        "algorithm": arm.algorithm,
+        "team": {
+            "agents": 4,
+            "sharing": "lora",
+            "lora": {"rank": 4, "alpha": 8.0},
+            "sampling": {"max_tokens": 2},
+        },
+        "warmup": {"steps": 100, "demonstrations": 400},
+        "training": {"steps": 1000, **STEP, **arm.over.get("training", {})},
+        "evaluation": {"before_and_after": False},
+        "optimizer": {"lr": 3e-3},
+        "record": {"credit_episodes": 0},
+        "seed": seed,
+    }
+    right = SumGame.model_validate(GAME).right(0, WEAKEST, ())
+    places, values, weights = [0], [], []
+    with Trainer(resolve(recipe)) as trainer:
+        for step in trainer.steps():
+            said = [
+                turn.text
+                for one in step.groups
+                for each in one.episodes
+                for turn in each.by(f"agent_{WEAKEST}")
+            ]
+            values.append(fmean(text.strip() == right for text in said))
+            weights.append(step.metrics.get("credit_weight", 0.0))
+            places.append(places[-1] + tokens_of(step.groups))
+            if places[-1] >= 2 * TOKENS:  # a letter and its end
+                break
+    steady = [fmean(values[k : k + 4]) for k in range(len(values))]
+    return Curve([place // 2 for place in places], [*steady, steady[-1]]), fmean(weights[6:])
+
+
+def lag(found: Found) -> float:
+    """Return by how much less the weakest learns than with exact credit, where the mixer learned first."""
+    return found["ccpo"]["area"] - found["vdn, mixer first"]["area"]
+
+
+CLAIM = Claim(
+    name="weakest_agent",
+    algorithms=("vdn", "qmix", "ccpo"),
+    claim="An agent that earns a thirtieth of the strongest one's share learns as fast as that one once its credit holds none of the others' luck, from the first step on: under Adam a few noisy steps slow it for long",
+    source="our own tables of VDN, on which the fourth of four agents gained nothing",
+    setting=(
+        "Four agents say one of two letters at once and earn 1, 0.3, 0.1 and 0.03 of 1.43 in all if they say their own. Adam at one rate for everybody, as in training of language models, 32 attempts a step. Drawn is the chance that the fourth says its letter. "
+        "`vdn` pays the team's return for five steps, while its utilities are learned already; with `mixer first` policies stay as they are in these steps (`training.critic_warmup: 5`). `short memory` is `vdn` with Adam's β₂ of 0.9 in place of 0.999. "
+        "Tables, and tiny language models with adapters of rank 4 at a rate of 0.003, a letter and its end counted as one token."
+    ),
+    arms={
+        "grpo": ("table", Arm(GRPO)),
+        "vdn": ("table", Arm(VDN)),
+        "vdn, short memory": ("table", Arm(VDN, {"optimizer": {"betas": (0.9, 0.9)}})),
+        "vdn, mixer first": ("table", Arm(VDN, HELD)),
+        "ccpo": ("table", Arm(CCPO)),
+        "vdn, language model": ("language model", Arm(VDN)),
+        "vdn, mixer first, language model": ("language model", Arm(VDN, HELD)),
+        "ccpo, language model": ("language model", Arm(CCPO)),
+    },
+    measure=measure,
+    rates=(0.03,),
+    predictions=(
+        Prediction(
+            "`vdn`'s utilities explain nearly all of the return, in a table, from the sixth step on",
+            lambda found: found["vdn"]["explained"],
+            at_least=0.98,
+        ),
+        better("vdn", "grpo", 0.02),
+        better("vdn, short memory", "vdn", 0.02, "end"),
+        better("vdn, mixer first", "vdn", 0.1),
+        Prediction(
+            "`vdn, mixer first` stays within 0.1 of `ccpo`, of which the five steps are 0.05",
+            lag,
+            at_most=0.1,
+        ),
+        better("ccpo, language model", "vdn, language model", 0.2),
+        better("vdn, mixer first, language model", "vdn, language model", 0.02),
+    ),
+    remark=(
+        "Its letter is a thousandth of the return's variance, so that `grpo` moves it by the others' luck. `vdn` explains all of the return from the sixth step on and still the fourth stays at 0.67 (others: 0.9): Adam divides by a mean of squares in which the five steps before count for hundreds. "
+        "Without these, or with a shorter memory, it learns, and at the same speed in every run (0.87 or 0.88 in the end, in place of 0.54 to 0.77). The five steps are lost where nothing can be explained. "
+        "Language models: their utilities explain far less of new returns (0.1 and 0.2 on average), more so when the team is nearly done and little varies, and `mixer first` does not surely help; credit by replay does. "
+        "Rate, fit and number of steps were set on three other seeds of the table and four of the language model. Bounds are those of before the run; where one is not shown the effect is smaller than predicted, or not sure."
+    ),
+)
