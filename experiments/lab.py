@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from experiments.tables import TableEngine, TableModel, TableRenderer, Words
+from experiments.tables import SteppedTables, TableEngine, TableModel, TableRenderer, Words
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.yardsticks import Essay, Relay, Yardstick
 from kapelle.models.language_model import LanguageModel
@@ -76,10 +76,12 @@ class TableRun:
         *,
         additive: bool = False,
         teacher: Callable[[str], Mapping[str, float]] | None = None,
+        stepped: bool = False,
     ) -> None:
         """Take a recipe, and how likely policies say each letter to a message at first, in logits; 0 where nothing is said.
 
-        `additive` critics are sums over turns; a `teacher`'s policies stay as they start.
+        `additive` critics are sums over turns; a `teacher`'s policies stay as they start; a `stepped` sampler counts its steps, and can
+        leave answers unfinished.
         """
         config = resolve(recipe)
         self.environment = config.environment
@@ -87,7 +89,7 @@ class TableRun:
         self.renderer = TableRenderer(_alphabet(config.environment), ends=variable)
         self.model = TableModel(self._begin(start), self.renderer.tokens, additive=additive)
         self.model.renderer = self.renderer
-        algorithm = build_algorithm(config)
+        self.algorithm = algorithm = build_algorithm(config)
         self.team = build_team(config, algorithm)
         models = dict.fromkeys(self.team.bases, cast("LanguageModel", self.model))
         if teacher is not None:
@@ -97,7 +99,8 @@ class TableRun:
                 (name for name in models if name.startswith(f"{TEACHER}:")), cast("LanguageModel", teaches)
             )
         self.engine = build_train_engine(config, algorithm, self.team, models)
-        self.player = TableEngine(self.model, self.renderer, self.team)
+        sampler = SteppedTables if stepped else TableEngine
+        self.player = sampler(self.model, self.renderer, self.team)
         shown = algorithm.data.source == "demonstrations"
         play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
         self.loop = Loop(config, algorithm, play, self.engine, player=self.player)

@@ -9,19 +9,23 @@ sum of what it thinks of every turn alone, as one that shares features between t
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
+from kapelle.engines.rollout.request_queue import PendingRequest, RequestQueue, wait_for_requests
 from kapelle.models.fast.attention import AttentionPlan
 from kapelle.models.weights import weights_hash
+from kapelle.runtime.batch_barrier import batch_barrier
 from kapelle.team import Lora, Team
 from kapelle.types import Message
 
@@ -219,6 +223,22 @@ class TableRenderer:
         return "".join(self.alphabet[token] for token in ids if token < len(self.alphabet))
 
 
+@dataclass(slots=True)
+class _Row:
+    """A request and what has been sampled for it."""
+
+    request: Request
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    draw: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.request.seed)
+        for _ in self.request.begun:  # a letter's random number depends on its place
+            self.draw.random()
+
+
 class TableEngine(RolloutEngine):
     """Samples from tables: one letter, or letters until one is the end."""
 
@@ -264,30 +284,37 @@ class TableEngine(RolloutEngine):
 
     async def generate(self, request: Request) -> Completion:
         """Sample letters."""
-        draw = random.Random(request.seed)
-        sampling = request.sampling
-        ids: list[int] = []
-        logps: list[float] = []
-        ended = False
-        end = self._renderer.end
-        while not ended and len(ids) < sampling.max_tokens:
-            prefix = (*request.prompt_ids, *ids)
-            if sampling.temperature == 0:
-                shares, logp = self.chances(request.policy, prefix)
-                token = max(range(len(shares)), key=shares.__getitem__)
-            else:
-                shares, logp = self.chances(request.policy, prefix, sampling.temperature)
-                token = draw.choices(range(len(shares)), shares)[0]
-            ids.append(token)
-            logps.append(logp[token])
-            ended = end is None or token == end
+        row = _Row(request)
+        while row.finish_reason is None:
+            self._sample(row)
+        return self._completion(row)
+
+    def _sample(self, row: _Row) -> None:
+        """Sample the next letter of a row."""
+        request, sampling = row.request, row.request.sampling
+        prefix = (*request.prompt_ids, *request.begun, *row.ids)
+        if sampling.temperature == 0:
+            shares, logp = self.chances(request.policy, prefix)
+            token = max(range(len(shares)), key=shares.__getitem__)
+        else:
+            shares, logp = self.chances(request.policy, prefix, sampling.temperature)
+            token = row.draw.choices(range(len(shares)), shares)[0]
+        row.ids.append(token)
+        row.logprobs.append(logp[token])
+        if self._renderer.end is None or token == self._renderer.end:
+            row.finish_reason = "stop"
+        elif len(request.begun) + len(row.ids) >= sampling.max_tokens:
+            row.finish_reason = "length"
+
+    def _completion(self, row: _Row) -> Completion:
+        assert row.finish_reason is not None, "it has ended"
         return Completion(
-            tuple(ids),
-            tuple(logps),
-            "stop" if ended else "length",
-            self._renderer.decode(ids),
-            self._version[request.policy],
-            self._hash[request.policy],
+            tuple(row.ids),
+            tuple(row.logprobs),
+            row.finish_reason,
+            self._renderer.decode([*row.request.begun, *row.ids]),
+            self._version[row.request.policy],
+            self._hash[row.request.policy],
         )
 
     def texts(self, policy: str, seen: str, most: int) -> dict[str, float]:
@@ -306,3 +333,74 @@ class TableEngine(RolloutEngine):
                 else:
                     open_.append((now, chance * share))
         return found
+
+
+class SteppedTables(TableEngine, Interruptible):
+    """Samples a letter of every request at a time, as an engine with a batch of rows does, and can be broken off between two steps."""
+
+    def __init__(self, model: TableModel, renderer: TableRenderer, team: Team) -> None:
+        super().__init__(model, renderer, team)
+        self.steps = 0
+        """Decode steps so far, each of one letter of every row."""
+        self._queue: RequestQueue[_Row] = RequestQueue()
+        self._rows: list[PendingRequest[_Row]] = []
+        self._pump: asyncio.Task[None] | None = None
+        self._broken: asyncio.Future[list[Interrupted]] | None = None
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample letters, together with all other requests of this moment."""
+        self._start()
+        return await self._queue.answer_to(request)
+
+    async def interrupt(self) -> list[Interrupted]:
+        """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
+        self._broken = asyncio.get_running_loop().create_future()
+        try:
+            await self._start()
+            return self._broken.result()
+        finally:
+            self._broken = None
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._pump is None or self._pump.done():
+            self._rows.clear()
+            self._queue.drop_cancelled()
+            self._pump = asyncio.get_running_loop().create_task(self._drain())
+        return self._pump
+
+    async def _drain(self) -> None:
+        queue = self._queue
+        while self._broken is not None or queue.arrived or self._rows:
+            await wait_for_requests(batch_barrier(), lambda: len(queue.arrived), patience=60.0)
+            queue.enqueue_arrived()
+            for pending in queue.waiting:
+                pending.output = _Row(pending.request)
+            self._rows += queue.waiting
+            queue.waiting = []
+            if self._broken is not None:
+                rows = [pending.output for pending in self._rows if pending.output is not None]
+                self._broken.set_result(
+                    [
+                        Interrupted(
+                            row.request,
+                            tuple(row.ids),
+                            tuple(row.logprobs),
+                            self._version[row.request.policy],
+                            self._hash[row.request.policy],
+                        )
+                        for row in rows
+                    ]
+                )
+                self._rows.clear()
+                return
+            self.steps += bool(self._rows)
+            left = []
+            for pending in self._rows:
+                row = pending.output
+                assert row is not None, "it has joined"
+                self._sample(row)
+                if row.finish_reason is None:
+                    left.append(pending)
+                else:
+                    pending.answer(self._completion(row))
+            self._rows = left

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.lab import FAR, Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+from experiments.tables import SteppedTables
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
 
@@ -132,3 +133,35 @@ def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_exper
         assert run.say(1, "2/2 A")["B"] > 0.8
         # Fine-tuning never hears a wrong letter; distillation did, from a first seat that said any.
         assert (run.say(1, "2/2 C")["B"] == pytest.approx(1 / 3)) == (algorithm["name"] == "sft")
+
+
+ESSAYS = {"name": "essay", "seats": 2, "letters": 2, "longest": 8}
+
+
+def test_tables_that_sample_step_by_step_say_the_same() -> None:
+    whole, stepped = (
+        TableRun(recipe_of(ESSAYS, Arm(GRPO), 1.0, 0, training={"tasks_per_step": 4}), stepped=each)
+        for each in (False, True)
+    )
+    for _ in range(3):
+        said, again = whole.step()[0], stepped.step()[0]
+        assert [t.text for g in said for e in g.episodes for t in e.turns] == [
+            t.text for g in again for e in g.episodes for t in e.turns
+        ]
+    # Eight rows a group of four tasks, all at once: as many steps as the longest answer has letters.
+    assert isinstance(stepped.player, SteppedTables)
+    assert stepped.player.steps <= 3 * 8
+
+
+def test_answers_that_a_step_leaves_go_on_in_the_next_one() -> None:
+    over = {"tasks_per_step": 4, "max_staleness": 1, "partial_rollouts": 0.5}
+    run = TableRun(recipe_of(ESSAYS, Arm(GRPO), 4.0, 0, training=over), stepped=True)
+    mixed, sizes = 0, set()
+    for _ in range(8):
+        groups, metrics = run.step()
+        assert metrics["parity/max"] < 1e-5  # each letter is one of the weights that its turn names
+        turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+        mixed += sum(bool(turn.versions) for turn in turns)
+        sizes.add(len(groups))
+    assert mixed > 0
+    assert min(sizes) < 4, "some are left"
