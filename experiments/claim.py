@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +49,12 @@ class Prediction:
     """Beyond it the contrary holds; the bound itself where nothing is given."""
     pair: tuple[str, str, str] | None = None
     """Two arms of which the first should be better by a measure, for the probability of improvement."""
+    algorithms: tuple[str, ...] = ()
+    """Whose pages count it; those of all the claim's algorithms where it names none."""
+
+    def about(self, *algorithms: str) -> Prediction:
+        """Return the prediction as one about these algorithms alone."""
+        return replace(self, algorithms=algorithms)
 
     def judge(self, numbers: Sequence[float]) -> tuple[Verdict, float, float, float]:
         """Return the verdict, the interquartile mean and its interval."""
@@ -157,6 +163,8 @@ class Judged:
     bound: str
     improvement: float | None = None
     """Chance that a run of the first arm is better than one of the second; None where no two arms are compared."""
+    algorithms: tuple[str, ...] = ()
+    """Whose pages count it; empty for all."""
 
 
 @dataclass
@@ -200,7 +208,9 @@ class Results:
                 improvement = probability_of_improvement(
                     [row[measure] for row in self.runs[one]], [row[measure] for row in self.runs[other]]
                 )
-            found.append(Judged(prediction.says, verdict, middle, low, high, bound, improvement))
+            found.append(
+                Judged(prediction.says, verdict, middle, low, high, bound, improvement, prediction.algorithms)
+            )
         return found
 
     def numbers(self, prediction: Prediction) -> list[float]:
@@ -209,9 +219,13 @@ class Results:
         return [prediction.of({arm: rows[k] for arm, rows in self.runs.items()}) for k in range(count)]
 
 
-def overall(judged: Sequence[Judged]) -> Verdict:
-    """Return a claim's verdict: shown if all its predictions are, contradicted if one is."""
-    verdicts = {each.verdict for each in judged}
+def overall(judged: Sequence[Judged], algorithm: str | None = None) -> Verdict:
+    """Return a claim's verdict: shown if all its predictions are, contradicted if one is; or that of those about an algorithm."""
+    verdicts = {
+        each.verdict
+        for each in judged
+        if algorithm is None or not each.algorithms or algorithm in each.algorithms
+    }
     if verdicts == {"shown"}:
         return "shown"
     return "contradicted" if "contradicted" in verdicts else "not shown"

@@ -31,14 +31,17 @@ python -m experiments run all --jobs 2       # everything; continues where it wa
 
 A prediction is a number for each seed, computed from what all arms did with that seed. The tables give its interquartile mean over seeds with a 95 %
 bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is none. *Not shown*: neither,
-or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
+or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is; an algorithm's page gives the verdict on those about this algorithm. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
 
 """
 
 
-def verdict_of(claim: Claim, results: Results) -> str:
-    """Return a claim's verdict in print; with fewer than five seeds their number too, as an interval is then little more than their range."""
-    sign = SIGN[overall(results.judge(claim))]
+def verdict_of(claim: Claim, results: Results, algorithm: str | None = None) -> str:
+    """Return a claim's verdict in print, or that of its predictions about an algorithm.
+
+    With fewer than five seeds it says their number too, as an interval is then little more than their range.
+    """
+    sign = SIGN[overall(results.judge(claim), algorithm)]
     return sign if results.seeds >= 5 else f"{sign} in {results.seeds} seeds"
 
 
@@ -102,7 +105,7 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Re
     lines = [BEGIN, ""]
     for name, (claim, results) in known.items():
         if algorithm in claim.algorithms:
-            lines.append(f"- {verdict_of(claim, results)}: [{claim.claim}](../claims.md#{name})")
+            lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims.md#{name})")
     first = next(name for name, (claim, _) in known.items() if algorithm in claim.algorithms)
     lines += ["", f"![{known[first][0].claim}](../pictures/claims/{first}.svg)", END]
     block = "\n".join(lines)

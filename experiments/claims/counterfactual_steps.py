@@ -79,19 +79,23 @@ CLAIM = Claim(
     measure=measure,
     quick=4,
     predictions=(
-        Prediction("`grpo` needs with 16 agents, as a multiple of 2 agents'", growth("grpo"), at_least=3.0),
-        Prediction("`counterfactual` needs, likewise", growth("counterfactual"), at_most=2.0),
-        Prediction("`ccpo` needs, likewise", growth("ccpo"), at_most=2.0),
+        Prediction(
+            "`grpo` needs with 16 agents, as a multiple of 2 agents'", growth("grpo"), at_least=3.0
+        ).about("grpo"),
+        Prediction("`counterfactual` needs, likewise", growth("counterfactual"), at_most=2.0).about(
+            "counterfactual"
+        ),
+        Prediction("`ccpo` needs, likewise", growth("ccpo"), at_most=2.0).about("ccpo"),
         Prediction(
             "with 16 agents `grpo` needs, as a multiple of `counterfactual`'s",
             times("grpo", "counterfactual"),
             at_least=2.0,
-        ),
+        ).about("grpo", "counterfactual"),
         Prediction(
             "`ccpo` needs, as a multiple of the exact difference's",
             times("ccpo", "exact difference"),
             at_most=1.25,
-        ),
+        ).about("ccpo"),
     ),
     rates=(1.0, 2.0, 4.0, 8.0, 16.0),
     chosen_by="speed",

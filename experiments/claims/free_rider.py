@@ -57,9 +57,11 @@ CLAIM = Claim(
             lambda found: found["grpo"]["rider"],
             at_least=0.6,
         ),
-        at_most("counterfactual", 1e-6, "the partners' words are the same in both terms"),
-        at_most("ccpo", 1e-6, "so are they without it"),
-        at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again"),
+        at_most("counterfactual", 1e-6, "the partners' words are the same in both terms").about(
+            "counterfactual"
+        ),
+        at_most("ccpo", 1e-6, "so are they without it").about("ccpo"),
+        at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again").about("sharp"),
     ),
     quick=2,
     plot="bars",

@@ -68,24 +68,28 @@ CLAIM = Claim(
     arms={f"{name} @ {size:g}": (order, size) for size in SIZES for name, order in ORDERS.items()},
     measure=measure,
     predictions=(
-        Prediction("`mappo`'s largest steps change the worth by", of("mappo @ 32", "change"), at_most=-1.0),
-        Prediction("`happo`'s largest steps change it by", of("happo @ 32", "change"), at_least=0.0),
+        Prediction(
+            "`mappo`'s largest steps change the worth by", of("mappo @ 32", "change"), at_most=-1.0
+        ).about("mappo"),
+        Prediction("`happo`'s largest steps change it by", of("happo @ 32", "change"), at_least=0.0).about(
+            "happo"
+        ),
         Prediction(
             "share of `happo`'s largest steps after which it has fallen",
             of("happo @ 32", "falls"),
             at_most=0.1,
-        ),
+        ).about("happo"),
         Prediction(
             "`happo`'s smallest steps are better than `mappo`'s by",
             less("happo @ 0.5", "mappo @ 0.5"),
             at_most=0.05,
-        ),
+        ).about("happo"),
         Prediction(
             "`happo`'s largest steps are better than one agent's alone by",
             less("happo @ 32", "mappo, one at a time @ 32"),
             at_least=0.0,
             turned=-0.1,
-        ),
+        ).about("happo"),
     ),
     plot="lines",
     plotted=("change", "size of the step", "change of the team's worth"),

@@ -53,9 +53,9 @@ CLAIM = Claim(
     measure=measure,
     rates=(0.3, 3.0, 30.0, 100.0),
     predictions=(
-        better("dr_mas", "one spread", 0.1),
-        better("dr_mas", "one mean and spread", 0.3),
-        better("mars", "one mean and spread", 0.3),
+        better("dr_mas", "one spread", 0.1).about("dr_mas"),
+        better("dr_mas", "one mean and spread", 0.3).about("dr_mas"),
+        better("mars", "one mean and spread", 0.3).about("mars"),
         better("one spread", "one mean and spread", 0.05),
     ),
     quick=2,

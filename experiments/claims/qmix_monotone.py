@@ -93,16 +93,20 @@ CLAIM = Claim(
     measure=measure,
     quick=2,
     predictions=(
-        Prediction("`qmix` explains of the weakest link's returns", explained("qmix"), at_least=0.85),
-        Prediction("`vdn` explains (0.47 at best)", explained("vdn"), at_most=0.5),
+        Prediction("`qmix` explains of the weakest link's returns", explained("qmix"), at_least=0.85).about(
+            "qmix"
+        ),
+        Prediction("`vdn` explains (0.47 at best)", explained("vdn"), at_most=0.5).about("vdn"),
         Prediction(
             "`qmix`'s update is as noisy as `vdn`'s by", ratio("qmix", "vdn"), at_most=0.8, turned=1.0
-        ),
-        Prediction("`vdn`'s as `grpo`'s by", ratio("vdn", "grpo"), at_most=0.95),
+        ).about("qmix"),
+        Prediction("`vdn`'s as `grpo`'s by", ratio("vdn", "grpo"), at_most=0.95).about("vdn"),
         Prediction(
             "`qmix` explains of the climbing game (0.48 at best)", explained("qmix, climbing"), at_most=0.5
+        ).about("qmix"),
+        Prediction("`vdn` explains of it (0.18 at best)", explained("vdn, climbing"), at_most=0.25).about(
+            "vdn"
         ),
-        Prediction("`vdn` explains of it (0.18 at best)", explained("vdn, climbing"), at_most=0.25),
     ),
     plot="bars",
     plotted=("explained", "", "share of returns explained"),

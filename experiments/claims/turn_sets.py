@@ -52,14 +52,14 @@ CLAIM = Claim(
     },
     measure=measure,
     predictions=(
-        share("at_grpo", 0.7, 36 / 64),
-        share("magrpo", 0.7, 36 / 64),
-        share("gigpo", 0.8, 43 / 64),
+        share("at_grpo", 0.7, 36 / 64).about("at_grpo"),
+        share("magrpo", 0.7, 36 / 64).about("magrpo"),
+        share("gigpo", 0.8, 43 / 64).about("gigpo"),
         Prediction(
             "1 round: `gigpo` is as noisy as `grpo`, within a tenth",
             lambda found: abs(found["gigpo @ 1"]["tokens"] / found["grpo @ 1"]["tokens"] - 1.0),
             at_most=0.1,
-        ),
+        ).about("gigpo"),
     ),
     quick=2,
     plot="lines",

@@ -92,18 +92,20 @@ CLAIM = Claim(
     arms={name: one for agents in (2, 4, 8, 16) for name, one in contenders(agents).items()},
     measure=measure,
     predictions=(
-        Prediction("`grpo` is noisier with 16 agents than with 2 by", growth("grpo"), at_least=6.0),
-        Prediction("`mappo` is, by", growth("mappo"), at_least=6.0),
-        Prediction("`counterfactual` by", growth("counterfactual"), at_most=2.0),
-        Prediction("`ccpo` by", growth("ccpo"), at_most=2.0),
-        Prediction("`vdn` by", growth("vdn"), at_most=2.0),
-        Prediction("`qmix` by", growth("qmix"), at_most=2.0),
-        Prediction("`coma` is noisier with 8 than with 2 by", growth("coma", 8), at_most=2.0),
+        Prediction("`grpo` is noisier with 16 agents than with 2 by", growth("grpo"), at_least=6.0).about(
+            "grpo"
+        ),
+        Prediction("`mappo` is, by", growth("mappo"), at_least=6.0).about("mappo"),
+        Prediction("`counterfactual` by", growth("counterfactual"), at_most=2.0).about("counterfactual"),
+        Prediction("`ccpo` by", growth("ccpo"), at_most=2.0).about("ccpo"),
+        Prediction("`vdn` by", growth("vdn"), at_most=2.0).about("vdn"),
+        Prediction("`qmix` by", growth("qmix"), at_most=2.0).about("qmix"),
+        Prediction("`coma` is noisier with 8 than with 2 by", growth("coma", 8), at_most=2.0).about("coma"),
         Prediction(
             "`coma` whose critic shares nothing between answers is noisier with 4 than with 2 by",
             growth("coma, nothing shared", 4),
             at_least=2.0,
-        ),
+        ).about("coma"),
     ),
     plot="lines",
     plotted=("noise", "agents", "variance over squared signal"),

@@ -42,12 +42,12 @@ CLAIM = Claim(
     rates=(10.0, 20.0, 30.0),
     seeds=20,
     predictions=(
-        better("c3", "grpo", 0.01),
-        better("c3", "rloo, four attempts", 0.01),
-        better("c3", "magrpo", 0.01),
-        better("c3", "mappo", 0.01),
-        better("counterfactual", "grpo", 0.01),
-        better("ccpo", "grpo", 0.01),
+        better("c3", "grpo", 0.01).about("c3"),
+        better("c3", "rloo, four attempts", 0.01).about("c3"),
+        better("c3", "magrpo", 0.01).about("c3"),
+        better("c3", "mappo", 0.01).about("c3"),
+        better("counterfactual", "grpo", 0.01).about("counterfactual"),
+        better("ccpo", "grpo", 0.01).about("ccpo"),
     ),
     remark="Playing a turn on draws the luck of all later turns again, and pays for it: in a chain that is worse than comparing whole attempts. `ccpo` goes on without an agent that the chain cannot do without, so that what it subtracts is a constant, for more tokens. `c3` is ahead in most runs, "
     "but three of twenty were misled: all attempts of a tree are played in one world, so that an error in what is paid turns the whole tree round.",

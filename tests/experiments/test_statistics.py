@@ -7,6 +7,7 @@ from experiments.claim import (
     Judged,
     Prediction,
     better,
+    claims,
     interquartile_mean,
     overall,
     probability_of_improvement,
@@ -65,3 +66,25 @@ def test_a_claim_needs_all_of_its_predictions() -> None:
     assert overall([judged("shown"), judged("shown")]) == "shown"
     assert overall([judged("shown"), judged("not shown")]) == "not shown"
     assert overall([judged("shown"), judged("not shown"), judged("contradicted")]) == "contradicted"
+
+
+def test_an_algorithm_s_page_counts_the_predictions_about_it() -> None:
+    def judged(verdict: str, *algorithms: str) -> Judged:
+        return Judged("", verdict, 0.0, 0.0, 0.0, "", None, algorithms)  # type: ignore[arg-type]
+
+    found = [judged("shown"), judged("not shown", "vdn"), judged("contradicted", "qmix", "vdn")]
+    assert overall(found, "vdn") == "contradicted"
+    assert overall(found[:2], "vdn") == "not shown"
+    assert overall(found[:2], "qmix") == "shown"
+    assert overall(found) == "contradicted"
+
+
+def test_predictions_are_about_algorithms_of_their_claim() -> None:
+    for claim in claims().values():
+        named = {name for each in claim.predictions for name in each.algorithms}
+        assert named <= set(claim.algorithms), claim.name
+        for algorithm in claim.algorithms:
+            about = [
+                each for each in claim.predictions if not each.algorithms or algorithm in each.algorithms
+            ]
+            assert about, f"{claim.name} predicts nothing of {algorithm}"
