@@ -1,4 +1,4 @@
-"""Relays that are demonstrated."""
+"""Games that only experiments play: relays that are demonstrated, and calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.yardsticks import Relay
+from kapelle.environments.yardsticks import Relay, Said, Say, Yardstick
 from kapelle.types import Message, Task
 
 
@@ -25,3 +25,44 @@ class ShownRelay(Relay):
             return self.right(0, int(seat.split("/")[0]) - 1, ((0, heard),))
         draw = random.Random(f"{seed}/{agent}")
         return draw.choice(self.alphabet[1:]) if draw.random() < self.errs else self.alphabet[0]
+
+
+class Calls(Yardstick):
+    """The first seat calls the second, once in the first case and more often in others; of each call the right answer is worth its share of 1.
+
+    What the first seat says means nothing. All is paid at the end.
+    """
+
+    name: Literal["experiments.relays:Calls"] = "experiments.relays:Calls"
+    counts: tuple[int, ...] = (1, 4)
+    """For each case, how often the second seat is called."""
+    told: bool = False
+    """Whether it reads which case it is."""
+
+    @property
+    def cases(self) -> int:
+        """One for each number of calls."""
+        return len(self.counts)
+
+    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+        """Caller and called in turn."""
+        return (len(said) % 2,) if len(said) < 2 * self.counts[case] else ()
+
+    def sees(self, case: int, seat: int, said: Said) -> str:
+        """Its place, and for the second the case if it is told."""
+        return f"{seat + 1}/2 {case if seat and self.told else ''}".strip()
+
+    def right(self, case: int, seat: int, said: Said) -> str:
+        """The first letter."""
+        return "A"
+
+    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+        """The share of calls that were answered rightly, for the second seat, once all are over."""
+        if self.movers(case, said):
+            return (0.0, 0.0)
+        return (0.0, sum(text == "A" for seat, text in said if seat) / self.counts[case])
+
+    def expected(self, say: Say) -> tuple[float, ...]:
+        """As for any game; every call counts by itself."""
+        rights = [say(1, self.sees(case, 1, ())).get("A", 0.0) for case in range(self.cases)]
+        return (0.0, sum(rights) / self.cases)
