@@ -11,6 +11,7 @@ from typing import Literal
 from kapelle.algorithm import Algorithm, Credit, Loss, Outputs, PolicyLoss, Targets
 from kapelle.algorithms.c3 import C3, nodes
 from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.opo import OPO
 from kapelle.algorithms.rae import RAE, RunningBaselines
 from kapelle.algorithms.shared.groups import Comparison, Earlier, Place, by_agent, compare
@@ -110,10 +111,46 @@ class Uncorrected(GRPO):
         )
 
 
+class UncorrectedChain(MARFT):
+    """MARFT that takes every sample for one of the present weights."""
+
+    name: Literal["experiments.ablations:UncorrectedChain"] = "experiments.ablations:UncorrectedChain"  # type: ignore[assignment]
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        row = super().build()
+        return replace(
+            row,
+            policy_loss=partial(_as_if_fresh, loss=row.policy_loss),
+            needs=(*row.needs, ProximalLogProbs()),
+        )
+
+
 def _as_if_fresh(outputs: Outputs, targets: Targets, *, loss: PolicyLoss) -> Loss:
     """Return a loss for which the trainer's weights before the update are those that sampled."""
     columns = {**targets.columns, Column.BEHAVIOUR: targets[Column.PROXIMAL]}
     return loss(outputs, replace(targets, columns=columns))
+
+
+class Unfinished(GRPO):
+    """GRPO that learns nothing from groups which a step has left unfinished, as if they were dropped (`training.partial_rollouts`)."""
+
+    name: Literal["experiments.ablations:Unfinished"] = "experiments.ablations:Unfinished"  # type: ignore[assignment]
+
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return GRPO's credit, of weight 0 in groups of which older weights have sampled a token."""
+        credit = super().credit(groups, signals, earlier)
+        oldest: dict[int, int] = {}
+        for key, turn in turns_of(groups):
+            version = min(version for version, _ in turn.runs)
+            oldest[key.group] = min(version, oldest.get(key.group, version))
+        now = max(oldest.values())
+        return {
+            key: given if oldest[key.group] == now else replace(given, weight=0.0)
+            for key, given in credit.items()
+        }
 
 
 class TreeAgainstAll(C3):

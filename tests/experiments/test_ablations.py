@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from experiments.ablations import OneBaseline, Together, TreeAgainstAll
+from experiments.ablations import OneBaseline, Together, TreeAgainstAll, Unfinished
 from experiments.lab import Arm, TableRun, noise, recipe_of, relay_start
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import team_of
@@ -65,3 +66,15 @@ def test_noise_is_told_in_tokens() -> None:
     rloo = Arm({"name": "rloo", "group_size": 2, "team_reward": "sum"})
     run = TableRun(recipe_of({"name": "sum_game", "seats": 1, "letters": 2}, rloo, 1.0, 0))
     assert noise(run, 300) == pytest.approx(2.0, rel=0.25)
+
+
+def test_what_was_left_unfinished_may_be_dropped() -> None:
+    def attempts(paid: float, runs: tuple[tuple[int, int], ...]) -> object:
+        spoken = replace(turn("a", 0, 2, version=runs[-1][0]), versions=runs if len(runs) > 1 else ())
+        return group(
+            episode(spoken, rewards={"a": paid}), episode(turn("a", 0, 2, version=3), rewards={"a": 0.0})
+        )
+
+    groups = [attempts(1.0, ((3, 2),)), attempts(1.0, ((2, 1), (3, 1))), attempts(1.0, ((2, 2),))]
+    credit = Unfinished(scale="none").credit(groups, Signals())  # type: ignore[arg-type]
+    assert [credit[key].weight for key in sorted(credit)] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
