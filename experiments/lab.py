@@ -12,7 +12,10 @@ from torch import Tensor
 
 from experiments.tables import SteppedTables, TableEngine, TableModel, TableRenderer, Words
 from kapelle.environments.matrix import Matrix
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.text import read_listed
 from kapelle.environments.yardsticks import Essay, Relay, Yardstick
+from kapelle.evaluation.exploitability import TabularPolicies, language_table
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
@@ -103,6 +106,7 @@ class TableRun:
         self.player = sampler(self.model, self.renderer, self.team)
         shown = algorithm.data.source == "demonstrations"
         play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
+        self.play = play
         self.loop = Loop(config, algorithm, play, self.engine, player=self.player)
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
@@ -127,6 +131,11 @@ class TableRun:
         done = self.loop.step(self.number)
         self.last = done.metrics
         return done.groups, done.metrics
+
+    @property
+    def policies(self) -> TabularPolicies:
+        """What the team plays in a game of OpenSpiel."""
+        return language_table(self.play, self.engine.score)
 
     def say(self, seat: int, seen: str) -> Mapping[str, float]:
         """Return the chance of everything that a seat may say."""
@@ -167,7 +176,9 @@ class TableRun:
         return cast("Yardstick", self.environment).expected(self.say)
 
 
-def _alphabet(environment: object) -> str:
+def _alphabet(environment: object) -> Sequence[str]:
+    if isinstance(environment, OpenSpiel):
+        return sorted({move for decision in environment.decisions() for move in decision.moves})
     if isinstance(environment, Matrix):
         return "".join(sorted(set("".join(environment.table.moves))))
     return cast("Yardstick", environment).alphabet
@@ -183,6 +194,11 @@ def _matrix_values(game: Matrix, say: Callable[[int, str], Mapping[str, float]])
         chance = math.prod(chances[seat].get(letter, 0.0) for seat, letter in enumerate(joint))
         total = [sum_ + chance * own for sum_, own in zip(total, paid, strict=True)]
     return tuple(total)
+
+
+def legal_start(seen: str) -> Mapping[str, float]:
+    """Return how a player of OpenSpiel's games starts that draws evenly from the moves which it reads are legal."""
+    return dict.fromkeys(read_listed(seen), 40.0)
 
 
 def tokens_of(groups: Sequence[Group]) -> int:

@@ -192,8 +192,8 @@ class TableRenderer:
 
     context = 1 << 20
 
-    def __init__(self, alphabet: str, *, ends: bool) -> None:
-        """Take the letters; where an answer `ends` by choice, one more token says so."""
+    def __init__(self, alphabet: Sequence[str], *, ends: bool) -> None:
+        """Take the letters, or words that are answers by themselves; where an answer `ends` by choice, one more token says so."""
         self.alphabet = alphabet
         self.end = len(alphabet) if ends else None
         self.tokens = len(alphabet) + ends
@@ -215,7 +215,9 @@ class TableRenderer:
         return (*prompt, *completion, *self.start(heard))
 
     def completion(self, text: str) -> Words:
-        """Return the letters of a text, and its end."""
+        """Return the token of a word, or the letters of a text, and its end."""
+        if text in self.alphabet and self.end is None:
+            return (self.alphabet.index(text),)
         return (*(self.alphabet.index(letter) for letter in text), *(() if self.end is None else (self.end,)))
 
     def decode(self, ids: Sequence[int]) -> str:

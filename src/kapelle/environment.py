@@ -413,6 +413,16 @@ class Enumerable:
         """Return the expected return of each seat and NashConv; `policy` has each information state's probabilities."""
         raise NotImplementedError
 
+    def best_response(
+        self, policy: Mapping[str, Mapping[int, float]], seat: int
+    ) -> tuple[float, Mapping[str, int]]:
+        """Return the most that a seat (from 0) can earn against the others' policy, and the move in each of its states that does."""
+        raise NotImplementedError
+
+    def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
+        """Return how often each information state is met in a game on average."""
+        raise NotImplementedError
+
 
 class Described:
     """An environment that learns what it offers by asking, once it is connected: one on other machines."""

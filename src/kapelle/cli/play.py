@@ -318,12 +318,12 @@ if TYPE_CHECKING:
 
     Row = tuple[str, Exact]
 
-TITLES = ("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat")
-COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
+TITLES = ("policy", "NashConv", "exploitability", "legal moves", "at least", "expected returns by seat")
+COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {:>8}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
-    """Print NashConv, exploitability, smallest share of legal moves and returns of every checkpoint and of averages.
+    """Print NashConv, exploitability, the share of legal moves (mean and least) and returns of every checkpoint and of averages.
 
     For a mixture, this covers each game that can be enumerated; the others are listed with the reason. Raises
     ConfigError when there is no such game; see `exploitability.language_table`.
@@ -366,7 +366,7 @@ def _report(path: Path, trainer: Trainer, play: Play) -> list[Row]:
 def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
     """Leave the values of each checkpoint in the run, for `kapelle view`."""
     rows = [
-        {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "returns": list(exact.returns)}
+        {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "legal_mean": exact.legal_mean, "returns": list(exact.returns)}
         for part, own in found.items()
         for name, exact in own
         if name.isdecimal()
@@ -398,5 +398,10 @@ def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
 def _line(name: str, exact: Exact) -> str:
     returns = ", ".join(f"{value:+.3f}" for value in exact.returns)
     return COLUMNS.format(
-        name, f"{exact.nash_conv:.3f}", f"{exact.exploitability:.3f}", f"{exact.legal:.3f}", returns
+        name,
+        f"{exact.nash_conv:.3f}",
+        f"{exact.exploitability:.3f}",
+        f"{exact.legal_mean:.3f}",
+        f"{exact.legal:.3f}",
+        returns,
     )

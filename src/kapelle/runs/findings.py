@@ -1,6 +1,6 @@
 """What commands measured on a run afterwards, kept in its directory for the viewer.
 
-    exact.json        `kapelle play RUN --exact`: format 1, `rows` with part, step, nash_conv, exploitability, legal, returns
+    exact.json        `kapelle play RUN --exact`: format 1, `rows` with part, step, nash_conv, exploitability, legal, legal_mean, returns
     evaluated.jsonl   one row for each `kapelle eval RUN`: what it prints as JSON, with `format` (1), `time` and the
                       `settings` that it was given
 

@@ -25,7 +25,6 @@ from kapelle.environments.openspiel.games import (
     Demonstrator,
     Opponent,
     Value,
-    count_decisions,
     load_game,
     opponent_named,
     rules_of,
@@ -45,6 +44,7 @@ from kapelle.environments.openspiel.text import (
     read_listed,
     words_of,
 )
+from kapelle.environments.openspiel.tree import MOST_HISTORIES, GameTree, tree_of
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import Settings
@@ -257,8 +257,8 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
                 f"OpenSpiel has no information states for {self.game}, so that a policy of it is no table. Exact values "
                 "are known for games such as kuhn_poker, leduc_poker and tiny_hanabi."
             )
-        count_decisions(str(game))  # raises for a game that is too large before any of it is shown
-        for state in walk(game):
+        tree_of(str(game))  # raises for a game that is too large before any of it is shown
+        for state in walk(game, MOST_HISTORIES):
             seat = state.current_player()
             key = state.information_state_string(seat)
             if key in seen:
@@ -282,11 +282,24 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return expected returns and NashConv of a policy in all seats, by enumerating the game."""
-        game = self.loaded
-        table = spiel().TabularPolicy({key: list(chances.items()) for key, chances in policy.items()})
-        everything = -1
-        returns = spiel().expected_returns(game.new_initial_state(), table, everything, True)
-        return tuple(map(float, returns)), max(0.0, float(spiel().nash_conv(game, table)))
+        tree = self._tree
+        returns = tree.values(policy)
+        best = [tree.best_response(policy, seat)[0] for seat in range(tree.players)]
+        return returns, sum(max(0.0, most - own) for most, own in zip(best, returns, strict=True))
+
+    def best_response(
+        self, policy: Mapping[str, Mapping[int, float]], seat: int
+    ) -> tuple[float, Mapping[str, int]]:
+        """Return the most that a seat (from 0) can earn against the others' policy, and the move in each of its states that does."""
+        return self._tree.best_response(policy, seat)
+
+    def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
+        """Return how often each information state is met in a game on average."""
+        return self._tree.visits(policy)
+
+    @property
+    def _tree(self) -> GameTree:
+        return tree_of(str(self.loaded))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> GameWorld:
         """Open one match for these agents."""

@@ -35,7 +35,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
 """Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter may be set on top."""
 
 MOST_NODES = 500_000
-"""Most nodes of a game tree that is enumerated."""
+"""Most nodes of a game that OpenSpiel's solvers are asked to solve."""
 
 
 def spiel() -> Any:
@@ -96,12 +96,27 @@ def _kinds() -> Mapping[str, Any]:
     return {kind.short_name: kind for kind in spiel().registered_games()}
 
 
-def walk(game: Any) -> Iterator[Any]:
+def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
     """Yield every state in which a player moves, once for each history.
 
-    Raises ConfigError for games with simultaneous moves, unstated chance, or more than
-    `MOST_NODES` nodes.
+    Raises ConfigError for games with simultaneous moves, unstated chance, or more than `most` nodes.
     """
+    check_walkable(game)
+    waiting, seen = [game.new_initial_state()], 0
+    while waiting:
+        state = waiting.pop()
+        seen += 1
+        if seen > most:
+            raise too_large(game, most)
+        if state.is_terminal():
+            continue
+        if not state.is_chance_node():
+            yield state
+        waiting.extend(state.child(action) for action in reversed(state.legal_actions()))
+
+
+def check_walkable(game: Any) -> None:
+    """Raise ConfigError for games with simultaneous moves or unstated chance."""
     kind = game.get_type()
     types = spiel().GameType
     if kind.dynamics != types.Dynamics.SEQUENTIAL or kind.chance_mode == types.ChanceMode.SAMPLED_STOCHASTIC:
@@ -109,20 +124,14 @@ def walk(game: Any) -> Iterator[Any]:
             f"The game {game} cannot be solved exactly: only games in which players move one at a time and "
             "chance is stated can. Take kuhn_poker, leduc_poker, tiny_hanabi or liars_dice."
         )
-    waiting, seen = [game.new_initial_state()], 0
-    while waiting:
-        state = waiting.pop()
-        seen += 1
-        if seen > MOST_NODES:
-            raise ConfigError(
-                f"The game {game} has more than {MOST_NODES} nodes, too many to solve exactly. Take a smaller one, "
-                "or the opponents `random` or `mcts`."
-            )
-        if state.is_terminal():
-            continue
-        if not state.is_chance_node():
-            yield state
-        waiting.extend(state.child(action) for action in reversed(state.legal_actions()))
+
+
+def too_large(game: Any, most: int) -> ConfigError:
+    """Return what to raise for a game whose tree has more than `most` nodes."""
+    return ConfigError(
+        f"The game {game} has more than {most} nodes, too many to solve exactly. Take a smaller one, "
+        "or the opponents `random` or `mcts`."
+    )
 
 
 # -------- The rules of OpenSpiel's games in a few plain sentences, for the head of what a player reads

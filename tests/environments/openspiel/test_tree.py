@@ -1,0 +1,119 @@
+"""Exact values over a game's tree, against OpenSpiel's own solvers and against play."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+import pyspiel
+
+from kapelle.environments.openspiel.games import load_game, regret_policy
+from kapelle.environments.openspiel.tree import GameTree, Table, tree_of
+from kapelle.errors import ConfigError
+
+GAMES = ["kuhn_poker", "kuhn_poker(players=3)", "leduc_poker", "tiny_hanabi", "goofspiel_turns"]
+WRITTEN = {
+    "goofspiel_turns": "turn_based_simultaneous_game(game=goofspiel(imp_info=True,num_cards=3,points_order=descending))"
+}
+
+
+def tree(name: str) -> GameTree:
+    return tree_of(WRITTEN.get(name, name))
+
+
+def drawn(found: GameTree, seed: int, sharpness: float = 3.0) -> Table:
+    """Return a policy whose probabilities are drawn, some of them small."""
+    draw = random.Random(seed)
+    policy = {}
+    for key, actions in zip(found.states, found.actions, strict=True):
+        weights = [draw.random() ** sharpness for _ in actions]
+        policy[key] = {action: w / sum(weights) for action, w in zip(actions, weights, strict=True)}
+    return policy
+
+
+def first_move(found: GameTree) -> Table:
+    """Return the policy that always takes its first legal move: it folds where it can."""
+    return {
+        key: {action: float(action == actions[0]) for action in actions}
+        for key, actions in zip(found.states, found.actions, strict=True)
+    }
+
+
+def nash_conv(found: GameTree, policy: Table) -> float:
+    best = [found.best_response(policy, seat)[0] for seat in range(found.players)]
+    return sum(best) - sum(found.values(policy))
+
+
+@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("kind", ["uniform", "drawn", "first", "regret"])
+def test_values_and_nash_conv_are_those_of_openspiel(name: str, kind: str) -> None:
+    found = tree(name)
+    game = pyspiel.load_game(WRITTEN.get(name, name))
+    if kind == "uniform":
+        policy: Table = {
+            k: dict.fromkeys(a, 1 / len(a)) for k, a in zip(found.states, found.actions, strict=True)
+        }
+    elif kind == "drawn":
+        policy = drawn(found, 1)
+    elif kind == "first":
+        policy = first_move(found)
+    else:
+        policy = regret_policy(str(game), 20)
+    table = pyspiel.TabularPolicy({key: list(chances.items()) for key, chances in policy.items()})
+    returns = pyspiel.expected_returns(game.new_initial_state(), table, -1, True)
+    assert found.values(policy) == pytest.approx(list(returns), abs=1e-9)
+    assert nash_conv(found, policy) == pytest.approx(pyspiel.nash_conv(game, table), abs=1e-9)
+
+
+def test_a_player_who_always_folds_loses_its_ante() -> None:
+    """Who folds to every raise and else calls loses the ante of 1 in every game of Leduc against whoever always raises."""
+    found = tree("leduc_poker")
+    fold, call = 0, 1
+    folds = {
+        key: {action: float(action == (fold if fold in actions else call)) for action in actions}
+        for key, actions in zip(found.states, found.actions, strict=True)
+    }
+    value, _ = found.best_response(folds, 0)
+    assert value == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "kuhn_poker(players=3)"])
+def test_a_best_response_earns_its_value_when_it_is_played(name: str) -> None:
+    found = tree(name)
+    policy = drawn(found, 2)
+    for seat in range(found.players):
+        value, moves = found.best_response(policy, seat)
+        played = {
+            key: {action: float(action == moves[key]) for action in chances} if key in moves else chances
+            for key, chances in policy.items()
+        }
+        assert found.values(played)[seat] == pytest.approx(value, abs=1e-12)
+        # One that is changed anywhere earns no more.
+        for key, move in list(moves.items())[::7]:
+            other = {**played, key: {action: float(action != move) for action in played[key]}}
+            total = sum(other[key].values())
+            other[key] = (
+                {action: chance / total for action, chance in other[key].items()} if total else played[key]
+            )
+            assert found.values(other)[seat] <= value + 1e-12
+
+
+def test_a_state_is_visited_as_often_as_play_gets_there() -> None:
+    found = tree("kuhn_poker")
+    visits = found.visits({key: {0: 0.75, 1: 0.25} for key in found.states})
+    # Each of three cards for the first player; the second player's after a pass (3/4) and after a bet (1/4); the first player
+    # again after a pass and a bet.
+    assert visits["0"] == pytest.approx(1 / 3)
+    assert visits["1p"] == pytest.approx(1 / 3 * 3 / 4)
+    assert visits["1b"] == pytest.approx(1 / 3 * 1 / 4)
+    assert visits["2pb"] == pytest.approx(1 / 3 * 3 / 4 * 1 / 4)
+
+
+def test_a_game_that_is_too_large_is_refused() -> None:
+    with pytest.raises(ConfigError, match="players move one at a time"):
+        GameTree(load_game("matrix_rps", {}))
+    with pytest.raises(ConfigError, match="more than 100 nodes"):
+        GameTree(load_game("leduc_poker", {}), most=100)
