@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.lab import FAR, Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+from experiments.relays import Calls
 from experiments.tables import SteppedTables
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
@@ -165,3 +166,15 @@ def test_answers_that_a_step_leaves_go_on_in_the_next_one() -> None:
         sizes.add(len(groups))
     assert mixed > 0
     assert min(sizes) < 4, "some are left"
+
+
+def test_calls_are_worth_their_share_of_an_attempt() -> None:
+    game = Calls(counts=(1, 3), told=True)
+
+    def say(seat: int, seen: str) -> Mapping[str, float]:
+        right = 0.5 if seen.endswith("0") else 0.25
+        return {"A": right, "B": 1.0 - right}
+
+    assert game.expected(say) == pytest.approx(super(Calls, game).expected(say))
+    assert sum(game.expected(say)) == pytest.approx((0.5 + 0.25) / 2)
+    assert game.landmarks()["optimum"] == 1.0
