@@ -100,6 +100,15 @@ class TestChecking:
         with pytest.raises(ConfigError, match=r"'stage:juge'.*'judge'"), checkable(stages):
             pass
 
+    def test_several_verifiers_may_be_of_stages(self, recipe: str) -> None:
+        named = 'stages.2.algorithm.verifier=["stage:judge", "stage:judge"]'
+        with checkable(read_stages(recipe, settings=[named])) as configs:
+            folders = configs[2].model_dump()["algorithm"]["verifier"]
+            assert [(Path(folder) / "adapter_config.json").is_file() for folder in folders] == [True, True]
+        stages = read_stages(recipe, settings=['stages.2.algorithm.verifier=["stage:judge", "stage:juge"]'])
+        with pytest.raises(ConfigError, match=r"'stage:juge'.*'judge'"), checkable(stages):
+            pass
+
     def test_a_stage_that_trains_none_is_no_verifiers(self, recipe: str) -> None:
         stages = read_stages(recipe, settings=["stages.2.algorithm.verifier=stage:sft"])
         with pytest.raises(ConfigError, match="no stage before it"), checkable(stages):

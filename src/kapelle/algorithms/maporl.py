@@ -42,7 +42,7 @@ from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.schema import RefreshConfig
-from kapelle.signals.verifier import VerifierScores
+from kapelle.signals.verifier import Together, VerifierScores
 from kapelle.types import Episode, Group, Turn
 
 NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
@@ -58,8 +58,10 @@ class MAPoRL(ActorCritic):
     """Settings of MAPoRL."""
 
     name: Literal["maporl"] = "maporl"
-    verifier: str | None = None
-    """Folder of a trained verifier; null takes the environment's own score of each answer."""
+    verifier: str | tuple[str, ...] | None = None
+    """Folder of a trained verifier, or of several that judge together; null takes the environment's own score of each answer."""
+    together: Together = "mean"
+    """What several verifiers give an answer: the mean of their probabilities, or the least of them."""
     least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
     """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
     interval above ½, before it may pay; null lets any verifier pay."""
@@ -87,15 +89,29 @@ class MAPoRL(ActorCritic):
             raise ValueError(
                 "`refresh` lets a verifier go on learning, but the environment pays. Name one with `verifier`, or remove it"
             )
+        if isinstance(self.verifier, tuple) and not self.verifier:
+            raise ValueError("`verifier` is an empty list. Name a folder in it, or set it to null")
+        if self.refresh is not None and len(self.folders) > 1:
+            raise ValueError(
+                "`refresh` lets one verifier go on learning, and `verifier` names several. Name one, or remove it"
+            )
         return self
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of all verifiers."""
+        if self.verifier is None:
+            return ()
+        return (self.verifier,) if isinstance(self.verifier, str) else self.verifier
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         row = actor_critic_row(self, self.name, "local", credit=GAECredit(self.gae, self.rewards))
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
-        judge = (
-            () if self.verifier is None else (VerifierScores(self.verifier, self.least_auc, self.refresh),)
-        )
+        judge: tuple[VerifierScores, ...] = ()
+        if self.folders:
+            first, *others = self.folders
+            judge = (VerifierScores(first, self.least_auc, self.refresh, tuple(others), self.together),)
         data = replace(row.data, scores=self.verifier is None or labels)
         return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 

@@ -32,7 +32,7 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, split_scored
+from kapelle.team import split_scored
 from kapelle.types import Image, Routing
 
 if TYPE_CHECKING:
@@ -300,8 +300,9 @@ class RayScorer:
         setup = TrainSetup(models, beside, critics, config.optimizer, limits, config.seed)
         engine = cast("TrainEngineSettings", config.train_engine).build(setup)
         verifier = algorithm.need(VerifierScores)
-        if verifier is not None and VERIFIER in team.critics:
-            load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine, hashes)
+        for name, folder in verifier.folders.items() if verifier else ():
+            if name in team.critics:
+                load_verifier(Path(folder), team.critics[name], models, engine, hashes)
         past = {policy.name: Path(policy.past) for policy in beside if policy.past}
         load_policies(past, team, engine.weights, engine.load_weights, hashes)
         self._engine = engine

@@ -19,7 +19,7 @@ from kapelle.runs.checkpoint_folder import is_whole, list_checkpoints, newest_li
 from kapelle.runs.reader import is_run, read_config, read_evaluations, read_latest, read_metrics
 from kapelle.runtime.files import step_of
 from kapelle.settings.overlays import parse_yaml
-from kapelle.team import VERIFIER, Team
+from kapelle.team import Team
 
 BEST, NEWEST = "best", "latest"
 
@@ -206,9 +206,12 @@ def _kept(policy: str, checkpoint: Path, named: Path, setting: str) -> Path:
 
 
 def check_start(
-    folders: Mapping[str, Path], team: Team, models: Mapping[str, Outline], verifier: str | None
+    folders: Mapping[str, Path],
+    team: Team,
+    models: Mapping[str, Outline],
+    verifiers: Mapping[str, str],
 ) -> None:
-    """Check the folders that policies start from, and a verifier's folder, before a model is loaded.
+    """Check the folders that policies start from, and those of verifiers by critic, before a model is loaded.
 
     `models` are the outlines of the team's bases. Raises ConfigError or ModelError for the first fault.
     """
@@ -220,8 +223,8 @@ def check_start(
             )
         policy = team.policies[name]
         check_saved(f"Policy '{name}'", folder, policy.lora, models[policy.base])
-    if verifier is not None:
-        critic = team.critics[VERIFIER]
+    for name, verifier in verifiers.items():
+        critic = team.critics[name]
         check_saved("`algorithm.verifier`", Path(verifier), critic.lora, models[critic.base])
 
 

@@ -146,9 +146,11 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
         from kapelle.models.adapters import read_lora
 
-        refresh, lora = verifier.refresh, read_lora(Path(verifier.folder))
+        refresh = verifier.refresh
         rate = Rate() if refresh is None else Rate(refresh.lr, "constant", 0)
-        critics[VERIFIER] = Critic(VERIFIER, base, lora, trained=refresh is not None, rate=rate)
+        for name, folder in verifier.folders.items():
+            lora = read_lora(Path(folder))
+            critics[name] = Critic(name, base, lora, trained=refresh is not None, rate=rate)
     agents = []
     for seat in seats:
         s = seat.sampling or config.team.sampling

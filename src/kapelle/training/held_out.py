@@ -11,7 +11,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, asks_questions, offers
 from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out, greedy_play
-from kapelle.metrics.calibration import Calibration, Kind, fit_calibration
+from kapelle.metrics.calibration import UNCALIBRATED, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
 from kapelle.rollout.play import Play, shared_rollout
@@ -21,8 +21,7 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
-from kapelle.signals.verifier import VerifierScores, verifier_samples
-from kapelle.team import VERIFIER
+from kapelle.signals.verifier import VerifierScores, logits
 from kapelle.training.selection import TrainingTasks
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task
@@ -190,24 +189,20 @@ def held_out_tasks(
 
 
 def judged_answers(
-    groups: Sequence[Group], environment: Environment, engine: TrainEngine, calibration: Calibration
+    groups: Sequence[Group],
+    environment: Environment,
+    given: Mapping[TurnKey, float],
+    probability: Callable[[float], float] = float,
 ) -> list[Judged]:
-    """Return what the verifier of an engine makes of every graded answer of these groups."""
-    texts: dict[TurnKey, tuple[str, bool]] = {}
+    """Return every graded answer of these groups with what it was `given`, and the `probability` that this makes."""
+    reader = environment if offers(environment, Answerable) and asks_questions(environment) else None
+    found: list[Judged] = []
     for key, turn in turns_of(groups, trained_only=False):
         label = label_of(groups[key.group].episodes[key.episode], turn)
         if label is not None:
-            texts[key] = turn.text, label > 0.5
-    reader = environment if offers(environment, Answerable) and asks_questions(environment) else None
-    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in texts}
-    found: list[Judged] = []
-    for key, value in zip(rows, engine.score(list(rows.values())), strict=True):
-        text, right = texts[key]
-        score = float(value)
-        answered = reader is None or reader.extract(text) is not None
-        found.append(
-            Judged(groups[key.group].task.question, calibration.probability(score), right, answered, score)
-        )
+            answered = reader is None or reader.extract(turn.text) is not None
+            question, score = groups[key.group].task.question, given[key]
+            found.append(Judged(question, probability(score), label > 0.5, answered, score))
     return found
 
 
@@ -227,7 +222,7 @@ def judge_held_out(
     fits = short_enough(config, play.team, play.engine.renderer)
     tasks = held_out_tasks(config, play.environment, steps, problems, fits)
     groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
-    judged = judged_answers(groups, play.environment, engine, Calibration())
+    judged = judged_answers(groups, play.environment, logits(groups, engine), UNCALIBRATED.probability)
     episodes = [episode for group in groups for episode in group.episodes]
     return Evaluation(
         problems=len(tasks),
@@ -292,7 +287,7 @@ class HeldOut:
             if payer is not None:  # how well it judges what the team says by now
                 engine = self._pieces.engine
                 own = result.groups[: result.problems]  # those of further sets follow
-                judged = judged_answers(own, play.environment, engine, payer.calibration)
+                judged = judged_answers(own, play.environment, payer.judge(own, engine))
                 result = replace(result, judged=asdict(judgement_of(judged)))
                 self._paid = done, result.judged or {}
         except StopRequested:

@@ -93,8 +93,8 @@ def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path])
         if policy.past is not None
     }
     verifier = build_algorithm(config).need(VerifierScores)
-    if verifier is not None:
-        weights[f"verifier ({verifier.folder})"] = _weights(Path(verifier.folder))
+    for folder in verifier.folders.values() if verifier else ():
+        weights[f"verifier ({folder})"] = _weights(Path(folder))
     sections = (config.environment, config.workflow)
     return {
         "data": {name: content for section in sections for name, content in _contents(section)},

@@ -228,26 +228,30 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
 
 
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
-    """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
+    """Return a stage's settings with every `stage:NAME` replaced by that stage's verifier."""
     config = stage.recipe.config
     model = config.reward_model
-    judge = _algorithm(config).need(VerifierScores)
-    named = model.path if model is not None else judge.folder if judge else None
+    scored = _algorithm(config).need(VerifierScores)
+    judges = [] if scored is None else [*scored.folders.values()]
     key = "algorithm.verifier" if model is None else "reward_model.path"
-    if named is None or not named.startswith(FROM_STAGE):
+    if not any(judge.startswith(FROM_STAGE) for judge in judges):
         return config
-    wanted = named.removeprefix(FROM_STAGE)
     critics = {each.name: _algorithm(each.recipe.config).critic for each in earlier}
     names = [name for name, critic in critics.items() if critic is not None and critic.everyone]
-    if wanted not in names:
-        raise ConfigError(
-            f"`{key}` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
-            f"verifier.{did_you_mean(wanted, names)}"
-        )
-    path = str((folders[wanted] / "verifier").resolve())
+    for k, judge in enumerate(judges):
+        if judge.startswith(FROM_STAGE):
+            wanted = judge.removeprefix(FROM_STAGE)
+            if wanted not in names:
+                raise ConfigError(
+                    f"`{key}` of stage '{stage.name}' is '{judge}', and no stage before it of that name trains a "
+                    f"verifier.{did_you_mean(wanted, names)}"
+                )
+            judges[k] = str((folders[wanted] / "verifier").resolve())
     if model is not None:
-        return config.model_copy(update={"reward_model": model.model_copy(update={"path": path})})
-    algorithm = config.algorithm.model_copy(update={"verifier": path})
+        return config.model_copy(update={"reward_model": model.model_copy(update={"path": judges[0]})})
+    algorithm = config.algorithm.model_copy(
+        update={"verifier": judges[0] if len(judges) == 1 else tuple(judges)}
+    )
     return config.model_copy(update={"algorithm": algorithm})
 
 
@@ -278,9 +282,11 @@ def check_weights(
     """
     folders = start_folders(prepared.config.start_from, given, prepared.team, run_dir)
     verifier = None if staged else prepared.algorithm.need(VerifierScores)
-    check_start(folders, prepared.team, prepared.outlines, None if verifier is None else verifier.folder)
+    judges = {} if verifier is None else verifier.folders
+    check_start(folders, prepared.team, prepared.outlines, judges)
     if verifier is not None and verifier.least_auc is not None:
-        check_verifier(Path(verifier.folder), verifier.least_auc)
+        for folder in judges.values():
+            check_verifier(Path(folder), verifier.least_auc)
     return folders
 
 

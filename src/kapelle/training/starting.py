@@ -32,7 +32,7 @@ from kapelle.setup.model_loading import build_engine, build_train_engine, teache
 from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Team, split_scored
+from kapelle.team import Team, split_scored
 from kapelle.training.loop import Loop, Sampler
 from kapelle.training.provenance import provenance_of
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
@@ -109,8 +109,9 @@ def load_pieces(
 
         # What other runs have saved: the verifier that pays, past policies, and what training starts from.
         verifier = algorithm.need(VerifierScores)
-        if verifier is not None and VERIFIER in here.critics:
-            load_verifier(Path(verifier.folder), here.critics[VERIFIER], models, engine, hashes)
+        for name, folder in verifier.folders.items() if verifier else ():
+            if name in here.critics:
+                load_verifier(Path(folder), here.critics[name], models, engine, hashes)
         past = {policy.name: Path(policy.past) for policy in here.every.values() if policy.past}
         load_policies(past, team, engine.weights, engine.load_weights, hashes)
         if start_from:
