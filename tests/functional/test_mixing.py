@@ -160,6 +160,39 @@ def test_who_did_not_act_has_no_credit() -> None:
     assert credit.tolist() == [[2.0, 0.0]]
 
 
+def test_what_others_explain_is_a_mean_of_the_mix() -> None:
+    """Two agents and four rows, paid by their minimum. Of the first agent, in the first row: its other utilities are 0, 1 and 1, so that
+    the rows are worth 1/3·(0 + ½ + ½), 1/3·(0 + 1 + 1), 0 and 1/3·(0 + 1 + 1) with the partner's ½, 1, 0 and 1: 1/3 less their mean of 5/12."""
+    utility_NA = torch.tensor([[0.0, 0.5], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    everybody_NA, nobody_NAA = torch.ones(4, 2), torch.zeros(4, 2, 2)
+
+    def least(utility_KA: Tensor, acted_KA: Tensor, row_K: Tensor) -> Tensor:
+        return utility_KA.masked_fill(acted_KA == 0, 1.0).amin(1)
+
+    found_NA = mixing.explained_by_others(least, utility_NA, everybody_NA, nobody_NAA)
+    torch.testing.assert_close(found_NA[0, 0], torch.tensor(1 / 3 - 5 / 12))
+    # In the third row, which was 1, its others are 0, 0 and 1: the partner's 0 is worth 0, and the mean is 1/3·(½ + 1 + 0 + 1)/4.
+    torch.testing.assert_close(found_NA[2, 0], torch.tensor(-2.5 / 12))
+    # A partner that has read the turn is left out, and then all rows are worth the same.
+    after_NAA = nobody_NAA.clone()
+    after_NAA[:, 0, 1] = 1.0
+    found_NA = mixing.explained_by_others(least, utility_NA, everybody_NA, after_NAA)
+    torch.testing.assert_close(found_NA[:, 0], torch.zeros(4, dtype=found_NA.dtype))
+
+
+def test_what_others_explain_of_a_sum_is_their_part_of_it() -> None:
+    utility_NA = torch.tensor([[3.0, 0.5, 1.0], [0.0, 1.0, 2.0], [1.0, 0.0, 0.0]])
+    acted_NA = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    found_NA = mixing.explained_by_others(
+        lambda utility_KA, acted_KA, row_K: mixing.vdn_mix(utility_KA, acted_KA),
+        utility_NA,
+        acted_NA,
+        torch.zeros(3, 3, 3),
+    )
+    # The first agent acted in two rows, in which its partners earned 1.5 and 3.
+    torch.testing.assert_close(found_NA[:, 0], torch.tensor([-0.75, 0.75, 0.0]))
+
+
 def test_a_target_starts_as_a_copy_and_is_none_of_the_online_network_s_memory() -> None:
     online = {"w": torch.ones(2, requires_grad=True)}
     target = mixing.copied(online)

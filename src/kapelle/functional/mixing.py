@@ -60,37 +60,40 @@ def difference_credit(
     return keep_masked(torch.stack(differences, dim=1), acted_BA).detach()
 
 
-def mean_of_others(x_NA: Tensor, acted_NA: Tensor) -> Tensor:
-    """Mean of each agent's entries over the *other* rows in which it acted → [N, A]; 0 where there are none."""
-    x_NA, acted_NA = keep_masked(x_NA, acted_NA), acted_NA.to(x_NA.dtype)
-    return (x_NA.sum(0) - x_NA) / (acted_NA.sum(0) - acted_NA).clamp(min=1)
-
-
 def explained_by_others(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor], utility_NA: Tensor, acted_NA: Tensor, after_NAA: Tensor
 ) -> Tensor:
     """How much better than its set a row is because of what the others did → [N, A], detached.
 
-    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m = Q_tot of row m where Q_i
-    is replaced by its mean over all rows but n, and where the agents that acted after i (`after_NAA[m, i, j]` = 1:
-    j's turn may be an effect of i's) are left out. So it is independent of what i did in row n, and may be subtracted from a
-    return without changing the expected gradient. `mix` maps utilities [K, A], the mask of agents in the mix [K, A], and the
-    rows [K] whose state they are mixed in, to Q_tot [K]. A set of one gives 0.
+    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m the mean of Q_tot of row m over all
+    utilities that i had in rows other than n, each in the place of its own, and where the agents that acted after i
+    (`after_NAA[m, i, j]` = 1: j's turn may be an effect of i's) are left out. So it is independent of what i did in row n, and
+    may be subtracted from a return without changing the expected gradient. A mean of the mix, and not the mix of the mean
+    utility, is what the team earns on average whatever i does: where the mix is bent, the two differ by row. `mix` maps
+    utilities [K, A], the mask of agents in the mix [K, A], and the rows [K] whose state they are mixed in, to Q_tot [K]. A set of
+    one gives 0.
     """
     utility_NA = as_float(utility_NA).detach()
     rows, agents = utility_NA.shape
-    rest_NA = mean_of_others(utility_NA, acted_NA)
-    row_K = torch.arange(rows, device=utility_NA.device).repeat(rows)
+    row_K = torch.arange(rows, device=utility_NA.device).repeat_interleave(rows)
     differences: list[Tensor] = []
     for i in range(agents):
-        without_NMA = utility_NA.expand(rows, rows, agents).clone()
-        without_NMA[:, :, i] = rest_NA[:, i, None]
+        # Q_tot of row m with what i did in row k.
+        replaced_MKA = utility_NA[:, None].repeat(1, rows, 1)
+        replaced_MKA[:, :, i] = utility_NA[:, i]
         part_MA = keep_masked(acted_NA, 1 - after_NAA[:, i].to(acted_NA.dtype))
-        total_NM = mix(without_NMA.flatten(0, 1), part_MA.repeat(rows, 1), row_K).view(rows, rows)
-        compared_M = acted_NA[:, i].to(total_NM.dtype)
-        mean_N = (total_NM * compared_M).sum(1) / compared_M.sum().clamp(min=1)
-        differences.append(total_NM.diagonal() - mean_N)
+        total_MK = mix(replaced_MKA.flatten(0, 1), part_MA.repeat_interleave(rows, 0), row_K).view(rows, rows)
+        acted_N = acted_NA[:, i].to(total_MK.dtype)
+        baseline_MN = mean_of_others(total_MK, acted_N.expand(rows, rows))
+        mean_N = (baseline_MN * acted_N[:, None]).sum(0) / acted_N.sum().clamp(min=1)
+        differences.append(baseline_MN.diagonal() - mean_N)
     return keep_masked(torch.stack(differences, dim=1), acted_NA).detach()
+
+
+def mean_of_others(x_MN: Tensor, acted_MN: Tensor) -> Tensor:
+    """Mean of each row over its entries but each one, of those that are 1 in `acted_MN` → [M, N]; 0 where there are none."""
+    x_MN, acted_MN = keep_masked(x_MN, acted_MN), acted_MN.to(x_MN.dtype)
+    return (x_MN.sum(1, keepdim=True) - x_MN) / (acted_MN.sum(1, keepdim=True) - acted_MN).clamp(min=1)
 
 
 def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:

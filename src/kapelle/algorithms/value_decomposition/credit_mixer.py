@@ -5,10 +5,11 @@ team's return over a replay of episodes. A step is credited by the networks as t
 then fitted: a fit that has seen an episode explains its return by whatever text was in it. With R the team's return
 from the round on, and every mean over the other episodes of the task:
 
-- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = Q_tot(Q_i ← mean Q_i), the value of the round without
-  the agent's own turn. w = clip(R², 0, 1), R² the share of the variance of returns within tasks that Q_tot explained in
-  episodes that it was not fitted on, over the steps before this one. With w = 0 this is the team's return
-  less its mean (Dr.GRPO); with w = 1 and Q = R it is Q_tot − Q_tot(Q_i ← mean Q_i).
+- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = mean_k Q_tot(Q_i ← Q_i^k) over what the agent's turns of the other
+  episodes were worth: the value of the round whatever the agent says. w = clip(R², 0, 1), R² the share of the variance of
+  returns within tasks that Q_tot explained in episodes that it was not fitted on, over the steps before this one. With w = 0
+  this is the team's return less its mean (Dr.GRPO); with w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact
+  advantage over an agent's samples.
 - `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) however much Q explains, less its mean. No noise of the return, all errors of Q.
 - `utility`: Q_i itself, less its mean (MAVERL).
 
