@@ -24,6 +24,7 @@ from kapelle.setup.model_loading import teacher as expert
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.signals.teacher import TEACHER
+from kapelle.training.league import League
 from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
@@ -107,7 +108,10 @@ class TableRun:
         shown = algorithm.data.source == "demonstrations"
         play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
         self.play = play
-        self.loop = Loop(config, algorithm, play, self.engine, player=self.player)
+        league = None
+        if config.league is not None:
+            league = League(config, play, self.engine, [self.player.load], None, _never)
+        self.loop = Loop(config, algorithm, play, self.engine, player=self.player, league=league)
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
         self.number = 0
@@ -174,6 +178,10 @@ class TableRun:
         if isinstance(self.environment, Matrix):
             return _matrix_values(self.environment, self.say)
         return cast("Yardstick", self.environment).expected(self.say)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("an experiment's league has no folder")
 
 
 def _alphabet(environment: object) -> Sequence[str]:

@@ -86,14 +86,26 @@ def written() -> str:
     plain = Plain(known)
     parts: list[str] = []
     kinds = ("OwnModel", "NamedAdapter", "PerTurn", "PastAdapter", "EndpointConfig")
-    weights = " | ".join(['Literal["shared", "lora", "frozen"]', *kinds, *map(dictionary, kinds)])
+    populations = ("SelfPlayPopulation", "FictitiousPopulation", "PfspPopulation", "PsroPopulation")
+    members = ("PastAdapter", "OwnModel", "EndpointConfig")
+    unions = {
+        "Weights": ['Literal["shared", "lora", "frozen"]', *kinds, *map(dictionary, kinds)],
+        "Population": [
+            'Literal["self_play", "fictitious", "pfsp", "psro"]',
+            *populations,
+            *map(dictionary, populations),
+        ],
+        "MemberConfig": ["str", *members, *map(dictionary, members)],
+    }
     for node in (each for nodes in modules.values() for each in nodes):
         lines = [f"class {dictionary(node.name)}(TypedDict, total=False):"]
         lines.append(f'    """{(ast.get_docstring(node) or "").splitlines()[0]}"""\n')
         before: ast.stmt | None = None
         for each in node.body:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                kind = ast.unparse(plain.visit(each.annotation)).replace("Weights", weights)
+                kind = ast.unparse(plain.visit(each.annotation))
+                for union, parts_of_it in unions.items():
+                    kind = re.sub(rf"\b{union}\b", " | ".join(parts_of_it), kind)
                 lines.append(f"    {each.target.id}: {kind}")
             elif (
                 isinstance(before, ast.AnnAssign)

@@ -179,3 +179,43 @@ def test_the_average_over_absent_moves_is_that_of_the_table() -> None:
     assert game.expected([None, None]) == (3.0, 0.0)
     assert game.expected([None, "B"]) == (4.0, 0.0)
     assert game.expected(["B", None]) == (4.5, 0.0)
+
+
+RPS = {"RR": 0, "RP": -1, "RS": 1, "PR": 1, "PP": 0, "PS": -1, "SR": -1, "SP": 1, "SS": 0}
+"""Rock, paper, scissors: what the first player earns."""
+
+
+def test_exact_values_of_a_zero_sum_table_by_hand() -> None:
+    game = Matrix(game="custom", payoffs={joint: (paid, -paid) for joint, paid in RPS.items()})
+    uniform = {"0": dict.fromkeys(range(3), 1 / 3), "1": dict.fromkeys(range(3), 1 / 3)}
+    returns, gain = game.exact_values(uniform)
+    assert (*returns, gain) == pytest.approx((0.0, 0.0, 0.0))
+    rock = {"0": {0: 1.0}, "1": dict.fromkeys(range(3), 1 / 3)}
+    # Paper beats rock by 1; against an even player nothing is gained.
+    assert game.best_response(rock, 1)[0] == pytest.approx(1.0)
+    assert game.best_response(rock, 1)[1] == {"1": 1}
+    returns, gain = game.exact_values(rock)
+    assert (*returns, gain) == pytest.approx((0.0, 0.0, 1.0))
+
+
+def test_exact_values_of_three_players() -> None:
+    payoffs = {
+        a + b + c: (float(a == b), float(b == c), float(c == a)) for a in "AB" for b in "AB" for c in "AB"
+    }
+    game = Matrix(game="custom", payoffs=payoffs)
+    policy = {"0": {0: 1.0}, "1": {0: 0.25, 1: 0.75}, "2": {1: 1.0}}
+    # The first earns 1/4 and B would earn 3/4; the second earns 3/4, its best is 1; the third earns 0, A would earn 1.
+    returns, gain = game.exact_values(policy)
+    assert returns == pytest.approx((0.25, 0.75, 0.0))
+    assert gain == pytest.approx(0.5 + 0.25 + 1.0)
+
+
+def test_information_states_are_what_players_read() -> None:
+    game = Matrix(game="custom", payoffs={joint: (paid, -paid) for joint, paid in RPS.items()}, rules="none")
+    decisions = list(game.decisions())
+    assert [(each.seat, each.text, each.moves) for each in decisions] == [
+        (0, "1/2 RPS", ("R", "P", "S")),
+        (1, "2/2 RPS", ("R", "P", "S")),
+    ]
+    with pytest.raises(ConfigError, match="rounds: 1"):
+        list(Matrix(game="xor", rounds=2).decisions())

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import field_validator
 
 from kapelle.environment import Outcome
-from kapelle.errors import did_you_mean
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.settings.base import Settings
 from kapelle.types import Split, Task
 
@@ -166,3 +166,11 @@ class GameSettings(Endless):
     def move_in(self, text: str) -> str | None:
         """Return the part of a text in which a move is looked for; None if thinking stays open."""
         return spoken(text) if self.thinking else text
+
+    def check_moves(self) -> None:
+        """Raise ConfigError where players think before they move; part of `Enumerable`."""
+        if self.thinking:
+            raise ConfigError(
+                "What a policy plays after thinking has no exact probability: it is a sum over all thoughts. Set "
+                "`environment.thinking: false`."
+            )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from kapelle.environment import Opposed, Outcome, Scripted
+from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Scripted
 from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
@@ -124,7 +125,7 @@ MOST_LISTED = 64
 """Most joint moves whose payoffs the rules list."""
 
 
-class Matrix(GameSettings, Opposed, Scripted):
+class Matrix(GameSettings, Enumerable, Opposed, Scripted):
     """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
@@ -202,6 +203,56 @@ class Matrix(GameSettings, Opposed, Scripted):
     def constant_sum(self) -> bool:
         """Whether the payoffs of every joint move add up to the same number."""
         return self.table.constant_sum
+
+    @property
+    def players(self) -> int:
+        """Number of players."""
+        return self.table.players
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield what each player reads in the only round; ConfigError for several rounds."""
+        if self.rounds > 1:
+            raise ConfigError(
+                f"Exact values of `matrix` are those of one round, and this has {self.rounds}. Set `environment.rounds: 1`."
+            )
+        names = tuple(f"agent_{seat}" for seat in range(self.players))
+        world = self.start(self.task("train", 0), names, 0)
+        for seat, (name, moves) in enumerate(zip(names, self.table.moves, strict=True)):
+            yield Decision(str(seat), seat, world.observe(name), tuple(range(len(moves))), tuple(moves), ())
+
+    def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
+        """Return the expected payoff of each player and NashConv, by enumerating the table."""
+        worths = [self._worths(policy, seat) for seat in range(self.players)]
+        earned = [
+            sum(policy[str(seat)].get(move, 0.0) * worth for move, worth in enumerate(worths[seat]))
+            for seat in range(self.players)
+        ]
+        gain = sum(max(each) - own for each, own in zip(worths, earned, strict=True))
+        return tuple(earned), max(0.0, gain)
+
+    def best_response(
+        self, policy: Mapping[str, Mapping[int, float]], seat: int
+    ) -> tuple[float, Mapping[str, int]]:
+        """Return the payoff of a player's best letter against the others' policy, and the letter's number."""
+        worths = self._worths(policy, seat)
+        return max(worths), {str(seat): worths.index(max(worths))}
+
+    def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
+        """Return 1 for every player: each moves once."""
+        return {str(seat): 1.0 for seat in range(self.players)}
+
+    def _worths(self, policy: Mapping[str, Mapping[int, float]], seat: int) -> list[float]:
+        """Return what each letter of a player is worth against the others' policy."""
+        game = self.table
+        worths = dict.fromkeys(game.moves[seat], 0.0)
+        for joint, paid in game.payoffs.items():
+            chance = math.prod(
+                policy[str(other)].get(game.moves[other].index(letter), 0.0)
+                for other, letter in enumerate(joint)
+                if other != seat
+            )
+            worths[joint[seat]] += chance * paid[seat]
+        return list(worths.values())
 
     @property
     def reward_range(self) -> tuple[float, float]:

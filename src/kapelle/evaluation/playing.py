@@ -107,7 +107,9 @@ def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
     from kapelle.setup.model_loading import build_engine, load_weights
 
-    unpaid = config.model_copy(update={"reward_model": None})  # a reward model is only for training
+    unpaid = config.model_copy(
+        update={"reward_model": None, "league": None}
+    )  # a reward model is only for training
     prepared = prepare(unpaid, training=False)
     check_endpoints(prepared.team, config.environment)
     team, models = prepared.team, prepared.load()

@@ -164,6 +164,68 @@ METRICS: tuple[Metric, ...] = (
 
 STEP_METRICS: tuple[Metric, ...] = (
     Metric(
+        "league/return/<learner>",
+        "reward",
+        "Mean return of a learner (`self`, `exploiter`) in the step's games against members of the league.",
+        "Stays far below 0: the pool is too strong to learn from. Set `league.population: pfsp` with `weight: even`, or a larger share of self-play.",
+    ),
+    Metric(
+        "league/points/<member>",
+        "share",
+        "Share of points that the learner wins against a member, a draw being half; earlier games count less (`league.forget`).",
+        "Near 1 for all: nobody teaches it anything. Let members enter sooner. Falls against old members: it forgets; draw them more often.",
+    ),
+    Metric(
+        "league/members",
+        "members",
+        "Members of the pool, those that are always there included.",
+        "Stays at its first value with `league.enter.beats`: the learner does not beat the pool.",
+    ),
+    Metric(
+        "league/effective_members",
+        "members",
+        "exp(entropy) of how likely members are drawn: so many members drawn alike would be as hard to foresee.",
+        "1: one opponent only. The learner overfits to it.",
+    ),
+    Metric(
+        "league/invalid",
+        "share",
+        "Share of the learners' turns that named no legal move, where the environment counts them (`info.invalid`).",
+        "Rises: play falls apart. Lower `optimizer.lr`, or add a KL term.",
+    ),
+    Metric(
+        "league/rating",
+        "Elo",
+        "Rating of the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",
+        "Does not rise from entry to entry: play changes without growing stronger, or goes in circles. Look at league/points.",
+    ),
+    Metric("league/rating_low", "Elo", "Lower end of its 95 % interval.", "As league/rating."),
+    Metric("league/rating_high", "Elo", "Upper end of its 95 % interval.", "As league/rating."),
+    Metric(
+        "league/diversity",
+        "reward",
+        "Effective diversity of the pool (1901.08106): how much the members of its Nash average beat one another; with `psro` and one set of weights.",
+        "0: one member beats all others, so that there is nothing to mix.",
+    ),
+    Metric(
+        "league/nash_conv",
+        "reward",
+        "NashConv of the newest past self, computed exactly when it enters: what all players together could gain by best responses.",
+        "Does not fall while league/nash_conv_mixture does: play goes in circles around an equilibrium. Play the mixture.",
+    ),
+    Metric(
+        "league/nash_conv_mixture",
+        "reward",
+        "The same of the mixture of past selves, which draws one of them for a whole game: all alike, or by the meta-strategy of `psro`.",
+        "Does not fall: the learner is no best response to the pool. Let more steps pass between entries.",
+    ),
+    Metric(
+        "league/legal",
+        "share",
+        "Least probability, over information states, with which the newest past self writes a legal move.",
+        "Falls: play falls apart. Lower `optimizer.lr`.",
+    ),
+    Metric(
         "samples/<agent>",
         "turns",
         "Turns of the agent that the update learns from: those of a trained policy, including branches, in episodes "

@@ -12,11 +12,16 @@ from kapelle.settings.schema import (
     DType,
     EmbeddedConfig,
     EndpointConfig,
+    EnterConfig,
+    ExploiterConfig,
+    FictitiousPopulation,
     LoraConfig,
     NamedAdapter,
     OwnModel,
     PastAdapter,
     PerTurn,
+    PfspPopulation,
+    PsroPopulation,
     RateConfig,
     RefreshConfig,
     ReplayConfig,
@@ -24,6 +29,7 @@ from kapelle.settings.schema import (
     SamplingConfig,
     SamplingPool,
     Schedule,
+    SelfPlayPopulation,
 )
 
 
@@ -468,6 +474,112 @@ class EvaluationDict(TypedDict, total=False):
     Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
     before_and_after: bool
     """Whether `problems` are played before the first and after the last step."""
+
+
+class SelfPlayPopulationDict(TypedDict, total=False):
+    """The learners play their present selves alone; past selves are kept and measured, and drawn by nobody."""
+
+    name: Literal["self_play"]
+    share: float
+    """Share of the tasks that are played against the pool: none."""
+
+
+class FictitiousPopulationDict(TypedDict, total=False):
+    """Every member is drawn equally often: fictitious play, where the members are past selves."""
+
+    name: Literal["fictitious"]
+    share: float
+    """Share of the tasks that are played against the pool; in the others the learners play one another."""
+
+
+class PfspPopulationDict(TypedDict, total=False):
+    """Members that the learner does not beat yet are drawn more often (PFSP of AlphaStar, 10.1038/s41586-019-1724-z)."""
+
+    name: Literal["pfsp"]
+    share: float
+    """As in `fictitious`; AlphaStar's main agents played half of their games by PFSP and 35 % against themselves."""
+    weight: Literal["hard", "even"]
+    """Of a member that the learner beats with probability x: `hard` is (1 − x)^`power`, `even` is x(1 − x)."""
+    power: float
+    """How much more often the harder ones of `hard` are drawn; 1 is in proportion to the share of points that they win."""
+
+
+class PsroPopulationDict(TypedDict, total=False):
+    """Members are drawn by a meta-strategy of the table of all pairs (PSRO, 1711.00832): the learner is a best response to it."""
+
+    name: Literal["psro"]
+    share: float
+    """As in `fictitious`."""
+    by: Literal["nash", "alpha_rank", "prd", "uniform"]
+    """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
+    games: int
+    """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+
+
+class EnterDict(TypedDict, total=False):
+    """When the learners, as they are, enter the pool as a member."""
+
+    every: int
+    """Steps from one entry to the next; with `beats` the fewest."""
+    beats: float | None
+    """Share of points (a draw is half of one) that the learner must win against the pool, more likely than not by `confidence`;
+    null lets it enter as it is."""
+    confidence: float
+    """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
+    at_latest: int | None
+    """Steps after which it enters even if it has not beaten the pool; null waits for ever."""
+    restart: bool
+    """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
+    that has become certain of its moves hardly finds another one."""
+
+
+class ExploiterDict(TypedDict, total=False):
+    """A second learner whose only opponent is the first one as it is now; both enter the pool (AlphaStar's main exploiter)."""
+
+    share: float
+    """Share of the tasks in which it learns."""
+    restart: bool
+    """Whether it begins at its start again each time it has entered."""
+
+
+class LeagueDict(TypedDict, total=False):
+    """A pool of opponents or partners, and how it grows: past selves, frozen models, endpoints, players of the environment."""
+
+    population: (
+        Literal["self_play", "fictitious", "pfsp", "psro"]
+        | SelfPlayPopulation
+        | FictitiousPopulation
+        | PfspPopulation
+        | PsroPopulation
+        | SelfPlayPopulationDict
+        | FictitiousPopulationDict
+        | PfspPopulationDict
+        | PsroPopulationDict
+    )
+    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings."""
+    members: dict[
+        str, str | PastAdapter | OwnModel | EndpointConfig | PastAdapterDict | OwnModelDict | EndpointDict
+    ]
+    """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
+    player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
+    enter: EnterConfig | EnterDict | None
+    """When past selves enter; null lets nobody enter."""
+    start: bool
+    """Whether the learners as they are at the start are the first member, where past selves enter at all."""
+    keep: int
+    """Most past selves in the pool."""
+    leaves: Literal["oldest", "weakest", "thinned"]
+    """Who leaves when there are more: the oldest, the one that the learner beats most surely, or the one whose neighbours in time are
+    nearest, so that those that stay are spread over the run."""
+    slots: int
+    """Most past selves that are in the memory of the models, and so in one step's games; the others rest."""
+    in_memory: int
+    """Most past selves whose weights are in the machine's memory, where a run directory can hold the others."""
+    forget: float
+    """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
+    exact: int
+    """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    exploiter: ExploiterConfig | ExploiterDict | None
 
 
 class EpisodeDict(TypedDict, total=False):

@@ -580,6 +580,119 @@ class EvaluationConfig(Settings):
         return self
 
 
+# -------- The league: whom the learners play beside one another (`league`).
+
+
+class SelfPlayPopulation(Settings):
+    """The learners play their present selves alone; past selves are kept and measured, and drawn by nobody."""
+
+    name: Literal["self_play"] = "self_play"
+    share: float = Field(default=0.0, ge=0.0, le=0.0)
+    """Share of the tasks that are played against the pool: none."""
+
+
+class FictitiousPopulation(Settings):
+    """Every member is drawn equally often: fictitious play, where the members are past selves."""
+
+    name: Literal["fictitious"] = "fictitious"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the tasks that are played against the pool; in the others the learners play one another."""
+
+
+class PfspPopulation(Settings):
+    """Members that the learner does not beat yet are drawn more often (PFSP of AlphaStar, 10.1038/s41586-019-1724-z)."""
+
+    name: Literal["pfsp"] = "pfsp"
+    share: float = Field(default=0.65, gt=0.0, le=1.0)
+    """As in `fictitious`; AlphaStar's main agents played half of their games by PFSP and 35 % against themselves."""
+    weight: Literal["hard", "even"] = "hard"
+    """Of a member that the learner beats with probability x: `hard` is (1 − x)^`power`, `even` is x(1 − x)."""
+    power: float = Field(default=2.0, gt=0.0, allow_inf_nan=False)
+    """How much more often the harder ones of `hard` are drawn; 1 is in proportion to the share of points that they win."""
+
+
+class PsroPopulation(Settings):
+    """Members are drawn by a meta-strategy of the table of all pairs (PSRO, 1711.00832): the learner is a best response to it."""
+
+    name: Literal["psro"] = "psro"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """As in `fictitious`."""
+    by: Literal["nash", "alpha_rank", "prd", "uniform"] = "nash"
+    """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
+    games: int = Field(default=64, ge=2)
+    """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Population = Annotated[
+    Annotated[
+        SelfPlayPopulation | FictitiousPopulation | PfspPopulation | PsroPopulation,
+        Field(discriminator="name"),
+    ],
+    BeforeValidator(_named),
+]
+
+
+class EnterConfig(Settings):
+    """When the learners, as they are, enter the pool as a member."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps from one entry to the next; with `beats` the fewest."""
+    beats: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Share of points (a draw is half of one) that the learner must win against the pool, more likely than not by `confidence`;
+    null lets it enter as it is."""
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
+    """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
+    at_latest: int | None = Field(default=None, ge=1)
+    """Steps after which it enters even if it has not beaten the pool; null waits for ever."""
+    restart: bool = False
+    """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
+    that has become certain of its moves hardly finds another one."""
+
+
+class ExploiterConfig(Settings):
+    """A second learner whose only opponent is the first one as it is now; both enter the pool (AlphaStar's main exploiter)."""
+
+    share: float = Field(default=0.25, gt=0.0, lt=1.0)
+    """Share of the tasks in which it learns."""
+    restart: bool = True
+    """Whether it begins at its start again each time it has entered."""
+
+
+MemberConfig = PastAdapter | OwnModel | EndpointConfig | str
+
+
+class LeagueConfig(Settings):
+    """A pool of opponents or partners, and how it grows: past selves, frozen models, endpoints, players of the environment."""
+
+    population: Population = PfspPopulation()
+    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings."""
+    members: dict[Annotated[str, Field(pattern=NAME)], MemberConfig] = Field(default={})
+    """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
+    player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
+    enter: EnterConfig | None = EnterConfig()
+    """When past selves enter; null lets nobody enter."""
+    start: bool = True
+    """Whether the learners as they are at the start are the first member, where past selves enter at all."""
+    keep: int = Field(default=16, ge=1)
+    """Most past selves in the pool."""
+    leaves: Literal["oldest", "weakest", "thinned"] = "thinned"
+    """Who leaves when there are more: the oldest, the one that the learner beats most surely, or the one whose neighbours in time are
+    nearest, so that those that stay are spread over the run."""
+    slots: int = Field(default=4, ge=1)
+    """Most past selves that are in the memory of the models, and so in one step's games; the others rest."""
+    in_memory: int = Field(default=8, ge=1)
+    """Most past selves whose weights are in the machine's memory, where a run directory can hold the others."""
+    forget: float = Field(default=0.9, gt=0.0, le=1.0)
+    """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
+    exact: int = Field(default=2000, ge=0)
+    """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    exploiter: ExploiterConfig | None = None
+
+
 class Timed(Settings):
     """What every environment and every engine has in addition to its own settings."""
 
@@ -654,6 +767,8 @@ class RunConfig(Settings):
     grader: GraderConfig = GraderConfig()
     training: TrainingConfig = TrainingConfig()
     tasks: TasksConfig = TasksConfig()
+    league: LeagueConfig | None = None
+    """Whom the learners play beside one another; null is self-play as the team map says."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()

@@ -12,11 +12,14 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.league.pool import LeagueMember
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
+from kapelle.runs.named_checkpoint import weights_of
 from kapelle.settings.schema import (
     AgentConfig,
     EndpointConfig,
+    LeagueConfig,
     LoraConfig,
     ModelConfig,
     NamedAdapter,
@@ -134,6 +137,8 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
+    if config.league is not None:
+        policies |= _league_policies(config.league, policies, policy_of, config.team, bases)
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:
@@ -162,6 +167,90 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
     for signal in algorithm.needs:
         team = signal.beside(team) if isinstance(signal, Beside) else team
     return team
+
+
+# -------- Policies of a league: those of members that are always there, slots for past selves, and an exploiter
+
+
+def slot_name(slot: int, policy: str) -> str:
+    """Return the name of the policy that plays a past self of `policy` from a slot of the league."""
+    return f"league:{slot}:{policy}"
+
+
+def exploiter_name(policy: str) -> str:
+    """Return the name of the policy that learns to beat `policy`."""
+    return f"exploiter:{policy}"
+
+
+def _member_name(member: str, policy: str) -> str:
+    return f"member:{member}:{policy}" if policy else f"member:{member}"
+
+
+def _league_policies(
+    league: LeagueConfig,
+    policies: Mapping[str, Policy],
+    policy_of: Mapping[str, str],
+    team: TeamConfig,
+    bases: Bases,
+) -> dict[str, Policy]:
+    """Return the policies that a league adds to those of the team."""
+    learners = {name: policies[name] for name in dict.fromkeys(policy_of.values()) if policies[name].trained}
+    for name, policy in learners.items():
+        if policy.lora is None:
+            raise ConfigError(
+                f"`league` keeps past selves as adapters, and '{name}' trains all weights of its model. Set `team.sharing: lora`, or give "
+                "agents that share weights one adapter: `weights: {adapter: player}`."
+            )
+    found: dict[str, Policy] = {}
+    slots = min(league.slots, league.keep) if league.enter is not None else 0
+    for slot in range(slots):
+        found |= {
+            slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
+            for name, policy in learners.items()
+        }
+    if league.exploiter is not None:
+        found |= {
+            exploiter_name(name): replace(policy, name=exploiter_name(name))
+            for name, policy in learners.items()
+        }
+    for member, said in league.members.items():
+        match said:
+            case PastAdapter():
+                from kapelle.models.adapters import read_lora
+
+                for name, policy in learners.items():
+                    folder = weights_of(name, said.past, f"league.members.{member}.past")
+                    own = _member_name(member, name)
+                    found[own] = Policy(own, policy.base, read_lora(folder), trained=False, past=str(folder))
+            case OwnModel():
+                frozen = AgentConfig.model_construct(name=_member_name(member, ""))
+                made = _policy(frozen, said.model_copy(update={"train": "none"}), team, bases)
+                found[_member_name(member, "")] = replace(made, name=_member_name(member, ""))
+            case EndpointConfig():
+                frozen = AgentConfig.model_construct(name=_member_name(member, ""))
+                found[_member_name(member, "")] = _policy(frozen, said, team, bases)
+            case "frozen":
+                found[_member_name(member, "")] = Policy(_member_name(member, ""), BASE, None, trained=False)
+    return found
+
+
+def fixed_members(league: LeagueConfig, team: Team) -> list[LeagueMember]:
+    """Return the members of a league that are always there, with the policies of the team map that play for them."""
+    found = []
+    for name, said in league.members.items():
+        if isinstance(said, str) and said != "frozen":
+            found.append(LeagueMember(name, kind="player", plays=said))
+            continue
+        own = {
+            agent: _member_name(name, team.policy_of[agent] if isinstance(said, PastAdapter) else "")
+            for agent in team.names
+        }
+        policies = {
+            agent: policy if policy in team.policies else team.policy_of[agent]
+            for agent, policy in own.items()
+        }
+        found.append(LeagueMember(name, kind="policy", policies=policies))
+    return found
 
 
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:

@@ -22,6 +22,7 @@ from kapelle.environment import (
     Opposed,
     PaysEpisodes,
     PlayedFromOutside,
+    PlaysSeats,
     Recorded,
     Scorable,
     Scripted,
@@ -40,7 +41,7 @@ from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import LeagueConfig, RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -275,6 +276,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     environment = config.environment
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
+    if config.league is not None:
+        _check_league(config, config.league, algorithm, team)
     if offers(environment, PlayedFromOutside):
         _check_outside(config)
     scripted = offers(environment, Scripted) or offers(environment, Recorded)
@@ -293,6 +296,51 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         _check_one_tokeniser(algorithm, team)
     if algorithm.plays:
         _check_sampling(team)
+
+
+def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm, team: Team) -> None:
+    """Refuse a league that nobody could enter or meet, and what would not know who plays."""
+    environment, population = config.environment, league.population
+    for member, said in league.members.items():
+        if not isinstance(said, str) or said == "frozen":
+            continue
+        where = f"`league.members.{member}: {said}`"
+        if not offers(environment, PlaysSeats):
+            raise ConfigError(
+                f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a model, an "
+                "endpoint or `frozen`; OpenSpiel's games have players."
+            )
+        try:
+            environment.check_player(said)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    reasons = {
+        "the team has one agent, and nobody sits opposite. Name two agents": len(team.names) < 2,
+        f"`{algorithm.name}` plays no episodes. Name an algorithm that does, for example `grpo`": not algorithm.plays,
+        "nobody is a member and nobody enters. Set `league.enter`, or name `league.members`": league.enter
+        is None
+        and not league.members
+        and population.name != "self_play",
+        f"agents '{', '.join(team.turns_of)}' have weights per turn, and a past self has one adapter. Give them `weights: lora`": bool(
+            team.turns_of
+        ),
+        "`training.partial_rollouts` continues episodes with other members in the slots. Set it to 0": bool(
+            config.training.partial_rollouts
+        ),
+        "worlds are played from outside, by programs that choose their agents themselves. Leave `league` out": offers(
+            environment, PlayedFromOutside
+        ),
+    }
+    if league.exploiter is not None:
+        reasons |= {
+            f"`{algorithm.name}` updates policies one after another, and the exploiter has no agent of its own. Leave `league.exploiter` out, or "
+            "name an algorithm that updates all at once": algorithm.update.order.sequential,
+            f"`{algorithm.name}` has critics, which would judge the exploiter as if it were the agent whose seat it has. Leave `league.exploiter` "
+            "out, or name an algorithm without critics": algorithm.critic is not None,
+        }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"`league`: {reason}.")
 
 
 def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:

@@ -104,7 +104,7 @@ def export(
     Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
     without a checkpoint.
     """
-    config = config_of_run(run).model_copy(update={"reward_model": None, "start_from": {}})
+    config = config_of_run(run).model_copy(update={"reward_model": None, "league": None, "start_from": {}})
     prepared = prepare(config, training=False)
     checkpoint, step = checkpoint_of(run, which, observer)
     team, names = prepared.team, list(prepared.team.trained)

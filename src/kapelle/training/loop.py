@@ -20,6 +20,7 @@ from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
+from kapelle.league.seating import Seating
 from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
@@ -37,6 +38,7 @@ from kapelle.signals.samples import policy_sample
 from kapelle.signals.verifier import VerifierScores, calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
+from kapelle.training.league import League
 from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.selection import Replay, remembered, replayed, tasks_of
@@ -60,7 +62,7 @@ class StepStart:
     def __init__(
         self,
         engine: TrainEngine,
-        memories: Sequence[CreditMemory | RefreshedVerifier],
+        memories: Sequence[CreditMemory | RefreshedVerifier | League],
         queue: RolloutQueue,
         *,
         may_go_back: bool,
@@ -141,10 +143,10 @@ Source = Callable[[int], list[Group]]
 class Sampler(Protocol):
     """Plays the steps of training somewhere else, while this process learns."""
 
-    def begin(self, number: int, left: Sequence[PartialGroup]) -> Pending:
+    def begin(self, number: int, left: Sequence[PartialGroup], seating: Seating | None = None) -> Pending:
         """Begin to play step `number` with the weights that were published last; return what waits for its episodes.
 
-        `left` is what the step before it has left.
+        `left` is what the step before it has left, `seating` says who of a league sits where.
         """
         ...
 
@@ -195,13 +197,15 @@ class Loop:
         player: RolloutEngine | None = None,
         sampler: Sampler | None = None,
         learners: Learners | None = None,
+        league: League | None = None,
     ) -> None:
         """Take what plays (`play`) and what learns (`engine`); for demonstrations a teacher plays.
 
         A `source` gives what each step learns from, and nothing is played. `player` is the rollout engine that gets new
         weights; None for none. A `sampler` plays the steps in `play`'s place, and gets new weights too. `learners` is asked by
-        signals and hooks; None for the engine.
+        signals and hooks; None for the engine. A `league` seats others in the places of the team's agents.
         """
+        self.league = league
         self._learners = learners or engine
         self._sampler = sampler
         self._source = source
@@ -235,7 +239,7 @@ class Loop:
 
     def start_step(self, *, may_go_back: bool = False) -> StepStart:
         """Return the state before the next step; `may_go_back` as for `StepStart`."""
-        memories = [each for each in (self._memory, self._refreshed) if each is not None]
+        memories = [each for each in (self._memory, self._refreshed, self.league) if each is not None]
         return StepStart(self._engine, memories, self._queue, may_go_back=may_go_back)
 
     def step(self, number: int, start: StepStart | None = None) -> Step:
@@ -251,6 +255,8 @@ class Loop:
         # Rollout: play the step's tasks, or take what a step before it has played ahead.
         doing(f"step {number}, rollout")
         self.tasks.measure(play)
+        if self.league is not None:
+            self.tasks.seating = self.league.seat(number)
         groups, parity = self._episodes(play.as_asked(algorithm.data), number)
         halt_on_failures(groups, config.training.max_failed_share)
         metrics = rollout_metrics(groups, algorithm.returns or own_returns)
@@ -292,6 +298,9 @@ class Loop:
             metrics |= learned.metrics
             if self._refreshed is not None:
                 metrics |= self._refreshed.learn(number, groups)
+        if self.league is not None:
+            with unbroken():  # weights have changed: a stop waits for the step's end
+                metrics |= self.league.learn(number, groups)
         clock.leave()
 
         # Wait for the episodes that were played while this step learned; compare them with the weights that played.
@@ -339,7 +348,7 @@ class Loop:
             step = (
                 play_step(play, config, algorithm, self.tasks, k, left)
                 if sampler is None
-                else sampler.begin(k, left)()
+                else sampler.begin(k, left, self.tasks.seating)()
             )
             # Where steps are played ahead, the update comes too late to compare trainer and sampler.
             if config.training.max_staleness or config.tasks.replay:
@@ -347,7 +356,11 @@ class Loop:
                 play.engine.release_caches()  # as a sampling process does: what is kept would be read by the next play
             return step
 
-        groups = self._queue.take(number, versions, played, None if sampler is None else sampler.begin)
+        def begin(k: int, left: Sequence[PartialGroup]) -> Pending:
+            assert sampler is not None, "only a sampler plays meanwhile"
+            return sampler.begin(k, left, self.tasks.seating)
+
+        groups = self._queue.take(number, versions, played, None if sampler is None else begin)
         return groups, parity
 
     def _age(self, again: Replay, number: int) -> dict[str, float]:
@@ -442,7 +455,14 @@ class Loop:
         """Return the memories of credit and of graded answers, and the queue of played steps, for a checkpoint."""
         memory = self._memory.state() if self._memory is not None else {}
         refreshed = {} if self._refreshed is None else {"refreshed": self._refreshed.state()}
-        return {"memory": memory, "ahead": self._queue.state(), "tasks": self.tasks.state(), **refreshed}
+        league = {} if self.league is None else {"league": self.league.state()}
+        return {
+            "memory": memory,
+            "ahead": self._queue.state(),
+            "tasks": self.tasks.state(),
+            **refreshed,
+            **league,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -452,6 +472,8 @@ class Loop:
             self._memory.load_state(state["memory"])
         if self._refreshed is not None:
             self._refreshed.load_state(state["refreshed"])
+        if self.league is not None:
+            self.league.load_state(state["league"])
 
     def publish(self) -> None:
         """Load weights that changed since the last call into the rollout engine."""

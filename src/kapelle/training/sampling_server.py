@@ -79,13 +79,20 @@ class _Player:
             self._meeting = meeting_from(start_with["meeting"])
 
     def play(
-        self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str, place: int
+        self,
+        number: int,
+        versions: Mapping[str, int],
+        random: Mapping[str, Any],
+        left: str,
+        place: int,
+        seats: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Play this rank's share of a step and of what the one before it has left (JSON lines).
 
-        `place` is the number of the play among those that the meeting has seen. Returns the share (`dump_share`) and the seconds
+        `place` is the number of the play among those that the meeting has seen, `seats` a league's seating. Returns the share (`dump_share`) and the seconds
         that it took.
         """
+        from kapelle.league.seating import Seating
         from kapelle.metrics.timeline import Timeline
         from kapelle.rollout.partial import load_partial
         from kapelle.runtime.randomness import random_from_lists, restore_random
@@ -99,6 +106,7 @@ class _Player:
         restore_random(random_from_lists(random))
         play = replace(team.play.as_asked(team.algorithm.data), timeline=Timeline())
         self._tasks = self._tasks or tasks_of(play, team.config)
+        self._tasks.seating = None if seats is None else Seating.of_plain(seats)
         self._meeting.begin(place)
         try:
             share = begin_share(

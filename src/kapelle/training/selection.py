@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, inf
 
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError
+from kapelle.league.seating import Seating
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
@@ -48,12 +50,21 @@ class TrainingTasks:
         """Index of a task → how hard it is, of a finite split."""
         self._levels: Sequence[float] | None = None
         """How hard the tasks are, ascending, once that is known."""
+        self.seating: Seating | None = None
+        """Who of a league plays in place of the team's own agents, in the steps that are asked for next."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step (from 1).
+        """Return the tasks of a step (from 1), cast where a league is seated.
 
         `attempt` gives another draw for the same step, of tasks that later steps play too.
         """
+        tasks = self._of(step, attempt)
+        if self.seating is None:
+            return tasks
+        casts = self.seating.casts(self._config.seed, step, len(tasks))
+        return [replace(task, cast=cast) for task, cast in zip(tasks, casts, strict=True)]
+
+    def _of(self, step: int, attempt: int) -> list[Task]:
         config, environment = self._config, self._environment
         count = config.training.tasks_per_step
         offset = attempt * config.training.steps

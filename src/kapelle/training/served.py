@@ -67,7 +67,7 @@ def open_served(
 
     Raises CheckpointError without a checkpoint, and whatever a run of these settings would.
     """
-    config = config_of_run(run, settings).model_copy(update={"reward_model": None})
+    config = config_of_run(run, settings).model_copy(update={"reward_model": None, "league": None})
     prepared = prepare(config, training=False)
     checkpoint, step = checkpoint_of(run, which, observer)
     ready = warmed(prepared, observer)

@@ -37,6 +37,7 @@ from kapelle.settings.dictionaries import (
     EpisodesDict,
     EvaluationDict,
     GraderDict,
+    LeagueDict,
     ModelDict,
     OptimizerDict,
     RayDict,
@@ -55,6 +56,7 @@ from kapelle.settings.schema import (
     EpisodesConfig,
     EvaluationConfig,
     GraderConfig,
+    LeagueConfig,
     ModelConfig,
     OptimizerConfig,
     RayConfig,
@@ -98,6 +100,7 @@ class SharedSections(TypedDict, total=False):
     train_engine: Section | Plain
     warmup: WarmupConfig | WarmupDict | Plain | None
     reward_model: RewardModelConfig | RewardModelDict | Plain | None
+    league: LeagueConfig | LeagueDict | Plain | None
     optimizer: OptimizerConfig | OptimizerDict | Plain
     episode: EpisodeConfig | EpisodeDict | Plain
     grader: GraderConfig | GraderDict | Plain
@@ -306,7 +309,8 @@ class Trainer:
                 self._closing.enter_context(rank_log(Path(run_dir), ranks))
             doing("loading the models")
             say = partial(self._records.phase, 0)
-            made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks)
+            place = None if run_dir is None else Path(run_dir)
+            made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks, place)
             self._closing.push(made.closing)
             self.models, self.base_hashes = made.models, made.base_hashes
             self.engine, self.play, self._loop = made.engine, made.play, made.loop

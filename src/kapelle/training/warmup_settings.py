@@ -82,6 +82,7 @@ def stage_of(config: RunConfig) -> RunConfig:
         "training": TrainingConfig(steps=warmup.steps),
         "warmup": None,
         "reward_model": None,
+        "league": None,
     }
     return config.model_copy(update={**update, "team": team})
 

@@ -272,14 +272,6 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
             actions, moves = tuple(state.legal_actions()), tuple(legal_moves(state, seat, rules))
             yield Decision(key, seat, show(state, seat, rules), actions, moves, tuple(before))
 
-    def check_moves(self) -> None:
-        """Raise ConfigError where players think before they move."""
-        if self.thinking:
-            raise ConfigError(
-                "What a policy plays after thinking has no exact probability: it is a sum over all thoughts. Set "
-                "`environment.thinking: false`."
-            )
-
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return expected returns and NashConv of a policy in all seats, by enumerating the game."""
         tree = self._tree

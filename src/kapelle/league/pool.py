@@ -1,0 +1,192 @@
+"""The pool of a league: its members, how the learners did against them, and what each pair is worth.
+
+A member is a snapshot of the learners as they were after some step, or somebody who is always there: a frozen model, an
+endpoint, a player of the environment. The weights of snapshots are kept by `training/league.py`; here they are names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from kapelle.metrics.statistics import wilson_interval
+from kapelle.settings.schema import EnterConfig, LeagueConfig
+
+MAIN, EXPLOITER = "self", "exploiter"
+"""The learners that the team map names, and the one that only plays against them (`league.exploiter`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeagueMember:
+    """One of the pool."""
+
+    name: str
+    """`self@20`: the learners after step 20; or the name in `league.members`."""
+    step: int = 0
+    """The step after which it entered; 0 for who is always there."""
+    serial: int = 0
+    """Its number among all snapshots that ever entered, from 1: the version of its weights."""
+    kind: Literal["past", "policy", "player"] = "past"
+    """A snapshot; a policy of the team map; a player of the environment."""
+    plays: str = ""
+    """The player of the environment."""
+    policies: Mapping[str, str] = field(default_factory=dict)
+    """Agent → the policy of the team map that plays its seat, for a member that is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchScore:
+    """How a learner did against a member; games count less as they grow old (`league.forget`)."""
+
+    wins: float = 0.0
+    draws: float = 0.0
+    losses: float = 0.0
+    returned: float = 0.0
+    """Sum of the learner's returns."""
+
+    @property
+    def games(self) -> float:
+        """How many there were, by their weight."""
+        return self.wins + self.draws + self.losses
+
+    @property
+    def points(self) -> float:
+        """Share of points, a draw being half of one; one half where nobody played yet, or one game of it."""
+        return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
+
+    def faded(self, by: float) -> MatchScore:
+        """Return the score in which every game counts `by` times as much."""
+        return MatchScore(self.wins * by, self.draws * by, self.losses * by, self.returned * by)
+
+    def plus(self, won: float, mean: float) -> MatchScore:
+        """Return the score with one game more, whose difference is `won` (its sign counts) and whose return is `mean`."""
+        return MatchScore(
+            self.wins + (won > 0), self.draws + (won == 0), self.losses + (won < 0), self.returned + mean
+        )
+
+
+Pair = tuple[str, str]
+
+
+class MemberPool:
+    """Members in the order in which they entered, and everything that is known of them."""
+
+    def __init__(self, settings: LeagueConfig, fixed: Sequence[LeagueMember]) -> None:
+        """Begin with those that are always there."""
+        self._settings = settings
+        self.members: list[LeagueMember] = list(fixed)
+        self.scores: dict[Pair, MatchScore] = {}
+        """(Learner, member) → how the learner does against it by now, for draws."""
+        self.met: dict[Pair, MatchScore] = {}
+        """(Entrant, member) → all games of the learner while it became that entrant, for ratings; the one to be is called `now`."""
+        self.payoffs: dict[tuple[str, str, str], float] = {}
+        """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
+        self.gone: dict[str, int] = {}
+        """Who has left → the step after which."""
+        self.since: dict[str, int] = {}
+        """Learner → the step of its last entry."""
+        self.entered = 0
+        """Snapshots that ever entered."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the members, those that are always there first."""
+        return [member.name for member in self.members]
+
+    @property
+    def past(self) -> list[LeagueMember]:
+        """The snapshots, oldest first."""
+        return [member for member in self.members if member.kind == "past"]
+
+    def played(self, learner: str, member: str, won: float, mean: float) -> None:
+        """Note one game of a learner against a member: by how much it was ahead, and what it earned."""
+        self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won, mean)
+        now = _now(learner)
+        self.met[now, member] = self.met.get((now, member), MatchScore()).plus(won, mean)
+
+    def fade(self) -> None:
+        """Let all games count less, once for each step."""
+        self.scores = {pair: score.faded(self._settings.forget) for pair, score in self.scores.items()}
+
+    def may_enter(self, learner: str, step: int) -> bool:
+        """Return whether a learner enters after this step."""
+        enter = self._settings.enter
+        waited = step - self.since.get(learner, 0)
+        if enter is None or waited < enter.every:
+            return False
+        return enter.beats is None or self._beats(learner, enter) or (
+            enter.at_latest is not None and waited >= enter.at_latest
+        )  # fmt: skip
+
+    def _beats(self, learner: str, enter: EnterConfig) -> bool:
+        assert enter.beats is not None
+        now = _now(learner)
+        all_games = [score for (one, _), score in self.met.items() if one == now]
+        games = round(sum(score.games for score in all_games))
+        points = sum(score.wins + score.draws / 2 for score in all_games)
+        # One-sided: the lower end of the two-sided interval of twice the doubt.
+        low, _ = wilson_interval(int(points), games, 2 * enter.confidence - 1) if games else (0.0, 1.0)
+        return low > enter.beats
+
+    def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
+        """Let a learner enter as it is after a step; return the new member and who leaves for it, if anybody."""
+        self.entered += 1
+        member = LeagueMember(f"{learner}@{step}", step, self.entered)
+        now = _now(learner)
+        for one, other in [pair for pair in self.met if pair[0] == now]:
+            self.met[member.name, other] = self.met.pop((one, other))
+        self.members.append(member)
+        self.since[learner] = step
+        past = self.past
+        if len(past) <= self._settings.keep:
+            return member, None
+        out = self._leaves(learner, past[:-1])
+        self.members.remove(out)
+        self.gone[out.name] = step
+        self.scores = {pair: score for pair, score in self.scores.items() if out.name not in pair}
+        self.met = {pair: score for pair, score in self.met.items() if out.name not in pair}
+        self.payoffs = {key: value for key, value in self.payoffs.items() if out.name not in key[1:]}
+        return member, out
+
+    def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
+        """Return who leaves of those that are not the newest."""
+        match self._settings.leaves:
+            case "weakest":
+                return max(past, key=lambda each: self.scores.get((learner, each.name), MatchScore()).points)
+            case "thinned" if len(past) > 2:
+                # The one whose neighbours are nearest in time; the first and the last of them stay.
+                gaps = [after.step - before.step for before, after in zip(past, past[2:], strict=False)]
+                return past[1 + gaps.index(min(gaps))]
+            case _:
+                return past[0]
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as plain values, for a checkpoint."""
+        return {
+            "members": [asdict(member) for member in self.members],
+            "scores": [[*pair, *_plain(score)] for pair, score in self.scores.items()],
+            "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
+            "payoffs": [[*key, value] for key, value in self.payoffs.items()],
+            "gone": dict(self.gone),
+            "since": dict(self.since),
+            "entered": self.entered,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.members = [LeagueMember(**each) for each in state["members"]]
+        self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}
+        self.met = {(one, other): MatchScore(*rest) for one, other, *rest in state["met"]}
+        self.payoffs = {(agent, one, other): value for agent, one, other, value in state["payoffs"]}
+        self.gone = dict(state["gone"])
+        self.since = dict(state["since"])
+        self.entered = int(state["entered"])
+
+
+def _now(learner: str) -> str:
+    return f"{learner}@now"
+
+
+def _plain(score: MatchScore) -> list[float]:
+    return [score.wins, score.draws, score.losses, score.returned]

@@ -1,0 +1,153 @@
+"""Who plays whom in a step: how likely each member is drawn, which of them are seated, and who sits where in each task.
+
+All episodes of a task are played against the same member, so that a group of attempts is compared within one opponent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kapelle.league.pool import EXPLOITER, MAIN, MatchScore, MemberPool
+from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.schema import LeagueConfig, PfspPopulation, PsroPopulation
+from kapelle.types import Cast
+
+Chances = Mapping[str, float]
+"""LeagueMember → how likely it is drawn; they add up to 1."""
+
+
+def chances(
+    settings: LeagueConfig, pool: MemberPool, learner: str, strategy: Chances | None = None
+) -> Chances:
+    """Return how likely a learner meets each member; empty without members.
+
+    `strategy` is the meta-strategy of `psro`; members that it does not know are not drawn.
+    """
+    names, population = pool.names, settings.population
+    match population:
+        case PfspPopulation():
+            points = [pool.scores.get((learner, name), MatchScore()).points for name in names]
+            weights = [
+                (1.0 - x) ** population.power if population.weight == "hard" else x * (1.0 - x)
+                for x in points
+            ]
+        case PsroPopulation() if strategy is not None:
+            weights = [strategy.get(name, 0.0) for name in names]
+        case _:
+            weights = [1.0] * len(names)
+    total = sum(weights)
+    if not total:
+        weights, total = [1.0] * len(names), float(len(names))
+    return {name: weight / total for name, weight in zip(names, weights, strict=True)}
+
+
+def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
+    """Return who is seated, with chances; at most `slots` of the `past` ones, drawn without bias where there are more.
+
+    Of more than `slots` past members so many are drawn by systematic sampling of their chances, and share the chance of all of them:
+    over steps each one is met as often as it should be.
+    """
+    wanted = {name: chance for name, chance in drawn.items() if chance > 0.0}
+    own = [name for name in wanted if name in past]
+    if len(own) <= slots:
+        return wanted
+    total = sum(wanted[name] for name in own)
+    found = {name: chance for name, chance in wanted.items() if name not in past}
+    point, reached = random.Random(seed).random(), 0.0
+    for name in own:
+        reached += slots * wanted[name] / total
+        while point < reached - 1e-12 and point < slots:
+            found[name] = found.get(name, 0.0) + total / slots
+            point += 1.0
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSeat:
+    """A member that may be met, and what plays for it."""
+
+    member: str
+    chances: Mapping[str, float]
+    """Agent at home → how likely it meets this member in a task that is played against the pool."""
+    policies: Mapping[str, str]
+    """Agent → the policy that plays its seat; empty for the environment's own player `plays`."""
+    plays: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Everything that says who sits where in the tasks of the steps that are played next; plain values."""
+
+    homes: tuple[str, ...]
+    """The agents that learn, each at home in as many tasks as the others."""
+    seats: tuple[MemberSeat, ...]
+    share: float
+    """Share of the tasks that are played against the pool."""
+    agents: tuple[str, ...]
+    exploiters: Mapping[str, str]
+    """Agent → the exploiter's policy; empty without one."""
+    exploited: float = 0.0
+    """Share of the tasks in which the exploiter plays against the learners."""
+
+    def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
+        """Return the cast of each of the `count` tasks of a step: who plays in place of the team map.
+
+        Shares and chances hold within a step as exactly as `count` allows.
+        """
+        draw = random.Random(derive_seed(seed, "casts", step))
+        offset = draw.random()
+        points = [(place + offset) / count for place in range(count)]
+        draw.shuffle(points)
+        turn = draw.randrange(len(self.homes))
+        return [
+            self._cast(point, self.homes[(place + turn) % len(self.homes)])
+            for place, point in enumerate(points)
+        ]
+
+    def _cast(self, point: float, home: str) -> dict[str, Cast]:
+        if point < self.exploited:
+            return {home: Cast(self.exploiters[home], EXPLOITER)}
+        point = (point - self.exploited) / (1.0 - self.exploited)
+        if not self.seats or point >= self.share:
+            return {}
+        reached = 0.0
+        for seat in self.seats:
+            reached += seat.chances[home] * self.share
+            if point < reached:
+                break
+        others = [agent for agent in self.agents if agent != home]
+        return {
+            agent: Cast(seat.policies.get(agent, ""), seat.member if seat.policies else seat.plays)
+            for agent in others
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values, for another process."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any]) -> Seating:
+        """Return what `plain` was given."""
+        seats = tuple(MemberSeat(**seat) for seat in values["seats"])
+        return cls(
+            **{**values, "homes": tuple(values["homes"]), "agents": tuple(values["agents"]), "seats": seats}
+        )
+
+
+def met_in(
+    cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]
+) -> tuple[str, str, str] | None:
+    """Return who learns in a task, at which agent's seat, and whom it meets; None where the learners play one another.
+
+    `learning` are the agents whose policy in the team map is trained.
+    """
+    if not cast:
+        return None
+    exploiter = next((agent for agent, each in cast.items() if each.player == EXPLOITER), None)
+    if exploiter is not None:
+        return EXPLOITER, exploiter, MAIN
+    home = next(agent for agent in agents if agent not in cast and agent in learning)
+    return MAIN, home, next(iter(cast.values())).player

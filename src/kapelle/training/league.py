@@ -1,0 +1,454 @@
+"""The league in a run: past selves in the slots of the adapter bank, results of games, entries, and what can be computed exactly.
+
+Slots are policies of the team map that no agent has and nobody trains; who sits in them changes from step to step. So a learner
+plays ten opponents in one batch, and memory is bounded by `league.slots`. The weights of those who are not seated rest in the
+machine's memory or in the run's folder `league`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kapelle.engines.train.protocol import TrainEngine
+from kapelle.environment import Enumerable, offers
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
+from kapelle.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
+from kapelle.league.seating import Chances, MemberSeat, Seating, chances, met_in, seated
+from kapelle.metrics.ratings import effective_diversity, effective_number, linked, meta_strategy, ratings
+from kapelle.models.weights import read_adapter
+from kapelle.rollout.play import Play, shared_rollout
+from kapelle.runs.named_checkpoint import policy_folder
+from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
+from kapelle.runtime.ranks import Ranks
+from kapelle.runtime.tensors import copy_together
+from kapelle.settings.schema import PsroPopulation, RunConfig
+from kapelle.setup.team_builder import exploiter_name, fixed_members, slot_name
+from kapelle.types import Cast, Group
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+"""Policy → its weights by name."""
+Load = Callable[[str, Mapping[str, Tensor], int], None]
+"""Gives what plays a policy's weights, with their version."""
+Save = Callable[[Path, str, Mapping[str, Tensor]], None]
+"""Writes the adapter of a policy as a PEFT folder."""
+SMALL = 1e-12
+"""A weight that keeps a mixture defined where the meta-strategy draws only members whose policies are no tables."""
+START = "start"
+"""Under this name the weights of the learners at the start are kept, for those that begin anew."""
+
+
+class RestingWeights:
+    """The weights of snapshots: the latest used in memory, all of them in a folder where there is one."""
+
+    def __init__(self, folder: Path | None, most: int, ranks: Ranks, save: Save) -> None:
+        """Keep at most so many in memory if there is a folder, which all `ranks` can read and the first one writes."""
+        self._folder, self._most, self._ranks, self._save = folder, most, ranks, save
+        self._held: dict[str, Weights] = {}
+        """The most recently used one last."""
+
+    def put(self, name: str, weights: Weights) -> None:
+        """Keep copies of a snapshot's weights; all ranks call it with the same."""
+        copies = {policy: copy_together(own) for policy, own in weights.items()}
+        self._hold(name, copies)
+
+        def write() -> bytes:
+            assert self._folder is not None
+            if self._ranks.rank == 0:
+                for policy, own in copies.items():
+                    self._save(policy_folder(self._folder / name, policy), policy, own)
+            return b""
+
+        if self._folder is not None:
+            self._ranks.all_gather("league", write)
+
+    def of(self, name: str, policies: Iterable[str]) -> Weights:
+        """Return a snapshot's weights of these policies."""
+        if name not in self._held:
+            assert self._folder is not None, f"the weights of '{name}' are neither in memory nor in a folder"
+            place = self._folder / name
+            self._hold(name, {each: read_adapter(policy_folder(place, each))[0] for each in policies})
+        else:
+            self._hold(name, self._held.pop(name))
+        return self._held[name]
+
+    def _hold(self, name: str, weights: Weights) -> None:
+        self._held.pop(name, None)
+        self._held[name] = weights
+        while self._folder is not None and len(self._held) > self._most:
+            del self._held[next(iter(self._held))]
+
+    def forget(self, name: str) -> None:
+        """Forget one that no checkpoint names any more."""
+        self._held.pop(name, None)
+        if self._folder is not None and self._ranks.rank == 0:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+class League:
+    """Seats members before a step is played, and learns from its games who is how strong."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        play: Play,
+        engine: TrainEngine,
+        loads: Sequence[Load],
+        folder: Path | None,
+        save: Save,
+    ) -> None:
+        """Take how the team plays, what learns, whatever plays (`loads`), and the run's folder of resting weights, if it has one."""
+        assert config.league is not None, "`load_pieces` makes a league where the settings have one"
+        self._settings, self._seed = config.league, config.seed
+        self._play, self._engine, self._loads = play, engine, loads
+        team = play.team
+        self._homes = tuple(name for name in team.names if team.policy(name).trained)
+        self._learners: dict[str, dict[str, str]] = {
+            MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
+        }
+        """Learner → the policy of the team map that a seat has → the learner's own in its place."""
+        if self._settings.exploiter is not None:
+            own = self._learners[MAIN]
+            self._learners[EXPLOITER] = {policy: exploiter_name(policy) for policy in own}
+        self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
+        self._players = {member.plays: member.name for member in self.pool.members if member.plays}
+        self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
+        self._kept = folder is not None
+        self._in_slot: dict[int, str] = {}
+        self._tables: dict[str, TabularPolicies] = {}
+        self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
+        """Members → the meta-strategy of their table; the latest alone."""
+        self._begun = False
+        self._exact = self._enumerable()
+
+    # -------- Before a step
+
+    def seat(self, number: int) -> Seating:
+        """Return who may meet whom in the steps that are played next, `number` the first of them; fills the slots."""
+        if not self._begun:
+            self._begin()
+        drawn = {home: self._chances(home) for home in self._homes}
+        mean = {name: fmean(own.get(name, 0.0) for own in drawn.values()) for name in self.pool.names}
+        past = [member.name for member in self.pool.past]
+        among = seated(mean, past, self._settings.slots, derive_seed(self._seed, "seated", number))
+        few = len([name for name in mean if mean[name] > 0.0 and name in past]) > self._settings.slots
+        self.sit([name for name in past if name in among])
+        seats = tuple(
+            MemberSeat(
+                member.name,
+                dict.fromkeys(self._homes, among[member.name])
+                if few
+                else {home: own.get(member.name, 0.0) for home, own in drawn.items()},
+                self._policies(member),
+                member.plays,
+            )
+            for member in self.pool.members
+            if member.name in among
+        )
+        exploiter = self._settings.exploiter
+        own = self._learners.get(EXPLOITER, {})
+        return Seating(
+            self._homes,
+            seats,
+            self._settings.population.share,
+            self._play.team.names,
+            {agent: own[self._play.team.policy_of[agent]] for agent in self._homes} if own else {},
+            exploiter.share if exploiter else 0.0,
+        )
+
+    def _begin(self) -> None:
+        """Keep the learners as they are at the start, and let them be the first member."""
+        self._begun = True
+        self._resting.put(START, self._weights_now(*self._learners))
+        if self._settings.enter is not None and self._settings.start:
+            self._enter(MAIN, 0)
+
+    def _chances(self, home: str) -> Chances:
+        return chances(self._settings, self.pool, MAIN, self._strategy().get(home))
+
+    def sit(self, names: Sequence[str]) -> None:
+        """Put snapshots into the slots, in this order."""
+        for slot, name in enumerate(names):
+            if self._in_slot.get(slot) == name:
+                continue
+            serial = next(member.serial for member in self.pool.past if member.name == name)
+            for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
+                seat = slot_name(slot, policy)
+                self._engine.load_weights(seat, self._placed(seat, weights))
+                for load in self._loads:
+                    load(seat, self._engine.weights(seat), serial)
+            self._in_slot[slot] = name
+
+    def _policies(self, member: LeagueMember) -> dict[str, str]:
+        """Return the policy that plays each agent's seat for a member that is seated."""
+        team = self._play.team
+        if member.kind != "past":
+            return dict(member.policies)
+        slot = next(slot for slot, name in self._in_slot.items() if name == member.name)
+        return {
+            agent: slot_name(slot, team.policy_of[agent]) if agent in self._homes else team.policy_of[agent]
+            for agent in team.names
+        }
+
+    # -------- After a step
+
+    def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""
+        self.pool.fade()
+        team, invalid, turns = self._play.team, 0.0, 0
+        earned: dict[str, list[float]] = {}
+        for group in groups:
+            met = met_in(group.task.cast, team.names, self._homes)
+            for episode in group.valid:
+                if isinstance(made := episode.info.get("invalid"), Mapping):
+                    own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
+                    invalid += sum(float(made[agent]) for agent in own)
+                    turns += sum(len(episode.by(agent)) for agent in own)
+                if met is None:
+                    continue
+                learner, home, other = met
+                member = self._players.get(other, other)
+                own_return = episode.total(home)
+                rest = fmean(episode.total(agent) for agent in team.names if agent != home)
+                self.pool.played(learner, member, own_return - rest, own_return)
+                earned.setdefault(learner, []).append(own_return)
+        row = {f"league/return/{learner}": fmean(values) for learner, values in earned.items()}
+        row |= {
+            f"league/points/{name}": self.pool.scores[MAIN, name].points
+            for name in self.pool.names
+            if (MAIN, name) in self.pool.scores
+        }
+        if turns:
+            row["league/invalid"] = invalid / turns
+        for learner in self._learners:
+            if self.pool.may_enter(learner, number):
+                row |= self._enter(learner, number)
+        mean = [
+            fmean(each) for each in zip(*(self._chances(home).values() for home in self._homes), strict=True)
+        ]
+        row |= {"league/members": float(len(self.pool.members))}
+        if mean:
+            row["league/effective_members"] = effective_number(mean)
+        return row
+
+    def _enter(self, learner: str, number: int) -> dict[str, float]:
+        """Let a learner enter as it is; return what is known exactly then."""
+        own = self._learners[learner]
+        member, out = self.pool.enter(learner, number)
+        # A snapshot is stored by the policies whose seats it can take.
+        self._resting.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
+        if out is not None:
+            self._tables.pop(out.name, None)
+            if not self._kept:
+                self.forget_before(number)
+        population = self._settings.population
+        row = {}
+        if isinstance(population, PsroPopulation):
+            self._fill_payoffs()
+            if self._alike:
+                table = np.mean([self._payoffs(home) for home in self._homes], axis=0)
+                row["league/diversity"] = effective_diversity((table - table.T) / 2)
+        if learner == MAIN:
+            row |= {**self._measured(), **self._rating(member.name)}
+        said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
+        restart = said is not None and said.restart
+        if restart and number:
+            start = self._resting.of(START, self._weights_now(*self._learners))
+            for mine in own.values():
+                self._engine.load_weights(mine, self._placed(mine, start[mine]))
+        return row
+
+    def forget_before(self, step: int) -> None:
+        """Forget the weights of those who left by this step: no checkpoint names them any more."""
+        for name in [name for name, left in self.pool.gone.items() if left <= step]:
+            del self.pool.gone[name]
+            self._resting.forget(name)
+
+    def _placed(self, policy: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: weights[key].to(own.device) for key, own in self._engine.weights(policy).items()}
+
+    # -------- The table of all pairs, and what follows from it
+
+    def _fill_payoffs(self) -> None:
+        """Find what is missing in the table of payoffs."""
+        for home in self._homes:
+            for one in self.pool.members:
+                for other in self.pool.members:
+                    key = home, one.name, other.name
+                    if key not in self.pool.payoffs:
+                        self.pool.payoffs[key] = self._worth(home, one, other)
+
+    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> float:
+        """Return what an agent earns on average if one member sits there and another one in all other seats."""
+        team = self._play.team
+        if self._exact is not None and "past" == one.kind == other.kind:
+            table, rest = self._table(one), self._table(other)
+            seat = team.names.index(home)
+            joint = {
+                decision.key: (table if decision.seat == seat else rest).chances[decision.key]
+                for decision in self._exact.decisions()
+            }
+            return self._exact.exact_values(joint)[0][seat]
+        assert isinstance(self._settings.population, PsroPopulation), "only `psro` has a table"
+        self.sit(list(dict.fromkeys(each.name for each in (one, other) if each.kind == "past")))
+        owned = {agent: one if agent == home else other for agent in team.names}
+        cast = {
+            agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)
+            for agent, each in owned.items()
+        }
+        games = self._settings.population.games
+        # The same deals for every pair.
+        tasks = [
+            replace(
+                self._play.environment.task("train", derive_seed(self._seed, "table", k) >> 16), cast=cast
+            )
+            for k in range(games)
+        ]
+        drawn = capture_random()
+        groups = shared_rollout(self._play, tasks, 1, derive_seed(self._seed, "table"))
+        restore_random(drawn)
+        found = [episode.total(home) for group in groups for episode in group.valid]
+        if not found:
+            reason = next(
+                (episode.error for group in groups for episode in group.episodes if episode.error), ""
+            )
+            raise EpisodeError(
+                f"No game of '{one.name}' against '{other.name}' could be played to its end: {reason}"
+            )
+        return fmean(found)
+
+    def _strategy(self) -> Mapping[str, Chances]:
+        """Return, by agent at home, how likely the others should be each member by the table; nothing without a table."""
+        now = tuple(self.pool.names)
+        if now not in self._strategies:
+            self._strategies = {now: self._strategy_of(now)}
+        return self._strategies[now]
+
+    def _strategy_of(self, names: Sequence[str]) -> Mapping[str, Chances]:
+        population = self._settings.population
+        if not isinstance(population, PsroPopulation) or not names:
+            return {}
+        self._fill_payoffs()
+        homes = self._homes
+        if len(homes) == 2 and not self._alike:
+            # Rows are the first agent's members, columns the second's.
+            first, second = (np.array(self._payoffs(home)) for home in homes)
+            one, other = meta_strategy([first, second.T], population.by)
+            return dict(zip(homes, (_by_name(names, other), _by_name(names, one)), strict=True))
+        table = np.mean([self._payoffs(home) for home in homes], axis=0)
+        _, shared = meta_strategy([table, table.T], population.by)
+        return dict.fromkeys(homes, _by_name(names, shared))
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all agents that learn have the same weights."""
+        return len({self._play.team.policy_of[home] for home in self._homes}) == 1
+
+    def _payoffs(self, home: str) -> list[list[float]]:
+        """Return what an agent earns as each member (rows) where the others are each member (columns)."""
+        names = self.pool.names
+        return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
+
+    def _rating(self, name: str) -> dict[str, float]:
+        """Return a member's rating above that of the first member that games link it to, with its 95 % interval."""
+        known = [*self.pool.names]
+        places = {member: place for place, member in enumerate(known)}
+        results: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for (entrant, member), score in self.pool.met.items():
+            if entrant in places and member in places and entrant != member:
+                one, other = places[entrant], places[member]
+                counts = (round(score.wins), round(score.draws), round(score.losses))
+                results[min(one, other), max(one, other)] = counts if one < other else counts[::-1]
+        own = next((group for group in linked(len(known), results) if places[name] in group), [])
+        if len(own) < 2:
+            return {}
+        found = ratings(own, results)
+        zero = found[min(own)][0]
+        middle, low, high = found[places[name]]
+        return {
+            "league/rating": middle - zero,
+            "league/rating_low": low - zero,
+            "league/rating_high": high - zero,
+        }
+
+    # -------- What is known exactly of small games
+
+    def _enumerable(self) -> Enumerable | None:
+        """Return the game if its policies can be tabulated, and are few enough for the settings."""
+        environment, most = self._play.environment, self._settings.exact
+        if (
+            not most
+            or not offers(environment, Enumerable)
+            or environment.players != len(self._play.team.names)
+        ):
+            return None
+        try:
+            decisions = sum(1 for _, _ in zip(environment.decisions(), range(most + 1), strict=False))
+            environment.check_moves()
+        except ConfigError:
+            return None
+        return environment if decisions <= most else None
+
+    def _table(self, member: LeagueMember) -> TabularPolicies:
+        if member.name not in self._tables:
+            self.sit([member.name])
+            team = self._play.team
+            owned = {**team.policy_of, **self._policies(member)}
+            self._tables[member.name] = language_table(
+                replace(self._play, team=replace(team, policy_of=owned)), self._engine.score
+            )
+        return self._tables[member.name]
+
+    def _measured(self) -> dict[str, float]:
+        """Return how far from an equilibrium the newest snapshot and the mixture of the pool are, where that is known."""
+        past = self.pool.past
+        if self._exact is None or not past:
+            return {}
+        newest = evaluate_table(self._play.environment, self._table(past[-1]))
+        row = {"league/nash_conv": newest.nash_conv, "league/legal": newest.legal}
+        game = self._play.environment
+        tables = [self._table(member) for member in past]
+        mixed = average(game, tables)
+        if strategies := self._strategy():
+            # Every seat is mixed by what those opposite expect of it.
+            owners = [next((o for o in self._homes if o != agent), agent) for agent in self._homes]
+            by_seat = [
+                average(game, tables, [strategies[other][member.name] + SMALL for member in past])
+                for other in owners
+            ]
+            mixed = replace(
+                mixed,
+                chances={
+                    decision.key: by_seat[decision.seat % len(by_seat)].chances[decision.key]
+                    for decision in self._exact.decisions()
+                },
+            )
+        return {**row, "league/nash_conv_mixture": evaluate_table(game, mixed).nash_conv}
+
+    # -------- Checkpoints
+
+    def _weights_now(self, *learners: str) -> Weights:
+        return {
+            mine: self._engine.weights(mine) for each in learners for mine in self._learners[each].values()
+        }
+
+    def state(self) -> dict[str, object]:
+        """Return what a checkpoint keeps: everything but the weights of snapshots, which rest in the run's folder."""
+        return {"pool": self.pool.state(), "begun": self._begun}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.pool.load_state(state["pool"])
+        self._begun = bool(state["begun"])
+
+
+def _by_name(names: Sequence[str], shares: Iterable[float]) -> Chances:
+    return {name: float(share) for name, share in zip(names, shares, strict=True)}

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kapelle.league.pool import MAIN, LeagueMember, MemberPool
+from kapelle.settings.schema import LeagueConfig
+
+
+def pool(**settings: object) -> MemberPool:
+    return MemberPool(
+        LeagueConfig.model_validate(settings), [LeagueMember("rock", kind="player", plays="scripted")]
+    )
+
+
+def entered(at: int, **settings: object) -> MemberPool:
+    found = pool(**settings)
+    for step in range(at):
+        found.enter(MAIN, 10 * step)
+    return found
+
+
+def test_points_count_draws_as_half_and_begin_at_one_half() -> None:
+    found = pool()
+    for won in (1.0, 1.0, 0.0, -1.0):
+        found.played(MAIN, "rock", won, won)
+    # Two wins, half a draw and half a game more, of four games and one more.
+    assert found.scores[MAIN, "rock"].points == pytest.approx(0.6)
+    assert found.scores[MAIN, "rock"].returned == 1.0
+
+
+def test_old_games_fade_for_draws_and_stay_for_ratings() -> None:
+    found = pool(forget=0.5)
+    found.played(MAIN, "rock", 1.0, 1.0)
+    found.fade()
+    found.fade()
+    found.played(MAIN, "rock", -1.0, -1.0)
+    assert found.scores[MAIN, "rock"].wins == 0.25
+    assert found.met[f"{MAIN}@now", "rock"].wins == 1.0
+
+
+def test_games_of_a_time_belong_to_who_enters_at_its_end() -> None:
+    found = pool()
+    found.played(MAIN, "rock", 1.0, 1.0)
+    found.enter(MAIN, 10)
+    found.played(MAIN, "rock", -1.0, -1.0)
+    assert found.met[f"{MAIN}@10", "rock"].wins == 1.0
+    assert found.met[f"{MAIN}@now", "rock"].losses == 1.0
+
+
+@pytest.mark.parametrize(
+    ("leaves", "left"), [("oldest", [20, 30, 40]), ("thinned", [0, 30, 40]), ("weakest", [0, 20, 40])]
+)
+def test_who_leaves_when_there_are_too_many(leaves: str, left: list[int]) -> None:
+    found = pool(keep=3, leaves=leaves)
+    for step in (0, 10, 20, 30, 40):
+        for member in found.past:  # the later one entered, the harder it is beaten; 30 is beaten always
+            won = 1.0 if member.step in {10, 30} else -1.0
+            found.played(MAIN, member.name, won, won)
+        found.enter(MAIN, step)
+    assert [member.step for member in found.past] == left
+    assert set(found.gone) == {f"{MAIN}@{step}" for step in (0, 10, 20, 30) if step not in left}
+    assert all(one not in found.gone and other not in found.gone for one, other in found.met)
+
+
+def test_the_newest_never_leaves_and_fixed_members_neither() -> None:
+    found = entered(5, keep=1, leaves="weakest")
+    assert found.names == ["rock", f"{MAIN}@40"]
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "enters"), [(9, 1, True), (7, 3, False), (70, 30, True), (6, 0, True), (2, 0, False)]
+)
+def test_a_learner_enters_when_it_surely_beats_the_pool(wins: int, losses: int, enters: bool) -> None:
+    """More than 0.55 by the lower end of Wilson's one-sided 95 % interval: 9:1 0.65, 7:3 0.44, 70:30 0.62, 6:0 0.69, 2:0 0.43."""
+    found = pool(enter={"every": 5, "beats": 0.55})
+    for won in [1.0] * wins + [-1.0] * losses:
+        found.played(MAIN, "rock", won, won)
+    assert not found.may_enter(MAIN, 4)
+    assert found.may_enter(MAIN, 5) is enters
+
+
+def test_it_enters_at_the_latest_when_the_settings_say() -> None:
+    found = pool(enter={"every": 5, "beats": 0.55, "at_latest": 20})
+    assert [found.may_enter(MAIN, step) for step in (5, 19, 20)] == [False, False, True]
+
+
+def test_nobody_enters_where_the_settings_say_so() -> None:
+    assert not pool(enter=None).may_enter(MAIN, 1000)
+
+
+def test_the_state_survives_json() -> None:
+    found = entered(4, keep=2)
+    found.played(MAIN, f"{MAIN}@30", 0.0, 0.5)
+    found.payoffs["first", f"{MAIN}@30", "rock"] = 0.25
+    again = pool(keep=2)
+    again.load_state(json.loads(json.dumps(found.state())))
+    assert again.state() == found.state()
+    assert again.members == found.members
+    assert again.enter(MAIN, 50)[0].serial == 5

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from statistics import fmean
+
+import pytest
+
+from kapelle.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
+from kapelle.league.seating import MemberSeat, Seating, chances, met_in, seated
+from kapelle.settings.schema import LeagueConfig
+
+AGENTS = ("a", "b", "c")
+
+
+def pool_with(points: dict[str, tuple[int, int]], **settings: object) -> tuple[LeagueConfig, MemberPool]:
+    config = LeagueConfig.model_validate(settings)
+    found = MemberPool(config, [LeagueMember(name, kind="player", plays=name) for name in points])
+    for name, (wins, losses) in points.items():
+        for won in [1.0] * wins + [-1.0] * losses:
+            found.played(MAIN, name, won, won)
+    return config, found
+
+
+def test_pfsp_draws_those_whom_the_learner_does_not_beat() -> None:
+    config, pool = pool_with({"easy": (3, 0), "hard": (0, 3)}, population={"name": "pfsp", "power": 2.0})
+    # Points are (3 + 1/2)/4 = 7/8 and 1/8: weights (1/8)² and (7/8)².
+    found = chances(config, pool, MAIN)
+    assert found["hard"] / found["easy"] == pytest.approx(49.0)
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_pfsp_of_even_matches_draws_neither_the_beaten_nor_the_invincible() -> None:
+    config, pool = pool_with(
+        {"easy": (3, 0), "even": (0, 0), "hard": (0, 3)}, population={"name": "pfsp", "weight": "even"}
+    )
+    found = chances(config, pool, MAIN)
+    assert found["easy"] == pytest.approx(found["hard"])
+    assert found["even"] / found["easy"] == pytest.approx((1 / 4) / (7 / 64))
+
+
+def test_a_meta_strategy_is_drawn_as_it_stands() -> None:
+    config, pool = pool_with({"x": (0, 0), "y": (0, 0)}, population="psro")
+    assert chances(config, pool, MAIN, {"x": 0.25, "y": 0.75}) == {"x": 0.25, "y": 0.75}
+
+
+def test_fictitious_play_draws_all_alike_whatever_happened() -> None:
+    config, pool = pool_with({"easy": (9, 0), "hard": (0, 9)}, population="fictitious")
+    assert set(chances(config, pool, MAIN).values()) == {0.5}
+
+
+def test_few_slots_are_shared_without_bias() -> None:
+    """Over many steps each member is seated, times its chance then, as often as it should be drawn."""
+    wanted = {"a": 0.4, "b": 0.05, "c": 0.15, "d": 0.2, "fixed": 0.2}
+    met: dict[str, list[float]] = {name: [] for name in wanted}
+    for seed in range(4000):
+        found = seated(wanted, ["a", "b", "c", "d"], 2, seed)
+        assert sum(found.values()) == pytest.approx(1.0)
+        assert len(found.keys() - {"fixed"}) <= 2
+        for name, own in met.items():
+            own.append(found.get(name, 0.0))
+    for name, chance in wanted.items():
+        assert fmean(met[name]) == pytest.approx(chance, abs=0.02)
+
+
+def test_all_are_seated_where_there_is_room() -> None:
+    wanted = {"a": 0.4, "b": 0.6, "never": 0.0}
+    assert seated(wanted, ["a", "b", "never"], 2, 0) == {"a": 0.4, "b": 0.6}
+
+
+def seating(share: float = 0.75, exploited: float = 0.0) -> Seating:
+    seats = (
+        MemberSeat("old", dict.fromkeys(AGENTS, 0.5), {agent: f"league:0:{agent}" for agent in AGENTS}),
+        MemberSeat("solver", dict.fromkeys(AGENTS, 0.5), {}, "nash"),
+    )
+    exploiters = {agent: f"exploiter:{agent}" for agent in AGENTS} if exploited else {}
+    return Seating(AGENTS, seats, share, AGENTS, exploiters, exploited)
+
+
+def test_shares_chances_and_homes_hold_within_a_step() -> None:
+    casts = seating().casts(seed=1, step=7, count=48)
+    met = Counter(met_in(cast, AGENTS, AGENTS) for cast in casts)
+    assert met.pop(None) == 12
+    assert Counter(member for _, _, member in filter(None, met.elements())) == {"old": 18, "nash": 18}
+    homes = Counter(home for _, home, _ in filter(None, met.elements()))
+    assert all(homes[agent] >= 6 for agent in AGENTS)
+
+
+def test_everybody_but_the_one_at_home_is_played_by_the_member() -> None:
+    for cast in seating(share=1.0).casts(0, 1, 12):
+        learner, home, member = met_in(cast, AGENTS, AGENTS) or ("", "", "")
+        assert learner == MAIN
+        assert cast.keys() == set(AGENTS) - {home}
+        for agent, each in cast.items():
+            assert (each.policy, each.player) == (
+                (f"league:0:{agent}", "old") if member == "old" else ("", "nash")
+            )
+
+
+def test_the_exploiter_sits_alone_among_the_learners() -> None:
+    casts = seating(exploited=0.25).casts(3, 2, 16)
+    own = [cast for cast in casts if (met_in(cast, AGENTS, AGENTS) or ("",))[0] == EXPLOITER]
+    assert len(own) == 4
+    assert all(
+        len(cast) == 1 and next(iter(cast.values())).policy == f"exploiter:{agent}"
+        for cast in own
+        for agent in cast
+    )
+
+
+def test_casts_depend_on_the_step_alone_and_survive_the_way_to_another_process() -> None:
+    one = seating()
+    again = Seating.of_plain(json.loads(json.dumps(one.plain())))
+    assert again == one
+    assert again.casts(5, 3, 8) == one.casts(5, 3, 8) != one.casts(5, 4, 8)

@@ -1,0 +1,210 @@
+"""The league in a run: who sits in the slots, who learns, and that a broken run goes on to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.resumed import resumed
+from tests.support.tiny import frozen_copy, same_bits
+
+from kapelle import Trainer
+from kapelle.errors import ConfigError
+from kapelle.league.pool import MAIN
+from kapelle.models.weights import read_adapter, weights_hash
+from kapelle.setup.team_builder import exploiter_name, slot_name
+
+ONE = {"adapter": "player"}
+TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+
+
+def game(**over: Any) -> dict[str, Any]:
+    """Two agents with one adapter, in a league of two slots."""
+    return {
+        "model": {"embedded": TINY},
+        "team": {
+            "agents": [{"name": "first", "weights": ONE}, {"name": "second", "weights": ONE}],
+            "sampling": {"max_tokens": 3},
+        },
+        "environment": {"name": "tests.support.plugins:Digest"},
+        "workflow": {"name": "parallel"},
+        "algorithm": {"name": "grpo", "group_size": 4, "team_reward": "individual"},
+        "training": {"steps": 6, "tasks_per_step": 4},
+        "optimizer": {"lr": 1e-2},
+        "evaluation": {"before_and_after": False},
+        "checkpoint": {"every": 2, "keep": 2},
+        "league": {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "keep": 3},
+        **over,
+    }
+
+
+KUHN = {
+    "environment": {"name": "openspiel", "game": "kuhn_poker", "wording": "short"},
+    "workflow": {"name": "play"},
+}
+
+
+def test_members_speak_with_the_weights_with_which_they_entered(tmp_path: Path) -> None:
+    entered: dict[str, str] = {}
+    with Trainer(**game(), run_dir=tmp_path / "run") as trainer:
+        for step in trainer.steps():
+            for group in step.groups:
+                for episode in group.episodes:
+                    for turn in episode.turns:
+                        cast = group.task.cast.get(turn.agent)
+                        if cast is None:
+                            assert turn.trained
+                            continue
+                        assert not turn.trained
+                        assert entered.setdefault(cast.player, turn.weights_hash) == turn.weights_hash
+    assert len(set(entered.values())) == len(entered) >= 4
+    for name, found in entered.items():
+        folder = tmp_path / "run" / "league" / name / "policies" / "player"
+        if folder.exists():
+            assert found.endswith(weights_hash(read_adapter(folder)[0])[-8:])
+
+
+def test_an_update_moves_no_slot() -> None:
+    with Trainer(**game(league={"population": "fictitious", "enter": {"every": 100}, "slots": 2})) as trainer:
+        before = None
+        for _ in trainer.steps():
+            now = frozen_copy(trainer.engine.weights(slot_name(0, "player")))
+            assert before is None or same_bits(before, now)
+            before = now
+
+
+@pytest.mark.parametrize("population", ["fictitious", "pfsp", {"name": "psro", "games": 2}, "self_play"])
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, population: Any) -> None:
+    settings = game(
+        league={
+            "population": population,
+            "enter": {"every": 1},
+            "slots": 2,
+            "keep": 3,
+            "in_memory": 1,
+            "exploiter": {},
+        }
+    )
+    with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
+        rows = [{k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in whole.steps()]
+        expected = frozen_copy(whole.engine.weights("player"))
+        exploiter = frozen_copy(whole.engine.weights(exploiter_name("player")))
+    with Trainer(**settings, run_dir=tmp_path / "again") as first:
+        first.train(3)
+    with Trainer(**settings, run_dir=tmp_path / "again", resume=True) as second:
+        later = [
+            {k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in second.steps()
+        ]
+        assert same_bits(frozen_copy(second.engine.weights("player")), expected)
+        assert same_bits(frozen_copy(second.engine.weights(exploiter_name("player"))), exploiter)
+    assert later == rows[3:]
+
+
+def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path) -> None:
+    def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
+        settings = game(training={"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": overlap})
+        with Trainer(**settings, run_dir=tmp_path / str(overlap)) as trainer:
+            casts = [[group.task.cast for group in step.groups] for step in trainer.steps()]
+            return frozen_copy(trainer.engine.weights("player")), casts
+
+    (here, casts), (there, others) = trained(overlap=False), trained(overlap=True)
+    assert casts == others
+    assert same_bits(here, there)
+
+
+def test_a_broken_run_goes_on_from_members_on_the_disk(tmp_path: Path) -> None:
+    settings = game(
+        league={"population": "fictitious", "enter": {"every": 1}, "slots": 1, "keep": 3, "in_memory": 1}
+    )
+    with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
+        whole.train()
+        expected = frozen_copy(whole.engine.weights("player"))
+    with resumed(settings, tmp_path / "again", after=3) as second:
+        assert same_bits(frozen_copy(second.engine.weights("player")), expected)
+
+
+def test_weights_of_those_who_left_go_with_the_last_checkpoint_that_knew_them(tmp_path: Path) -> None:
+    with Trainer(**game(), run_dir=tmp_path / "run") as trainer:
+        trainer.train()
+    names = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
+    # Three are in the pool after step 6; of those who left, the checkpoint of step 4 knows some.
+    assert {"start", f"{MAIN}@6", f"{MAIN}@5", f"{MAIN}@0"} <= names
+    assert len(names) < 8
+
+
+def test_the_exploiter_learns_against_the_learner_and_begins_anew() -> None:
+    settings = game(league={"population": "fictitious", "enter": {"every": 3}, "exploiter": {"share": 0.5}})
+    with Trainer(**settings) as trainer:
+        own = exploiter_name("player")
+        start = frozen_copy(trainer.engine.weights(own))
+        moved = [not same_bits(start, frozen_copy(trainer.engine.weights(own))) for _ in trainer.steps()]
+        assert moved == [True, True, False, True, True, False]
+        assert [name for name in trainer._loop.league.pool.names if name.startswith("exploiter")] == [  # type: ignore[union-attr]
+            "exploiter@3",
+            "exploiter@6",
+        ]
+
+
+def test_seats_with_adapters_of_their_own_are_played_by_their_own_past() -> None:
+    team = {"agents": [{"name": "first"}, {"name": "second"}], "sampling": {"max_tokens": 3}}
+    with Trainer(**game(team=team, league={"population": "fictitious", "enter": {"every": 2}})) as trainer:
+        seen = {
+            (turn.agent, turn.policy.rpartition(":")[2], turn.trained)
+            for step in trainer.steps()
+            for group in step.groups
+            for episode in group.episodes
+            for turn in episode.turns
+        }
+    assert seen == {(agent, agent, trained) for agent in ("first", "second") for trained in (True, False)}
+
+
+def test_members_that_are_always_there(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    with Trainer(**game(**KUHN), run_dir=tmp_path / "old") as trainer:
+        trainer.train(1)
+    members = {"base": "frozen", "solver": "nash", "old": {"past": str(tmp_path / "old")}}
+    settings = game(**KUHN, league={"population": "fictitious", "enter": None, "members": members})
+    with Trainer(**settings) as trainer:
+        played = {
+            cast.player: cast.policy
+            for step in trainer.steps()
+            for group in step.groups
+            for cast in group.task.cast.values()
+        }
+    assert played == {"base": "member:base", "nash": "", "old": "member:old:player"}
+
+
+@pytest.mark.parametrize("each", ["nash", "psro"])
+def test_small_games_are_measured_exactly(each: str) -> None:
+    pytest.importorskip("pyspiel")
+    league = {"population": "psro" if each == "psro" else "fictitious", "enter": {"every": 1}}
+    with Trainer(**game(**KUHN, league=league)) as trainer:
+        rows = [step.metrics for step in trainer.steps(2)]
+        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+    assert all(0.0 < row["league/nash_conv"] < 4.0 for row in rows)
+    if each == "psro":
+        for one in pool.names:
+            for other in pool.names:  # what one wins the other loses
+                assert pool.payoffs["first", one, other] == pytest.approx(-pool.payoffs["second", other, one])
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"team": {"agents": 1}}, "one agent"),
+        ({"team": {"sharing": "shared", "agents": 2}}, "weights: {adapter: player}"),
+        ({"league": {"enter": None}}, "nobody is a member"),
+        ({"league": {"members": {"x": "nash"}}}, "has none"),
+        ({**KUHN, "league": {"members": {"x": "nahs"}}}, "no player 'nahs'"),
+        ({"league": {"members": {"x": {"past": "runs/nowhere"}}}}, "runs/nowhere"),
+        ({"league": {"population": "pfps"}}, "pfps"),
+        (
+            {"league": {"exploiter": {}}, "algorithm": {"name": "ippo", "team_reward": "individual"}},
+            "critics",
+        ),
+    ],
+)
+def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Trainer(**game(**over))
