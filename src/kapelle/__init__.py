@@ -28,6 +28,7 @@ HOMES: Mapping[str, str] = {
     "Agent": "kapelle.team",
     "AgentConfig": "kapelle.settings.schema",
     "Algorithm": "kapelle.algorithm",
+    "Arena": "kapelle.evaluation.arena",
     "Blame": "kapelle.runs.blamed",
     "Answerable": "kapelle.environment",
     "ConfigError": "kapelle.errors",
@@ -59,6 +60,7 @@ HOMES: Mapping[str, str] = {
     "Turn": "kapelle.types",
     "Workflow": "kapelle.workflow",
     "World": "kapelle.environment",
+    "arena": "kapelle.comparison.arena",
     "blame": "kapelle.training.blaming",
     "load_recipe": "kapelle.setup.recipe",
     "train": "kapelle.one_call",
@@ -70,6 +72,7 @@ __all__ = ["__version__", *sorted(HOMES)]  # noqa: PLE0604 - built from the tabl
 if TYPE_CHECKING:
     from kapelle.algorithm import Algorithm as Algorithm
     from kapelle.algorithm import Credit as Credit
+    from kapelle.comparison.arena import arena as arena
     from kapelle.environment import Answerable as Answerable
     from kapelle.environment import Environment as Environment
     from kapelle.environment import Outcome as Outcome
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError
     from kapelle.errors import KapelleError as KapelleError
+    from kapelle.evaluation.arena import Arena as Arena
     from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
     from kapelle.one_call import train as train

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
 BLOCK = re.compile(r"^( *)```(python|sh|yaml)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# ([\w/]+\.\w+)\n")
-EXECUTED = {"blame", "eval", "info", "plan", "recipes", "runs", "train", "demo", "validate"}
+EXECUTED = {"arena", "blame", "eval", "info", "plan", "recipes", "runs", "train", "demo", "validate"}
 ELSEWHERE = ("--launch", "--real", "--resume", "--start", "vllm")
 """Words that ask for other processes, data of the hub, or a run that goes on."""
 SMALL = (

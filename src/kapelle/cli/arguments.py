@@ -415,6 +415,41 @@ COMMANDS: Mapping[str, Command] = {
             ),
         ),
     ),
+    "arena": Command(
+        "PLAYER PLAYER … [--environment NAME] [key.path=value …] [--games N] [--jobs J] [--seed N] [--output FOLDER] [--json]",
+        "let runs, models, servers and a game's own players meet in every seat, and rate them",
+        "arena",
+        (
+            words(
+                "PLAYER …",
+                "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME of a hub, http://HOST/v1#MODEL, or a player of the "
+                "environment (nash, mcts(simulations=200), random); NAME=PLAYER calls it otherwise. Then settings of `environment`, "
+                "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
+            ),
+            option(
+                "--environment",
+                "NAME",
+                "an environment, a recipe or a game of OpenSpiel (default: what the first run was trained on)",
+            ),
+            option(
+                "--games",
+                "N",
+                "deals of each pair, each played in every assignment of seats (default: 100)",
+                type=whole(1),
+                default=100,
+            ),
+            option(
+                "--jobs", "J", "pairs at a time, each in a process (default: 1)", type=whole(1), default=1
+            ),
+            option("--seed", "N", "seed of deals and sampling (default: 0)", type=whole(0), default=0),
+            aliased(
+                ("--output", "-o"),
+                "FOLDER",
+                "where results are kept (default: runs/…); pairs that have met in it are not played again",
+            ),
+            _JSON_AND_PROGRESS,
+        ),
+    ),
     "compare": Command(
         "RECIPE [--real] [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
         "[--jobs N] [--json]",

@@ -7,17 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kapelle import environments
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
-from kapelle.environment import Answerable, Environment, environment_class
-from kapelle.errors import ConfigError, KapelleError, did_you_mean
+from kapelle.environment import Environment
+from kapelle.errors import ConfigError
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
-from kapelle.runtime.plugins import known_names
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Returns
@@ -118,32 +116,9 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
 
     `settings` are `environment.key=value`. ConfigError for a name that is none of these.
     """
-    from kapelle.setup.recipe import lay_over, load_recipe
+    from kapelle.comparison.contestants import config_of_game
 
-    config: RunConfig
-    if is_recipe(name):
-        config = load_recipe(name, (), tuple(settings)).config
-    else:
-        values: dict[str, Any] = {"name": "openspiel", "game": name}
-        known = known_names("environment", environments.BUILTIN)
-        if name in known or ":" in name:
-            values = {"name": name}
-        else:
-            from kapelle.environments.openspiel.games import load_game
-            from kapelle.setup.recipe import builtin_recipes
-
-            try:
-                load_game(name, {})
-            except KapelleError as error:
-                hint = did_you_mean(name, [*known, *builtin_recipes()])
-                unknown = f"'{name}' is not an environment, recipe or run directory"
-                if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
-                    raise ConfigError(f"{error} Without its games, {unknown}.") from error
-                raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error
-        workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
-        whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
-        config = lay_over([("kapelle play", whole)], tuple(settings)).config
-    return config.environment
+    return config_of_game(name, settings).environment
 
 
 def is_recipe(name: str) -> bool:

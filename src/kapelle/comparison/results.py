@@ -12,7 +12,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +29,7 @@ from kapelle.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,26 @@ def sampled(run: Run, seat: str | None = None) -> dict[int, float]:
 # Needs matplotlib (`pip install 'kapelle[plot]'`), which is imported when something is drawn.
 
 
+@contextmanager
+def figure_file(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Yield a figure that becomes an SVG when the block ends: the same figure, the same bytes.
+
+    Raises ConfigError where matplotlib is missing.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("Nothing was drawn: matplotlib is missing. pip install 'kapelle[plot]'") from None
+    # Ids in the file are hashes; without a salt of our own they would differ from run to run.
+    with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none"}):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        yield figure
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
 def draw(
     path: Path,
     title: str,
@@ -300,16 +322,7 @@ def draw(
 
     The same curves give the same bytes. Raises ConfigError where matplotlib is missing.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("Nothing was drawn: matplotlib is missing. pip install 'kapelle[plot]'") from None
-    # Ids in the file are hashes; without a salt of our own they would differ from run to run.
-    with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(5 * len(panels) + 1.5, 3.6), layout="constrained")
-        FigureCanvasSVG(figure)
+    with figure_file(path, (5 * len(panels) + 1.5, 3.6)) as figure:
         figure.suptitle(title)
         for number, (name, curves) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(1, len(panels), number)
@@ -323,7 +336,6 @@ def draw(
             figure.legend(
                 lines, labels, loc="outside right upper", ncols=columns, fontsize="small", frameon=False
             )
-        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 COLORS = 10

@@ -1,0 +1,71 @@
+"""`kapelle arena`: every player against every other, in every seat, on the same deals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from kapelle.cli.output import command, say
+from kapelle.cli.quiet import hush
+from kapelle.cli.stopping import exit_code
+
+_KEY = re.compile(r"(\w+)\.[\w.]+=")
+FAILED = 2
+"""Exit code if every episode failed."""
+LEGEND = (
+    "payoff of the row's player against the column's, over deals and all seats, with half its 95 % interval"
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play the pairs that are missing, and print who is how good."""
+    hush()
+    from kapelle.comparison.arena import arena, draw
+    from kapelle.errors import ConfigError
+    from kapelle.runs.writer import new_path
+    from kapelle.settings.schema import RunConfig
+
+    # NAME=PLAYER is no setting: those begin with a section of a run and a dot.
+    settings = [
+        word
+        for word in arguments.words
+        if (key := _KEY.match(word)) is not None and key[1] in RunConfig.model_fields
+    ]
+    players = [word for word in arguments.words if word not in settings]
+    folder = Path(arguments.output) if arguments.output else new_path("arena")
+    stream = sys.stderr
+    try:
+        result = arena(
+            *players,
+            environment=arguments.environment,
+            settings=settings,
+            games=arguments.games,
+            jobs=arguments.jobs,
+            seed=arguments.seed,
+            output=folder,
+            report=lambda line: say(line, stream),
+        )
+    except KeyboardInterrupt as stop:
+        words = [
+            *arguments.words,
+            *(["--environment", arguments.environment] if arguments.environment else []),
+        ]
+        words += ["--games", str(arguments.games), "--jobs", str(arguments.jobs)]
+        words += ["--seed", str(arguments.seed), "--output", str(folder)]
+        say(f"stopped; what is played is kept. Continue with: {command('arena', *words)}", stream)
+        return exit_code(stop)
+    if arguments.json:
+        say(json.dumps(result.row()))
+    else:
+        say(str(result))
+    try:
+        picture = f", picture: {draw(folder, result)}"
+    except ConfigError as error:  # the numbers are complete without the drawing
+        say(str(error), stream)
+        picture = ""
+    say(f"kept in {folder}{picture}", stream)
+    played = sum(len(deal) for met in result.meetings.values() for deal in met.games)
+    return FAILED if result.failed == played else 0

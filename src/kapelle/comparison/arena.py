@@ -1,0 +1,302 @@
+"""`kapelle.arena`: players by name against one another, kept in a folder and continued where it was stopped.
+
+    import kapelle
+
+    print(kapelle.arena("runs/mine", "runs/mine@best", "nash", environment="kuhn_poker", games=200))
+
+`comparison.contestants` says who a name is and loads it, `evaluation.arena` plays a pair and makes the tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from kapelle.comparison.contestants import Entries, enter, load
+from kapelle.comparison.processes import in_processes
+from kapelle.comparison.results import figure_file
+from kapelle.errors import ConfigError, DataError, EngineError, OutputError
+from kapelle.evaluation.arena import Arena, Encounter, is_opposed, meet_here, pairs_of
+from kapelle.evaluation.evaluate import why_fewer
+from kapelle.runtime.files import replace_file
+from kapelle.runtime.interrupts import catch_interrupts, stop_if_asked
+from kapelle.setup.problems import choose_tasks
+from kapelle.types import Json
+
+SETTINGS, PAIRS = "settings.json", "pairs"
+"""In the folder of an arena: what is played, and a file for each pair that has met."""
+GAMES = 100
+"""Deals of each pair, unless set otherwise."""
+
+Report = Callable[[str], None]
+
+
+def arena(
+    *players: str,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+    games: int = GAMES,
+    jobs: int = 1,
+    seed: int = 0,
+    output: str | Path | None = None,
+    report: Report = lambda _: None,
+) -> Arena:
+    """Let every pair of players play `games` deals, each in every assignment of seats, and return the results.
+
+    A player is a run (`RUN`, `RUN@best`, `RUN@12`), the folder or hub name of a model or PEFT adapter, an OpenAI-compatible server
+    (`http://HOST/v1#MODEL`) or a player of the environment itself (`nash`, `mcts(simulations=200)`); `NAME=PLAYER` calls it otherwise.
+    `environment` is the name of an environment, a recipe or a game of OpenSpiel; without it, what the first run was trained on.
+    `settings` are `environment.key=value` and those of `team.sampling`, `episode`, `engine` and `model`. All pairs play the same deals.
+    With `output`, results are kept in that folder: called again, it plays the pairs that are missing. `jobs` pairs are played at
+    a time, each in a process of its own. Raises the errors of `errors.py`.
+    """
+    for name, value in (("games", games), ("jobs", jobs)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least 1.")
+    entries = enter(players, environment, settings)
+    for note in entries.notes:
+        report(note)
+    if output is not None:
+        return _played(Path(output), entries, players, environment, settings, games, jobs, seed, report)
+    with TemporaryDirectory(prefix="kapelle-arena-") as folder:
+        return _played(Path(folder), entries, players, environment, settings, games, jobs, seed, report)
+
+
+def _played(
+    folder: Path,
+    entries: Entries,
+    players: Sequence[str],
+    environment: str | None,
+    settings: Sequence[str],
+    games: int,
+    jobs: int,
+    seed: int,
+    report: Report,
+) -> Arena:
+    about = {
+        "environment": entries.config.environment.model_dump(mode="json"),
+        "workflow": entries.config.workflow.model_dump(mode="json"),
+        "sampling": entries.config.team.sampling.model_dump(mode="json"),
+        "seats": list(entries.names),
+        "games": games,
+        "seed": seed,
+    }
+    _keep_settings(folder, about, {entry.label: entry.identity for entry in entries.players})
+    pairs = pairs_of([entry.label for entry in entries.players], entries.config.environment)
+    left = [pair for pair in pairs if not _file(folder, pair).is_file()]
+    if len(left) < len(pairs):
+        report(f"{len(pairs) - len(left)} of {len(pairs)} pairs were played before")
+    done = len(pairs) - len(left)
+    with catch_interrupts(lambda _: report("stopping; the pairs that have met are kept")):
+        if left and jobs == 1:
+            play = _player(entries, games, seed, folder, report)
+            for pair in left:
+                meeting = play(pair)
+                done += 1
+                report(_said(meeting, done, len(pairs)))
+                stop_if_asked()
+        elif left:
+            work = [
+                (tuple(players), environment, tuple(settings), games, seed, str(folder), pair)
+                for pair in left
+            ]
+            for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
+                if failure is not None:
+                    raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
+                done += 1
+                report(_said(_read(_file(folder, left[number])), done, len(pairs)))
+                stop_if_asked()
+    meetings = {pair: _read(_file(folder, pair)) for pair in pairs}
+    config = entries.config.environment
+    deals = max((len(met.games) for met in meetings.values()), default=0)
+    result = Arena(
+        environment=entries.game,
+        seats=len(entries.names),
+        deals=deals,
+        seed=seed,
+        labels=tuple(entry.label for entry in entries.players),
+        players={entry.label: entry.about for entry in entries.players},
+        meetings=meetings,
+        opposed=is_opposed(config),
+    )
+    fewer = why_fewer(config, "test", games, deals)
+    if fewer:
+        report(f"{deals} deals: {fewer}")
+    _write_results(folder, result)
+    return result
+
+
+def _player(
+    entries: Entries, games: int, seed: int, folder: Path, report: Report
+) -> Callable[[tuple[str, str]], Encounter]:
+    """Load everybody, and return what plays a pair and keeps it."""
+    loaded = load(entries, report)
+    tasks = choose_tasks(entries.config.environment, "test", games)
+
+    def play(pair: tuple[str, str]) -> Encounter:
+        both = loaded.contestants[pair[0]], loaded.contestants[pair[1]]
+        meeting = meet_here(loaded.play, entries.names, both, tasks, seed)
+        replace_file(_file(folder, pair), json.dumps(meeting.row()).encode("ascii") + b"\n")
+        return meeting
+
+    return play
+
+
+_here: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}
+"""What plays pairs in a process of its own, which keeps everybody in memory from one pair to the next."""
+
+
+def play_pair(
+    players: tuple[str, ...],
+    environment: str | None,
+    settings: tuple[str, ...],
+    games: int,
+    seed: int,
+    folder: str,
+    pair: tuple[str, str],
+) -> None:
+    """Play one pair and keep it: the work of a process."""
+    key = (players, environment, settings, games, seed, folder)
+    if key not in _here:
+        entries = enter(players, environment, settings)
+        _here[key] = _player(entries, games, seed, Path(folder), lambda _: None)
+    _here[key](pair)
+
+
+def _said(meeting: Encounter, done: int, of: int) -> str:
+    known = [pair for pair in meeting.deals if pair is not None]
+    paid = " to ".join(f"{fmean(side):+.3f}" for side in zip(*known, strict=True)) if known else "nothing"
+    failed = f", {meeting.failed} episodes failed: {meeting.reason}" if meeting.failed else ""
+    return f"{meeting.one} – {meeting.other}: {paid} in {len(known)} deals{failed}  ({done} of {of})"
+
+
+# -------- The folder
+
+
+def _file(folder: Path, pair: tuple[str, str]) -> Path:
+    """Return where a pair is kept; the same two, in whichever order, have one file."""
+    names = [quote(label, safe="@-_., ()=") for label in pair]
+    name = "~".join(names)
+    if len(name) > 200:
+        name = blake2b(name.encode(), digest_size=16).hexdigest()
+    return folder / PAIRS / f"{name}.json"
+
+
+def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str, str]) -> None:
+    """Make the folder, or raise ConfigError where other games, or other players of these names, were played in it."""
+    file = folder / SETTINGS
+    kept: dict[str, Any] = {**about, "players": {}}
+    if file.is_file():
+        try:
+            kept = json.loads(file.read_bytes())
+            before = {str(key): kept["players"][key] for key in kept["players"]}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{file} cannot be read: {error}. Name another --output.") from error
+        for key, value in about.items():
+            if kept.get(key) != value:
+                changed = sorted(_differences(key, kept.get(key), value))
+                raise ConfigError(
+                    f"{folder} holds an arena with {changed[0]}. Name another --output, or set it as it was."
+                )
+        for label, identity in players.items():
+            if before.get(label, identity) != identity:
+                raise ConfigError(
+                    f"'{label}' in {folder} was {before[label]}, and is {identity} now. Give it another name (NAME=PLAYER), or name "
+                    "another --output."
+                )
+    elif folder.exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} holds something else than an arena. Name another --output.")
+    try:
+        (folder / PAIRS).mkdir(parents=True, exist_ok=True)
+        kept["players"] = {**kept["players"], **players}
+        replace_file(file, json.dumps(kept, indent=2).encode("ascii") + b"\n")
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+
+
+def _differences(key: str, before: Json, now: Json) -> list[str]:
+    """Return each setting that differs, with both values."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return [
+            line
+            for name in {*before, *now}
+            if before.get(name) != now.get(name)
+            for line in _differences(f"{key}.{name}", before.get(name), now.get(name))
+        ]
+    return [f"{key} {json.dumps(before)}, not {json.dumps(now)}"]
+
+
+def _read(file: Path) -> Encounter:
+    try:
+        return Encounter.of(json.loads(file.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{file} cannot be read: {error}. Remove it, and the pair is played again."
+        ) from error
+
+
+def _write_results(folder: Path, result: Arena) -> None:
+    row = result.row()
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(
+        ["player", "opponent", "payoff", "low", "high", "deals", "wins", "draws", "losses", "failed"]
+    )
+    for one in result.labels:
+        for other in result.labels:
+            met, payoff = result.meeting(one, other), result.payoff(one, other)
+            if met is not None:
+                numbers = [payoff.mean, payoff.low, payoff.high, payoff.deals] if payoff else [""] * 4
+                counts = met.counts() if one != other else ("", "", "")
+                writer.writerow([one, other, *numbers, *counts, met.failed])
+    try:
+        replace_file(folder / "arena.json", json.dumps(row, indent=2).encode("ascii") + b"\n")
+        replace_file(folder / "arena.csv", table.getvalue().encode("utf-8"))
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+
+
+def draw(folder: Path, result: Arena) -> Path:
+    """Write `arena.svg`, ratings with intervals and the matrix of payoffs, and return its path; ConfigError without matplotlib."""
+    path = folder / "arena.svg"
+    count, ranked = len(result.labels), result.ranked
+    with figure_file(path, (10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:
+        left, right = figure.subplots(1, 2)
+        rows = range(count)
+        for k, label in enumerate(ranked):
+            if result.elo:
+                middle, low, high = result.elo[label]
+            else:
+                found = result.cross_play(label)
+                if found is None:
+                    continue
+                middle, low, high = found.mean, found.low or found.mean, found.high or found.mean
+            left.errorbar(middle, k, xerr=[[middle - low], [high - middle]], fmt="o", color="C0", capsize=3)
+        left.set_yticks(rows, ranked)
+        left.invert_yaxis()
+        left.set_xlabel("Elo, 95 %" if result.elo else "payoff with the others, 95 %")
+        left.grid(axis="x", alpha=0.3)
+        table = [
+            [float("nan") if (p := result.payoff(one, other)) is None else p.mean for other in ranked]
+            for one in ranked
+        ]
+        known = [abs(value) for line in table for value in line if value == value]  # noqa: PLR0124 - NaN is not itself
+        most = max(known, default=1.0) or 1.0
+        right.imshow(table, cmap="RdBu", vmin=-most, vmax=most)
+        for k, line in enumerate(table):
+            for n, value in enumerate(line):
+                if value == value:  # noqa: PLR0124
+                    right.text(n, k, f"{value:+.2f}", ha="center", va="center", fontsize=7)
+        right.set_xticks(rows, ranked, rotation=30, ha="right")
+        right.set_yticks(rows, ranked)
+        right.set_title("payoff of the row against the column", fontsize="medium")
+        figure.suptitle(f"{result.environment}: {result.deals} deals in every seat")
+    return path

@@ -1,0 +1,406 @@
+"""Who takes part in an arena: names become players, checked before anything is loaded, then held in memory together.
+
+Adapters on the same base are in one bank, so that two runs of one recipe sample in one batch; bases that differ are loaded
+beside each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kapelle import environments
+from kapelle.environment import Answerable, Environment, Mixed, PlaysSeats, environment_class, offers
+from kapelle.errors import CheckpointError, ConfigError, KapelleError, did_you_mean
+from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder, split_run
+from kapelle.runs.reader import is_run, read_latest
+from kapelle.runtime.files import step_of
+from kapelle.runtime.plugins import known_names
+from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
+from kapelle.setup.team_builder import BASE, build_algorithm, build_team, seats_of
+from kapelle.team import Agent, Endpoint, Place, Policy, Team
+from kapelle.types import Json, Sampling
+
+if TYPE_CHECKING:
+    from kapelle.evaluation.arena import Contestant
+    from kapelle.models.language_model import LanguageModel
+    from kapelle.rollout.play import Play
+    from kapelle.settings.schema import RunConfig
+
+MAX_TOKENS = 512
+"""Most tokens of a move of a model that no recipe describes, unless set otherwise."""
+MOST_PLAYERS = 10
+WORDS = ("wording", "view", "rules", "thinking", "list_moves")
+"""Settings of a game that say how it is told; a run reads what it has learned to read."""
+SETTABLE = ("environment.", "workflow.", "team.sampling.", "episode.", "engine.", "model.")
+"""Settings that say what is played and how, not who plays."""
+_NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@ -]*)=(.+)", re.DOTALL)
+_MODEL_FILES = ("config.json", "adapter_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One player by name, checked and not loaded."""
+
+    label: str
+    identity: str
+    """What it is, exactly: other weights are another player."""
+    about: Mapping[str, Json]
+    """`player` (as it was named), `kind` and, of a run, `step`."""
+    run: RunConfig | None = None
+    checkpoint: Path | None = None
+    model: str = ""
+    endpoint: Endpoint | None = None
+    player: str = ""
+    """The environment's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All players of an arena and what they play."""
+
+    players: tuple[Entry, ...]
+    config: RunConfig
+    """Environment, workflow, engine and sampling of the arena."""
+    names: tuple[str, ...]
+    """Of the seats."""
+    game: str
+    """What is played, in words."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everybody in memory."""
+
+    play: Play
+    """Engine, environment and workflow; its team is not that of any game."""
+    contestants: Mapping[str, Contestant]
+
+
+def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]) -> Entries:
+    """Return who plays what; raises the first error that the arena would meet before anything is loaded."""
+    for setting in settings:
+        if not setting.startswith(SETTABLE):
+            raise ConfigError(
+                f"'{setting}' is no setting of an arena. Set keys of {', '.join(each.rstrip('.') for each in SETTABLE)}."
+            )
+    if len(words) < 2:
+        raise ConfigError(
+            "An arena needs at least two players, for example `kapelle arena runs/mine nash --environment kuhn_poker`."
+        )
+    named = [_split(word) for word in words]
+    twice = [label for label, count in Counter(label for label, _ in named).items() if count > 1]
+    if twice:
+        raise ConfigError(f"Two players are called '{twice[0]}'. Give one of them a name: NAME=PLAYER.")
+    runs: dict[str, tuple[RunConfig, Path]] = {}
+    from kapelle.training.provenance import config_of_run
+
+    for label, word in named:
+        if is_run(split_run(word)[0]):
+            folder, which = split_run(word)
+            checkpoint = named_checkpoint(folder, which) or read_latest(folder)
+            if checkpoint is None:
+                raise CheckpointError(f"{folder} has no whole checkpoint yet. Train it first.")
+            runs[label] = config_of_run(folder), checkpoint
+    config = _config(environment, settings, [run for run, _ in runs.values()])
+    names = _seats(config)
+    entries, notes = [], []
+    for label, word in named:
+        if label in runs:
+            entry, told = _run_entry(label, word, *runs[label], config.environment, names)
+            notes += told
+        else:
+            entry = _other_entry(label, word, config.environment)
+        entries.append(entry)
+    return Entries(tuple(entries), config, names, _game(config.environment), tuple(notes))
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Return what a player is called, and what it is."""
+    named = _NAMED.fullmatch(word)
+    if named is not None and "(" not in named[1] and not named[1].startswith("http"):
+        return named[1], named[2]
+    if word.startswith(("http://", "https://")):
+        return word.partition("#")[2] or word, word
+    path, which = split_run(word) if is_run(split_run(word)[0]) else (Path(word), None)
+    is_path = "/" in word or path.exists()
+    return (f"{path.name}@{which}" if which else path.name) if is_path else word, word
+
+
+def _run_entry(
+    label: str, word: str, run: RunConfig, checkpoint: Path, environment: Environment, names: Sequence[str]
+) -> tuple[Entry, list[str]]:
+    """Return a run's entry and what is to be said of it; ConfigError for one that was trained on something else."""
+    own = run.environment
+    same = [part for part in _parts(own) if _game(part) == _game(environment)]
+    if not same:
+        raise ConfigError(
+            f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Leave it out, or name its game with "
+            "--environment."
+        )
+    count = len(seats_of(run.team))
+    if count not in {1, len(names)}:
+        raise ConfigError(
+            f"'{label}' is a team of {count} agents, and {_game(environment)} has {len(names)} seats here. Take a run with 1 agent "
+            f"or {len(names)}."
+        )
+    step = step_of(checkpoint) or 0
+    for name, policy in _team(run).policies.items():
+        if policy.trained and not policy_folder(checkpoint, name).is_dir():
+            raise CheckpointError(
+                f"{checkpoint} holds no weights of '{name}'. Name another checkpoint of the run."
+            )
+    words = _words(same[0])
+    wrong = {key: value for key, value in words.items() if _words(environment).get(key) != value}
+    notes = []
+    if wrong:
+        said = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
+        notes.append(f"{label} reads the game in other words than those that it was trained with ({said})")
+    about = {"player": word, "kind": "run", "step": step}
+    content = blake2b((checkpoint / "manifest.json").read_bytes(), digest_size=8).hexdigest()
+    return Entry(label, f"step {step} of a run ({content})", about, run=run, checkpoint=checkpoint), notes
+
+
+def _other_entry(label: str, word: str, environment: Environment) -> Entry:
+    """Return the entry of a model, an endpoint or a player of the environment; ConfigError for what is none."""
+    if word.startswith(("http://", "https://")):
+        url, _, model = word.partition("#")
+        if not model:
+            raise ConfigError(f"'{word}' names no model. Write {word.rstrip('/')}#MODEL.")
+        return Entry(
+            label, word, {"player": word, "kind": "endpoint"}, endpoint=Endpoint(url.rstrip("/"), model)
+        )
+    path = Path(word)
+    if word == "embedded" or any((path / file).is_file() for file in _MODEL_FILES):
+        from kapelle.evaluation.playing import base_and_adapter
+
+        base_and_adapter(word)  # raises where an adapter does not say its base
+        return Entry(label, word, {"player": word, "kind": "model"}, model=word)
+    if path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir()):
+        folder = split_run(word)[0]
+        meant = did_you_mean(folder.name, [each.name for each in folder.parent.glob("*") if is_run(each)])
+        raise ConfigError(f"'{word}' is no run: {folder} has no config.yaml.{meant}")
+    if len(path.parts) == 2 or word.startswith("modelscope:"):
+        return Entry(label, word, {"player": word, "kind": "model"}, model=word)
+    if not offers(environment, PlaysSeats):
+        raise ConfigError(
+            f"'{word}' is neither a run nor a model, and {_game(environment)} plays no seat itself."
+        )
+    environment.check_player(word)
+    return Entry(label, word, {"player": word, "kind": "environment"}, player=word)
+
+
+# -------- What is played
+
+
+def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json] | None = None) -> RunConfig:
+    """Return settings to play an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
+
+    `words` say how a game of OpenSpiel is told, unless `settings` do. ConfigError for a name that is none of these.
+    """
+    if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
+        return load_recipe(name, (), tuple(settings)).config
+    values: dict[str, Any] = {"name": "openspiel", "game": name}
+    known = known_names("environment", environments.BUILTIN)
+    if name in known or ":" in name:
+        values = {"name": name}
+    else:
+        from kapelle.environments.openspiel.games import load_game
+
+        try:
+            load_game(name, {})
+        except KapelleError as error:
+            hint = did_you_mean(name, [*known, *builtin_recipes()])
+            unknown = f"'{name}' is not an environment, recipe or run directory"
+            if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
+                raise ConfigError(f"{error} Without its games, {unknown}.") from error
+            raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error
+    if values["name"] == "openspiel":
+        values |= words or {}
+    workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
+    whole = {
+        "team": {"sampling": {"max_tokens": MAX_TOKENS}},
+        "environment": values,
+        "workflow": {"name": workflow},
+        "algorithm": {"name": "grpo"},
+    }
+    return lay_over([("kapelle play", whole)], tuple(settings)).config
+
+
+def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]) -> RunConfig:
+    """Return what is played and how: the game that is named, else that of the first run, every seat of it free."""
+    if name is not None:
+        words = _words(runs[0].environment) if runs else {}
+        config = config_of_game(name, settings, words)
+    elif runs:
+        from kapelle.settings.overlays import parse_yaml
+        from kapelle.setup.recipe import to_yaml
+
+        config = lay_over([("run", parse_yaml(to_yaml(runs[0])))], tuple(settings)).config
+    else:
+        raise ConfigError("Name the game with --environment: no player is a run, which would say it.")
+    from kapelle.environments.openspiel.environment import OpenSpiel
+
+    if isinstance(config.environment, OpenSpiel) and config.environment.opponents:
+        free = OpenSpiel.model_validate({**config.environment.model_dump(), "opponents": {}})
+        config = config.model_copy(update={"environment": free})
+    return config
+
+
+def _seats(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the seats: the agents of a recipe or run where they fit, else as many players as the game takes."""
+    own = tuple(seat.name for seat in seats_of(config.team))
+    reasons = []
+    for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
+        if len(names) < 2:
+            continue
+        try:
+            config.environment.check(names)
+        except ConfigError as error:
+            reasons.append(error)
+        else:
+            return names
+    raise ConfigError(
+        f"{_game(config.environment)} has no two seats for players to meet in: {reasons[0] if reasons else 'it has one.'}"
+    )
+
+
+def _parts(environment: Environment) -> list[Environment]:
+    return list(environment.members.values()) if offers(environment, Mixed) else [environment]
+
+
+def _game(environment: Environment) -> str:
+    """Return what an environment plays, in words that differ where the games do."""
+    from kapelle.environments.openspiel.environment import OpenSpiel
+
+    if isinstance(environment, OpenSpiel):
+        return str(environment.loaded)
+    return f"{environment.name} ({environment.sources['test']})"
+
+
+def _words(environment: Environment) -> dict[str, Json]:
+    from kapelle.environments.openspiel.environment import OpenSpiel
+
+    part = next((each for each in _parts(environment) if isinstance(each, OpenSpiel)), None)
+    return {} if part is None else part.model_dump(mode="json", include=set(WORDS))
+
+
+# -------- Who plays, in memory
+
+
+def _team(run: RunConfig) -> Team:
+    """Return a run's team without what only training needs."""
+    plain = run.model_copy(update={"reward_model": None, "start_from": {}})
+    return build_team(plain, replace(build_algorithm(plain), needs=()))
+
+
+def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
+    """Load the bases once each, everybody's adapters into their banks, and return what plays."""
+    from kapelle.evaluation.arena import Contestant
+    from kapelle.rollout.play import make_play
+    from kapelle.setup.model_loading import build_engine, load_models, load_weights
+    from kapelle.setup.preparation import check_endpoints
+
+    config = entries.config
+    held: dict[str, LanguageModel] = {}
+    teams: dict[str, Team] = {}
+    folders: dict[str, Path] = {}
+    for entry in entries.players:
+        if entry.run is not None:
+            teams[entry.label] = _of_run(entry, held, folders, report)
+        elif not entry.player:
+            teams[entry.label] = _of_model(entry, config, len(entries.names))
+    policies = {name: policy for team in teams.values() for name, policy in team.policies.items()}
+    if not policies:
+        whole = Team((Agent("nobody"),), {"nobody": Policy("nobody", "")}, {"nobody": "nobody"}, {})
+        engine = _silent()
+        return Loaded(
+            make_play(config, whole, engine),
+            {e.label: Contestant(e.label, player=e.player) for e in entries.players},
+        )
+    whole = Team(
+        tuple(Agent(name) for name in policies),
+        policies,
+        {name: name for name in policies},
+        {base: path for team in teams.values() for base, path in team.bases.items()},
+        places={base: place for team in teams.values() for base, place in team.places.items()},
+    )
+    check_endpoints(whole, config.environment)
+    report(f"loading {', '.join(dict.fromkeys(whole.bases.values())) or 'no model'}")
+    models = load_models(whole, config.model, held)
+    weights = load_weights(whole, models, folders, config.seed)
+    engine = build_engine(config, models, whole)
+    for name, policy in policies.items():
+        if policy.endpoint is None and (policy.lora is not None or policy.trained):
+            engine.load(name, weights(name), 0)
+    contestants = {
+        entry.label: Contestant(entry.label, teams.get(entry.label), entry.player)
+        for entry in entries.players
+    }
+    return Loaded(make_play(config, whole, engine), contestants)
+
+
+def _silent() -> Any:
+    """Return an engine without policies, for an arena in which the environment plays all seats."""
+    from kapelle.engines.rollout.scripted import ScriptedEngine
+
+    return ScriptedEngine({})
+
+
+def _of_run(
+    entry: Entry, held: dict[str, LanguageModel], folders: dict[str, Path], report: Callable[[str], None]
+) -> Team:
+    """Return a run's team, whose policies and bases have names of their own; `folders` gets its weights."""
+    assert entry.run is not None, "a run's entry"
+    assert entry.checkpoint is not None, "a run's entry"
+    from kapelle.training.warmup import warmed_bases
+
+    run, team = entry.run, _team(entry.run)
+    paths = warmed_bases(
+        run, team, lambda *_: None, lambda name, detail: report(f"{entry.label}: {name} {detail}"), held
+    )
+    policies, bases, places = dict[str, Policy](), dict[str, str](), dict[str, Place]()
+    for name, policy in team.policies.items():
+        own = f"{entry.label}:{name}"
+        whole = policy.trained and policy.lora is None
+        base = ""
+        if policy.endpoint is None:
+            place = team.places.get(policy.base, Place(run.model.dtype, run.model.device))
+            path = paths[policy.base]
+            # One model in memory for all adapters on it; weights that were trained as a whole are their player's alone.
+            base = f"own:{own}" if whole else f"{path} {place.dtype} {place.device}"
+            bases[base], places[base] = path, place
+        policies[own] = replace(policy, name=own, base=base, trained=whole)
+        if policy.trained:
+            folders[own] = policy_folder(entry.checkpoint, name)
+    renamed = {agent: f"{entry.label}:{name}" for agent, name in team.policy_of.items()}
+    turns = {
+        agent: tuple(f"{entry.label}:{each}" for each in listed) for agent, listed in team.turns_of.items()
+    }
+    return Team(team.agents, policies, renamed, bases, turns_of=turns, places=places)
+
+
+def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
+    """Return the team of one agent that a model or an endpoint plays in any seat."""
+    from kapelle.evaluation.playing import base_and_adapter
+    from kapelle.models.adapters import read_lora
+
+    s = config.team.sampling
+    agent = Agent(entry.label, sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.stop))
+    name = f"{entry.label}:{BASE}"
+    if entry.endpoint is not None:
+        policy = Policy(name, base="", trained=False, endpoint=entry.endpoint)
+        return Team((agent,), {name: policy}, {agent.name: name}, {})
+    path, adapter = base_and_adapter(entry.model)
+    place = Place(config.model.dtype, config.model.device)
+    base = f"{path} {place.dtype} {place.device}"
+    lora = None if adapter is None else read_lora(Path(adapter))
+    policy = Policy(name, base, lora, trained=False, past=adapter)
+    return Team((agent,), {name: policy}, {agent.name: name}, {base: path}, places={base: place})

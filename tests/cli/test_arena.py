@@ -1,0 +1,122 @@
+"""`kapelle arena`: what it prints and keeps, how it goes on, and what it refuses before anything loads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Kapelle
+
+from kapelle.rollout.play import play_seats
+
+GAME = ("--environment", "kuhn_poker", "--games", "12")
+
+
+def test_the_table_and_the_files(kapelle: Kapelle) -> None:
+    said = kapelle("arena", "nash", "random", "s=scripted", *GAME, "--output", "a")
+    assert said.code == 0, said.err
+    assert "kuhn_poker(): 12 deals" in said.out
+    assert "kept in a, picture: a/arena.svg" in said.err
+    found = json.loads(Path("a/arena.json").read_bytes())
+    assert [each["label"] for each in found["players"]] == ["nash", "random", "s"]
+    assert found["payoffs"][0][1]["mean"] == pytest.approx(-found["payoffs"][1][0]["mean"])
+    assert found["payoffs"][0][0] is None
+    assert sum(found["results"][0][1]) == 12
+    for each in found["players"]:
+        assert each["elo"]["low"] <= each["elo"]["rating"] <= each["elo"]["high"]
+        assert each["openskill"]["low"] < each["openskill"]["high"]
+    with Path("a/arena.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[0]["payoff"]) == found["payoffs"][0][1]["mean"]
+    assert b"<svg" in Path("a/arena.svg").read_bytes()
+
+
+def test_json_is_what_is_kept(kapelle: Kapelle) -> None:
+    said = kapelle("arena", "nash", "random", *GAME, "--output", "a", "--json")
+    assert said.json == json.loads(Path("a/arena.json").read_bytes())
+
+
+def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
+    kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "whole")
+    times = 0
+    play = play_seats
+
+    async def stopped(*of: object, **how: object) -> object:
+        nonlocal times
+        times += 1
+        if times == 2:
+            raise KeyboardInterrupt
+        return await play(*of, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kapelle.evaluation.arena.play_seats", stopped)
+    said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    assert said.code == 130
+    assert "Continue with: kapelle arena nash random scripted --environment kuhn_poker --games 12" in said.err
+    assert len(list(Path("a/pairs").iterdir())) == 1
+    assert not Path("a/arena.json").exists()
+    again = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    assert "1 of 3 pairs were played before" in again.err
+    assert times == 4
+    for name in ("arena.json", "arena.csv", "arena.svg"):
+        assert Path("a", name).read_bytes() == Path("whole", name).read_bytes()
+    more = kapelle("arena", "nash", "random", "scripted", "cfr", *GAME, "--output", "a")
+    assert "3 of 6 pairs were played before" in more.err, "a player may join later"
+    assert times == 7
+
+
+def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
+    kapelle("arena", "nash", "other=random", *GAME, "--output", "a")
+    for words, reason in (
+        (("--games", "13"), "a holds an arena with games 12, not 13"),
+        (("--seed", "1"), "a holds an arena with seed 0, not 1"),
+        (("environment.invalid=forfeit",), 'environment.invalid "random", not "forfeit"'),
+    ):
+        said = kapelle("arena", "nash", "other=random", *GAME, *words, "--output", "a")
+        assert (said.code, reason in said.err) == (2, True), said.err
+    said = kapelle("arena", "nash", "other=cfr", *GAME, "--output", "a")
+    assert "'other' in a was random, and is cfr now" in said.err
+    Path("b").mkdir()
+    Path("b/mine.txt").write_text("precious")
+    assert "b holds something else than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("nash", *GAME), "An arena needs at least two players"),
+        (("nash", "random"), "Name the game with --environment"),
+        (("nash", "nsh", *GAME), "OpenSpiel has no player 'nsh'. Did you mean 'nash'?"),
+        (("nash", "nash", *GAME), "Two players are called 'nash'"),
+        (("nash", "mcts", *GAME), "The opponent `mcts` sees the whole state"),
+        (("nash", "mcts(simulation=3)", *GAME), "The player 'mcts(simulation=3)'"),
+        (("run", "nash", *GAME), "'run' was trained on arithmetic"),
+        (("run@7", "nash", *GAME), "run has no whole checkpoint of step 7"),
+        (("./rum", "nash", *GAME), "'./rum' is no run: rum has no config.yaml. Did you mean 'run'?"),
+        (("nash", "random", "--environment", "gsm8k", "environment.path=none.jsonl"), "none.jsonl"),
+        (("nash", "http://localhost:1/v1", *GAME), "names no model. Write http://localhost:1/v1#MODEL"),
+        (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is no setting of an arena"),
+        (("nash", "random", "--environment", "kuhn_pokr"), "Did you mean"),
+        (("nash", "random", "--environment", "kuhn_poker", "--games", "0"), "0 is less than 1"),
+    ],
+)
+@pytest.mark.usefixtures("no_model")
+def test_bad_input_is_one_line_before_anything_loads(
+    kapelle: Kapelle, run: Path, words: tuple[str, ...], reason: str
+) -> None:
+    said = kapelle("arena", *words, "--output", "a")
+    assert said.code == 2
+    assert reason in said.err
+    assert said.err.count("\n") == 1
+    assert not Path("a").exists()
+
+
+@pytest.mark.slow
+def test_processes_play_what_one_does(kapelle: Kapelle) -> None:
+    one = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "one")
+    two = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "two", "--jobs", "2")
+    assert (one.code, two.code) == (0, 0), two.err
+    assert one.out == two.out
+    assert Path("one/arena.json").read_bytes() == Path("two/arena.json").read_bytes()

@@ -1,0 +1,196 @@
+"""Who meets whom, what it says, and that luck is taken out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+import kapelle
+from kapelle.comparison.contestants import enter, load
+from kapelle.errors import ConfigError
+from kapelle.evaluation.arena import Arena, Encounter, seatings
+
+KUHN = "kuhn_poker"
+
+
+def made(*meetings: Encounter, opposed: bool = True) -> Arena:
+    labels = tuple(dict.fromkeys(label for met in meetings for label in (met.one, met.other)))
+    deals = len(meetings[0].games)
+    return Arena("game", 2, deals, 0, labels, {}, {(m.one, m.other): m for m in meetings}, opposed)
+
+
+def met(one: str, other: str, *games: tuple[tuple[float, float] | None, ...]) -> Encounter:
+    return Encounter(one, other, ((0, 1), (1, 0)), games, (2 * len(games),) * 2, (1, None), (4, 4))
+
+
+def test_every_assignment_of_two_players_to_the_seats() -> None:
+    assert seatings(2, alone=False) == ((0, 1), (1, 0))
+    assert len(seatings(3, alone=False)) == 6
+    assert seatings(3, alone=True) == ((0, 0, 0),)
+
+
+def test_a_deal_is_won_over_both_seats_and_payoffs_are_over_deals() -> None:
+    """Whoever sits first wins 1, and in the last deal the one wins in both seats."""
+    luck: tuple[tuple[float, float], ...] = ((1.0, -1.0), (-1.0, 1.0))
+    arena = made(met("a", "b", luck, luck, luck, ((1.0, -1.0), (1.0, -1.0))))
+    assert arena.results == {(0, 1): (1, 3, 0)}
+    payoff, other = arena.payoff("a", "b"), arena.payoff("b", "a")
+    assert payoff is not None
+    assert other is not None
+    assert payoff.mean == 0.25 == -other.mean
+    assert payoff.low is not None
+    assert payoff.low == pytest.approx(0.25 - 3.182446 * 0.5 / 2, abs=1e-5), (
+        "Student's t of four deals: 0, 0, 0, 1"
+    )
+
+
+def test_a_deal_with_a_failed_episode_counts_nowhere() -> None:
+    arena = made(met("a", "b", ((1.0, -1.0), None), ((0.5, -0.5), (0.5, -0.5))))
+    payoff = arena.payoff("a", "b")
+    assert payoff is not None
+    assert (payoff.mean, payoff.deals, payoff.low) == (0.5, 1, None)
+    assert arena.results == {(0, 1): (1, 0, 0)}
+
+
+def test_the_gap_of_a_team_is_self_play_less_cross_play() -> None:
+    def both(one: str, other: str, *paid: float) -> Encounter:
+        return met(one, other, *(((each, each), (each, each)) for each in paid))
+
+    arena = made(both("a", "a", 3, 5), both("b", "b", 1, 3), both("a", "b", 1, 1), opposed=False)
+    assert arena.together
+    assert arena.elo == {}
+    gap, cross = arena.gap, arena.cross_play("b")
+    assert gap is not None
+    assert cross is not None
+    assert (gap.mean, cross.mean) == (2.0, 1.0)
+    assert arena.ranked == ("a", "b")
+    assert "self-play minus cross-play: +2.000" in str(arena)
+
+
+@pytest.mark.slow
+def test_play_that_cycles_is_named_and_no_line_is_right_then() -> None:
+    def beats(one: str, other: str) -> Encounter:
+        return met(one, other, *[((1.0, -1.0), (1.0, -1.0))] * 25, ((0.0, 0.0), (1.0, -1.0)))
+
+    arena = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("paper", "rock"))
+    assert arena.cycle == ("rock", "scissors", "paper")
+    assert all(abs(rating) < 1 for rating, _, _ in arena.elo.values())
+    assert list(arena.shares["nash_average"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert list(arena.shares["alpha_rank"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert "play cycles: rock beats scissors beats paper beats rock" in str(arena)
+    line = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("rock", "paper"))
+    assert line.cycle == ()
+    assert "no cycle beyond chance" in str(line)
+
+
+def test_a_meeting_is_the_same_from_the_disk() -> None:
+    meeting = met("a", "b", ((1.0, -1.0), None))
+    assert Encounter.of(json.loads(json.dumps(meeting.row()))) == meeting
+
+
+class TestGames:
+    @pytest.mark.slow
+    def test_payoffs_are_those_that_the_game_has(self) -> None:
+        """An equilibrium of Kuhn poker against itself, and against random play, by enumeration."""
+        import pyspiel
+
+        from kapelle.environments.openspiel.games import equilibrium
+
+        game = pyspiel.load_game(KUHN)
+        nash = pyspiel.TabularPolicy({k: list(v.items()) for k, v in equilibrium(str(game), 0.01).items()})
+        uniform = pyspiel.UniformRandomPolicy(game)
+        root = game.new_initial_state()
+        first = pyspiel.expected_returns(root, [nash, uniform], -1, True)[0]
+        second = pyspiel.expected_returns(root, [uniform, nash], -1, True)[1]
+        found = kapelle.arena("nash", "random", environment=KUHN, games=600).payoff("nash", "random")
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= (first + second) / 2 <= found.high
+        assert found.high - found.low < 0.15
+
+    def test_the_same_player_by_two_names_has_the_same_luck(self) -> None:
+        result = kapelle.arena("one=random", "two=random", "nash", environment=KUHN, games=30)
+        same = result.meeting("one", "two")
+        assert same is not None
+        assert all(deal is not None and deal[0] == deal[1] for deal in same.deals)
+        one, two = result.meeting("one", "nash"), result.meeting("two", "nash")
+        assert one is not None
+        assert two is not None
+        assert one.games == two.games
+
+    def test_scripted_players_are_ranked_as_they_play(self) -> None:
+        players = ("random", "weak=mcts(simulations=3)", "strong=mcts(simulations=100)")
+        result = kapelle.arena(*players, environment="tic_tac_toe", games=30)
+        assert result.ranked == ("strong", "weak", "random")
+        assert result.cycle == ()
+        skill = result.openskill
+        assert skill["strong"][0] > skill["weak"][0] > skill["random"][0]
+
+    def test_three_seats_are_filled_by_two(self) -> None:
+        result = kapelle.arena("random", "scripted", environment="kuhn_poker(players=3)", games=10)
+        found = result.meeting("random", "scripted")
+        assert found is not None
+        assert {len(deal) for deal in found.games} == {6}
+        for deal in found.games:
+            for seating, pair in zip(found.seatings, deal, strict=True):
+                assert pair is not None
+                assert pair[0] * seating.count(0) + pair[1] * seating.count(1) == pytest.approx(0)
+
+    def test_hanabi_is_played_together(self) -> None:
+        result = kapelle.arena("random", "hanabi", environment="hanabi_very_small", games=20)
+        assert result.together
+        alone, gap = result.self_play("hanabi"), result.gap
+        assert alone is not None
+        assert gap is not None
+        assert alone.mean > 2
+        assert gap.mean > 0
+        assert set(result.meetings) == {("random", "random"), ("random", "hanabi"), ("hanabi", "hanabi")}
+
+    @pytest.mark.slow
+    def test_models_play_games_of_pettingzoo(self) -> None:
+        pytest.importorskip("pettingzoo")
+        result = kapelle.arena(
+            "one=embedded",
+            "two=embedded",
+            environment="pettingzoo",
+            settings=["environment.path=tests.environments.adapters.zoo_games", "team.sampling.max_tokens=4"],
+            games=2,
+        )
+        assert result.failed == 0
+        share = result.invalid("one")
+        assert share is not None
+        assert 0 < share <= 1
+        with pytest.raises(ConfigError, match="'nash' is neither a run nor a model, and pettingzoo"):
+            enter(
+                ("nash", "a=embedded"),
+                "pettingzoo",
+                ["environment.path=tests.environments.adapters.zoo_games"],
+            )
+
+
+@pytest.mark.slow
+def test_adapters_of_one_base_are_in_one_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cli.conftest import TINY
+
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
+    for name in ("a", "b"):
+        with kapelle.Trainer.from_recipe(
+            "kuhn", *TINY, "model.embedded.context=128", run_dir=tmp_path / name
+        ) as trainer:
+            trainer.train()
+    words = [str(tmp_path / "a"), f"start={tmp_path / 'a'}@0", str(tmp_path / "b")]
+    loaded = load(enter(words, None, ()), lambda _: None)
+    bases: Any = {base for each in loaded.contestants.values() if each.team for base in each.team.bases}
+    assert len(bases) == 1
+    names = sorted(loaded.play.engine.policies)
+    assert names == ["a:first", "a:second", "b:first", "b:second", "start:first", "start:second"]
+    result = kapelle.arena(*words, "nash", games=4)
+    assert result.failed == 0
+    invalid = [result.invalid(label) for label in ("a", "b", "start")]
+    assert all(share is not None for share in invalid)
+    assert fmean(share or 0.0 for share in invalid) <= 1
