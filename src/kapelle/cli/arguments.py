@@ -554,6 +554,23 @@ COMMANDS: Mapping[str, Command] = {
             _JSON,
         ),
     ),
+    "exploit": Command(
+        "RUN[@STEP] [key.path=value …] [--steps N] [--games N] [--agent NAME …] [--json]",
+        "find out how much each agent of a run could gain against the others",
+        "exploit",
+        (
+            words(
+                "RUN …",
+                "a run directory, RUN@best or RUN@STEP; then settings of how the response learns, such as optimizer.lr=5e-4",
+            ),
+            option(
+                "--steps", "N", "steps of training for each agent (default: 50)", type=whole(1), default=50
+            ),
+            option("--games", "N", "unseen games to measure by (default: 500)", type=whole(2), default=500),
+            option("--agent", "NAME", "respond as this agent alone; may be repeated", action="append"),
+            flag("--json", "print the result as JSON, with the curve of every response"),
+        ),
+    ),
     "play": Command(
         "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S] [--exact]",
         "play a game in the terminal against a script, a solver or a trained team",

@@ -1,0 +1,71 @@
+"""Best responses that training finds, against those that enumeration knows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+from kapelle.errors import ConfigError
+from kapelle.evaluation.exploitability import best_response, evaluate_table, language_table
+from kapelle.training.best_response import Exploited, Found, exploit
+from kapelle.training.trainer import Trainer
+
+TINY = ["model.embedded.hidden=32", "model.embedded.layers=1", "model.embedded.intermediate=64"]
+SMALL = [
+    "warmup.steps=150",
+    "warmup.demonstrations=300",
+    "training.steps=1",
+    "training.tasks_per_step=2",
+    "evaluation.problems=2",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "kuhn"
+    with Trainer.from_recipe("kuhn", *TINY, *SMALL, run_dir=folder) as trainer:
+        trainer.train()
+    return folder
+
+
+@pytest.mark.slow
+def test_a_response_is_found_within_what_is_possible_and_the_run_is_left_alone(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Trainer.from_run(trained) as trainer:
+        game = trainer.play.environment
+        table = language_table(trainer.play, trainer.engine.score)
+    own = evaluate_table(game, table).returns
+    most = [best_response(game, table, seat)[0] for seat in (0, 1)]
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    games = 300
+    found = exploit(str(trained), "optimizer.lr=3e-3", steps=25, games=games)
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    assert [each.agent for each in found.found] == ["first", "second"]
+    noise = 2 / math.sqrt(games)  # at most 2 chips are won or lost
+    for seat, each in enumerate(found.found):
+        assert each.before == pytest.approx(own[seat], abs=4 * noise), "it begins as the run left it"
+        assert each.after <= most[seat] + 4 * noise, "nobody gains more than the best response"
+        assert len(each.curve) == each.steps == 25
+        assert each.episodes == 25 * 16 * 8
+        assert each.interval is not None
+        assert each.interval[0] < each.gain < each.interval[1]
+    assert found.nash_conv > 0.3 * evaluate_table(game, table).nash_conv, "and much of it is found"
+    row = json.loads(json.dumps(found.row()))
+    assert row["nash_conv_at_least"] == pytest.approx(sum(max(0.0, each["gain"]) for each in row["agents"]))
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_not_there_is_answered_with_those_that_are(trained: Path) -> None:
+    with pytest.raises(ConfigError, match="no agent 'third'; it has first, second"):
+        exploit(str(trained), agents=["third"])
+
+
+def test_losses_count_as_no_gain() -> None:
+    found = [Found(name, 0.0, after, None, 1, 8, [0.0]) for name, after in (("a", 0.5), ("b", -0.25))]
+    assert Exploited("run", 10, found).nash_conv == 0.5
