@@ -128,8 +128,10 @@ class Section(Protocol):
         """The name by which its class is found; a settings field."""
         ...
 
-    def model_dump(self, *, mode: str = "python", exclude: Any = None) -> dict[str, Any]:
-        """Return the settings as plain values, without those in `exclude`."""
+    def model_dump(
+        self, *, mode: str = "python", exclude: Any = None, exclude_unset: bool = False
+    ) -> dict[str, Any]:
+        """Return the settings as plain values, without those in `exclude`, or without defaults that nobody has set."""
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
