@@ -62,6 +62,11 @@ def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.M
     assert times == 4
     for name in ("arena.json", "arena.csv", "arena.svg"):
         assert Path("a", name).read_bytes() == Path("whole", name).read_bytes()
+    whole = json.loads(Path("whole/arena.json").read_bytes())
+    turned = kapelle("arena", "scripted", "random", "nash", *GAME, "--output", "a", "--json")
+    assert "3 of 3 pairs were played before" in turned.err
+    assert turned.json["payoffs"][2][0] == whole["payoffs"][0][2]
+    assert turned.json["results"][2][0] == whole["results"][0][2]
     more = kapelle("arena", "nash", "random", "scripted", "cfr", *GAME, "--output", "a")
     assert "3 of 6 pairs were played before" in more.err, "a player may join later"
     assert times == 7

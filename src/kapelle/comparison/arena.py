@@ -27,7 +27,6 @@ from kapelle.errors import ConfigError, DataError, EngineError, OutputError
 from kapelle.evaluation.arena import Arena, Encounter, is_opposed, meet_here, pairs_of
 from kapelle.evaluation.evaluate import why_fewer
 from kapelle.runtime.files import replace_file
-from kapelle.runtime.interrupts import catch_interrupts, stop_if_asked
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Json
 
@@ -95,26 +94,22 @@ def _played(
     if len(left) < len(pairs):
         report(f"{len(pairs) - len(left)} of {len(pairs)} pairs were played before")
     done = len(pairs) - len(left)
-    with catch_interrupts(lambda _: report("stopping; the pairs that have met are kept")):
-        if left and jobs == 1:
-            play = _player(entries, games, seed, folder, report)
-            for pair in left:
-                meeting = play(pair)
-                done += 1
-                report(_said(meeting, done, len(pairs)))
-                stop_if_asked()
-        elif left:
-            work = [
-                (tuple(players), environment, tuple(settings), games, seed, str(folder), pair)
-                for pair in left
-            ]
-            for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
-                if failure is not None:
-                    raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
-                done += 1
-                report(_said(_read(_file(folder, left[number])), done, len(pairs)))
-                stop_if_asked()
-    meetings = {pair: _read(_file(folder, pair)) for pair in pairs}
+    if left and jobs == 1:
+        play = _player(entries, games, seed, folder, report)
+        for pair in left:
+            done += 1
+            report(_said(play(pair), done, len(pairs)))
+    elif left:
+        work = [
+            (tuple(players), environment, tuple(settings), games, seed, str(folder), pair) for pair in left
+        ]
+        for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
+            if failure is not None:
+                raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
+            done += 1
+            report(_said(_read(_file(folder, left[number])), done, len(pairs)))
+    met = [_read(_file(folder, pair)) for pair in pairs]
+    meetings = {(each.one, each.other): each for each in met}
     config = entries.config.environment
     deals = max((len(met.games) for met in meetings.values()), default=0)
     result = Arena(
@@ -183,7 +178,7 @@ def _said(meeting: Encounter, done: int, of: int) -> str:
 
 def _file(folder: Path, pair: tuple[str, str]) -> Path:
     """Return where a pair is kept; the same two, in whichever order, have one file."""
-    names = [quote(label, safe="@-_., ()=") for label in pair]
+    names = sorted(quote(label, safe="@-_., ()=") for label in pair)
     name = "~".join(names)
     if len(name) > 200:
         name = blake2b(name.encode(), digest_size=16).hexdigest()

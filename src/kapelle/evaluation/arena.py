@@ -302,11 +302,14 @@ class Arena:
         return self._results(None)
 
     def _results(self, deal: int | None) -> Results:
-        return {
-            (k, n): met.counts(deal)
-            for (k, one), (n, other) in combinations(enumerate(self.labels), 2)
-            if (met := self.meeting(one, other)) is not None and any(met.counts(deal))
-        }
+        place = {label: k for k, label in enumerate(self.labels)}
+        found = {}
+        for (one, other), met in self.meetings.items():
+            counts = met.counts(deal) if one != other else (0, 0, 0)
+            if any(counts):
+                k, n = place[one], place[other]
+                found[min(k, n), max(k, n)] = counts if k < n else (counts[2], counts[1], counts[0])
+        return found
 
     @cached_property
     def elo(self) -> Mapping[str, tuple[float, float, float]]:
