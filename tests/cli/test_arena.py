@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,46 @@ def test_bad_input_is_one_line_before_anything_loads(
     assert reason in said.err
     assert said.err.count("\n") == 1
     assert not Path("a").exists()
+
+
+class Passer(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server whose model passes, always."""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "passer"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        message = {"role": "assistant", "content": "Pass"}
+        self._answer({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+    def _answer(self, body: object) -> None:
+        sent = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_takes_part(kapelle: Kapelle) -> None:
+    """Who always passes, behind a URL, plays as the script that always passes, and on the same deals."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Passer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/v1#passer"
+        said = kapelle("arena", url, "nash", "scripted", *GAME, "--output", "a", "--json")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert said.code == 0, said.err
+    found = said.json
+    assert [each["label"] for each in found["players"]] == ["passer", "nash", "scripted"]
+    assert found["players"][0]["invalid"] == 0.0
+    assert found["payoffs"][0][1] == found["payoffs"][2][1]
 
 
 @pytest.mark.slow

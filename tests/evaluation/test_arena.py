@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import pytest
+from tests.cli.conftest import TINY
 
 import kapelle
 from kapelle.comparison.contestants import enter, load
 from kapelle.errors import ConfigError
-from kapelle.evaluation.arena import Arena, Encounter, seatings
+from kapelle.evaluation.arena import Arena, Encounter, seated, seatings
+from kapelle.metrics.ratings import Results, ratings
+from kapelle.rollout.play import shared_rollout
+from kapelle.setup.problems import choose_tasks
 
 KUHN = "kuhn_poker"
 
@@ -123,6 +130,16 @@ class TestGames:
         assert two is not None
         assert one.games == two.games
 
+    @pytest.mark.slow
+    def test_an_invalid_move_costs_its_player_nothing_but_the_game(self) -> None:
+        """The game pays both together nothing; penalties stay out of it, and how often they were due is said."""
+        result = kapelle.arena("model=embedded", "random", environment=KUHN, games=4)
+        found = result.meeting("model", "random")
+        assert found is not None
+        assert all(pair is not None and sum(pair) == 0 for deal in found.games for pair in deal)
+        assert result.invalid("model") == 1.0
+        assert result.invalid("random") is None
+
     def test_scripted_players_are_ranked_as_they_play(self) -> None:
         players = ("random", "weak=mcts(simulations=3)", "strong=mcts(simulations=100)")
         result = kapelle.arena(*players, environment="tic_tac_toe", games=30)
@@ -173,24 +190,86 @@ class TestGames:
             )
 
 
-@pytest.mark.slow
-def test_adapters_of_one_base_are_in_one_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cli.conftest import TINY
+class TestRuns:
+    """Runs of recipes with tiny models: `a` and `b` share a base, `whole` trains all weights on a mixture of games."""
 
-    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
-    for name in ("a", "b"):
-        with kapelle.Trainer.from_recipe(
-            "kuhn", *TINY, "model.embedded.context=128", run_dir=tmp_path / name
-        ) as trainer:
-            trainer.train()
-    words = [str(tmp_path / "a"), f"start={tmp_path / 'a'}@0", str(tmp_path / "b")]
-    loaded = load(enter(words, None, ()), lambda _: None)
-    bases: Any = {base for each in loaded.contestants.values() if each.team for base in each.team.bases}
-    assert len(bases) == 1
-    names = sorted(loaded.play.engine.policies)
-    assert names == ["a:first", "a:second", "b:first", "b:second", "start:first", "start:second"]
-    result = kapelle.arena(*words, "nash", games=4)
-    assert result.failed == 0
-    invalid = [result.invalid(label) for label in ("a", "b", "start")]
-    assert all(share is not None for share in invalid)
-    assert fmean(share or 0.0 for share in invalid) <= 1
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with pytest.MonkeyPatch.context() as patch:
+            folder = tmp_path_factory.mktemp("arena")
+            patch.setenv("KAPELLE_CACHE", str(folder / "cache"))
+            for name, recipe in (("a", "kuhn"), ("b", "kuhn"), ("whole", "self_play_games")):
+                own = [each for each in TINY if not each.startswith(("algorithm", "model.embedded.context"))]
+                with kapelle.Trainer.from_recipe(
+                    recipe, *own, "training.tasks_per_step=3", run_dir=folder / name
+                ) as trainer:
+                    trainer.train()
+            yield folder
+
+    @pytest.mark.slow
+    def test_adapters_of_one_base_are_in_one_bank(self, runs: Path) -> None:
+        words = [str(runs / "a"), f"start={runs / 'a'}@0", str(runs / "b")]
+        loaded = load(enter(words, None, ()), lambda _: None)
+        bases = {base for each in loaded.contestants.values() if each.team for base in each.team.bases}
+        assert len(bases) == 1
+        names = sorted(loaded.play.engine.policies)
+        assert names == ["a:first", "a:second", "b:first", "b:second", "start:first", "start:second"]
+        result = kapelle.arena(*words, "nash", games=4)
+        assert result.failed == 0
+        assert [result.invalid(label) is not None for label in result.labels] == [True, True, True, False]
+
+    @pytest.mark.slow
+    def test_a_run_plays_with_the_weights_of_its_checkpoint(self, runs: Path) -> None:
+        """The same episodes as `Trainer.from_run`'s, from adapters and from weights that were trained as a whole."""
+        for name in ("a", "whole", "a@1"):
+            entered = enter([f"x={runs / name}", "random"], None, ())
+            loaded = load(entered, lambda _: None)
+            team, _ = seated(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
+            with kapelle.Trainer.from_run(f"{runs / name}") as trainer:
+                tasks = choose_tasks(trainer.play.environment, "test", 6)
+                theirs, ours = (
+                    [turn for group in shared_rollout(play, tasks, 1, 3) for turn in group.episodes[0].turns]
+                    for play in (trainer.play, replace(loaded.play, team=team))
+                )
+                assert [turn.completion_ids for turn in ours] == [turn.completion_ids for turn in theirs]
+                for one, other in zip(ours, theirs, strict=True):
+                    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+    @pytest.mark.slow
+    def test_a_game_is_told_as_the_run_has_learned_to_read_it(self, runs: Path) -> None:
+        entered = enter([str(runs / "whole"), "nash"], KUHN, ())
+        assert entered.config.environment.model_dump()["wording"] == "short"
+        assert entered.notes == ()
+        entered = enter([str(runs / "whole"), "nash"], KUHN, ["environment.wording=full"])
+        assert entered.notes == (
+            'whole reads the game in other words than those that it was trained with (environment.wording="short")',
+        )
+        with pytest.raises(
+            ConfigError, match=r"'a' was trained on kuhn_poker\(\), and the arena plays leduc_poker\(\)"
+        ):
+            enter([str(runs / "a"), "nash"], "leduc_poker", ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("luck", [0.0, 1.5])
+def test_ratings_from_common_deals_are_as_sure_as_they_say(luck: float) -> None:
+    """A deal favours some players over all others: 120 leagues of five players and 40 deals.
+
+    If games counted as independent, intervals would cover 87 of 100 with luck.
+    """
+    inside = []
+    for seed in range(120):
+        generator = random.Random(seed)
+        deals: list[Results] = []
+        for _ in range(40):
+            favour = [generator.gauss(0, luck) for _ in range(5)]
+            chances = {
+                (k, n): 1 / (1 + math.exp(favour[n] - favour[k])) for k, n in combinations(range(5), 2)
+            }
+            deals.append(
+                {pair: (1, 0, 0) if generator.random() < p else (0, 0, 1) for pair, p in chances.items()}
+            )
+        total = {pair: tuple(sum(deal[pair][k] for deal in deals) for k in range(3)) for pair in deals[0]}
+        rated = ratings(range(5), total, deals)  # type: ignore[arg-type]
+        inside += [low <= 0 <= high for _, low, high in rated.values()]
+    assert sum(inside) / len(inside) == pytest.approx(0.95, abs=0.03)

@@ -139,7 +139,7 @@ def _run_entry(
 ) -> tuple[Entry, list[str]]:
     """Return a run's entry and what is to be said of it; ConfigError for one that was trained on something else."""
     own = run.environment
-    same = [part for part in _parts(own) if _game(part) == _game(environment)]
+    same = [part for part in (own, *_parts(own)) if _game(part) == _game(environment)]
     if not same:
         raise ConfigError(
             f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Leave it out, or name its game with "
@@ -237,8 +237,12 @@ def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json]
 def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]) -> RunConfig:
     """Return what is played and how: the game that is named, else that of the first run, every seat of it free."""
     if name is not None:
-        words = _words(runs[0].environment) if runs else {}
-        config = config_of_game(name, settings, words)
+        config = config_of_game(name, settings)
+        game = _game(config.environment)
+        # Told as the first run that was trained on it has learned to read it.
+        told = [_words(part) for run in runs for part in _parts(run.environment) if _game(part) == game]
+        if told:
+            config = config_of_game(name, settings, told[0])
     elif runs:
         from kapelle.settings.overlays import parse_yaml
         from kapelle.setup.recipe import to_yaml
@@ -288,8 +292,9 @@ def _game(environment: Environment) -> str:
 def _words(environment: Environment) -> dict[str, Json]:
     from kapelle.environments.openspiel.environment import OpenSpiel
 
-    part = next((each for each in _parts(environment) if isinstance(each, OpenSpiel)), None)
-    return {} if part is None else part.model_dump(mode="json", include=set(WORDS))
+    return (
+        environment.model_dump(mode="json", include=set(WORDS)) if isinstance(environment, OpenSpiel) else {}
+    )
 
 
 # -------- Who plays, in memory

@@ -522,7 +522,7 @@ def lines(result: Arena) -> list[str]:
         found.append(
             f"play cycles: {around}. No line of ratings is right then; Nash averaging and α-Rank say who is left."
         )
-    elif not result.together and len(result.labels) > 2:
+    elif result.elo and len(result.labels) > 2:
         found.append("no cycle beyond chance: a line of ratings says it all")
     if not result.together and not result.openskill and result.elo:
         found.append("OpenSkill, α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
