@@ -12,9 +12,10 @@ import pytest
 from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import write_run
 
+import kapelle
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
-from kapelle.viewer.league import opposed, standing
+from kapelle.viewer.league import arenas, opposed, standing
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, tallies
@@ -125,3 +126,37 @@ def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
         played = [json.loads(line) | {"info": seats} for line in first.read_bytes().splitlines()]
         first.write_text("".join(json.dumps(row) + "\n" for row in played))
         assert board in web.get("/run/pair/episode/train/1/0").text, "a player's board is in sight"
+
+
+def test_arenas_that_a_run_took_part_in_are_on_its_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "duel", steps=2)
+    write_run(tmp_path / "other", steps=2)
+    kapelle.arena("rock=random", "scripted", environment="kuhn_poker", games=6, output=tmp_path / "meeting")
+    file = tmp_path / "meeting" / "arena.json"
+    row = json.loads(file.read_bytes())
+    assert arenas(tmp_path / "duel") == [], "neither player is the run"
+    row["players"][0] |= {"label": "<b>duel</b>", "kind": "run", "run": "duel", "step": 2}
+    row["cycle"] = ["<b>duel</b>", "scripted"]
+    file.write_text(json.dumps(row))
+    for name, damage in (
+        ("bad", "{"),
+        ("odd", '{"players": [{"run": "duel"}, 7], "payoffs": [[{"mean": 1e999}], 3]}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "arena.json").write_text(damage)
+    found = {each["name"]: each for each in arenas(tmp_path / "duel")}
+    assert set(found) == {"meeting", "odd"}
+    shown = found["meeting"]
+    assert [each["name"] for each in shown["rows"]] == ["<b>duel</b>", "scripted"]
+    assert shown["rows"][0]["cells"][1]["mean"] == row["payoffs"][0][1]["mean"]
+    assert shown["rows"][0]["rating"] == row["players"][0]["elo"]["rating"]
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        page = web.get("/run/duel/league").text
+        assert "Arena meeting" in page
+        assert "kuhn_poker(): 6 deals" in page
+        assert "<b>duel" not in page
+        assert "Play cycles: &lt;b&gt;duel&lt;/b&gt; beats scripted beats" in page
+        assert "Arena" not in web.get("/run/other/league").text

@@ -52,7 +52,7 @@ class Entry:
     identity: str
     """What it is, exactly: other weights are another player."""
     about: Mapping[str, Json]
-    """`player` (as it was named), `kind` and, of a run, `step`."""
+    """`player` (as it was named), `kind` and, of a run, its folder's name (`run`) and `step`."""
     run: RunConfig | None = None
     checkpoint: Path | None = None
     model: str = ""
@@ -163,7 +163,7 @@ def _run_entry(
     if wrong:
         said = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
         notes.append(f"{label} reads the game in other words than those that it was trained with ({said})")
-    about = {"player": word, "kind": "run", "step": step}
+    about = {"player": word, "kind": "run", "run": checkpoint.absolute().parents[1].name, "step": step}
     content = blake2b((checkpoint / "manifest.json").read_bytes(), digest_size=8).hexdigest()
     return Entry(label, f"step {step} of a run ({content})", about, run=run, checkpoint=checkpoint), notes
 

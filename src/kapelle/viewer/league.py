@@ -7,15 +7,18 @@ opponents says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kapelle.metrics.ratings import linked, ratings
 from kapelle.metrics.statistics import wilson_interval
+from kapelle.runtime.files import plain_bytes
 from kapelle.viewer.curves import CurveSource, page
 from kapelle.viewer.library import AXES, MetricTable, ViewedRun
-from kapelle.viewer.lines import number
+from kapelle.viewer.lines import listing, mapping, number, text, whole
 from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
 
 Met = Sequence[tuple[int, SkimmedPair, Tally]]
@@ -220,3 +223,101 @@ def _axes(table: MetricTable, steps: Sequence[int]) -> dict[str, list[float]]:
     found = [places.get(step) for step in steps]
     others = {axis: [0.0 if k is None else table.axes[axis][k] for k in found] for axis in AXES}
     return others | {"step": [float(step) for step in steps]}
+
+
+# -------- Arenas (`kapelle arena`) in which a checkpoint of the run took part: `arena.json` in a folder beside the run, or in it
+
+ARENAS = 5
+"""Most arenas of one page, the newest first."""
+PLAYERS = 60
+"""Most players of an arena that is shown."""
+LARGEST = 8_000_000
+"""Most bytes of a file that is read."""
+
+
+def arenas(run: Path) -> list[dict[str, Any]]:
+    """Return what the page shows of each arena that the run took part in, the newest first; damaged files are left out."""
+    files = []
+    for file in (*run.parent.glob("*/arena.json"), *run.glob("*/arena.json")):
+        try:
+            state = file.stat()
+        except OSError:
+            continue
+        if state.st_size <= LARGEST:
+            files.append((state.st_mtime, file))
+    found = []
+    for _, file in sorted(files, reverse=True):
+        try:
+            row = mapping(json.loads(plain_bytes(file)))
+        except (OSError, ValueError, RecursionError):
+            continue
+        players = [mapping(each) for each in listing(row.get("players"))]
+        if any(each.get("run") == run.name for each in players) and len(players) <= PLAYERS:
+            found.append(_arena(file.parent.name, row, players))
+        if len(found) == ARENAS:
+            break
+    return found
+
+
+def _arena(name: str, row: Mapping[str, Any], players: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    lines = [listing(line) for line in listing(row.get("payoffs"))]
+
+    def payoff(k: int, n: int) -> Mapping[str, Any]:
+        line = lines[k] if k < len(lines) else []
+        return mapping(line[n]) if n < len(line) else {}
+
+    together = row.get("together") is True
+    rated = []
+    for k, player in enumerate(players):
+        own = mapping(player.get("cross_play" if together else "elo"))
+        middle, low, high = (
+            number(own.get(key)) for key in ("mean" if together else "rating", "low", "high")
+        )
+        rated.append((k, middle, low, high))
+    order = sorted(rated, key=lambda each: (each[1] is None, -(each[1] or 0.0)))
+    ends = [value for _, middle, low, high in rated for value in (middle, low, high) if value is not None]
+    least, scale = min(ends, default=0.0), 100 / ((max(ends, default=0.0) - min(ends, default=0.0)) or 1.0)
+    means = [number(payoff(k, n).get("mean")) for k in range(len(players)) for n in range(len(players))]
+    most = max((abs(value) for value in means if value is not None), default=0.0) or 1.0
+    labels = [text(each.get("label")) for each in players]
+
+    def cell(k: int, n: int) -> dict[str, Any] | None:
+        found = payoff(k, n)
+        mean = number(found.get("mean"))
+        if mean is None:
+            return None
+        low, high = number(found.get("low")), number(found.get("high"))
+        strength = min(6, round(6 * abs(mean) / most))
+        ends = "" if low is None or high is None else f", {low:+.3f} to {high:+.3f} (95 %)"
+        return {
+            "mean": mean,
+            "shade": f"{'p' if mean > 0 else 'm'}{strength}" if strength else "",
+            "words": f"{labels[k]} earns {mean:+.3f} from {labels[n]}{ends}" if k != n else f"{labels[k]} with itself: {mean:+.3f}{ends}",
+        }  # fmt: skip
+
+    rows = []
+    for k, middle, low, high in order:
+        skill = mapping(players[k].get("openskill"))
+        mu, upper = number(skill.get("rating")), number(skill.get("high"))
+        bar = None
+        if middle is not None:
+            drawn = (middle if low is None else low, middle, middle if high is None else high)
+            bar = [round(scale * (value - least), 1) for value in drawn]
+        rows.append({
+            "name": labels[k], "rating": middle, "low": low, "high": high, "bar": bar,
+            "openskill": None if mu is None or upper is None else (mu, upper - mu),
+            "shares": [number(players[k].get(key)) for key in ("nash_average", "alpha_rank")],
+            "self_play": number(mapping(players[k].get("self_play")).get("mean")),
+            "invalid": number(players[k].get("invalid")),
+            "cells": [cell(k, n) for n, *_ in order],
+        })  # fmt: skip
+    gap = mapping(row.get("gap"))
+    return {
+        "name": name,
+        "game": text(row.get("environment")),
+        "deals": whole(row.get("deals")) or 0,
+        "together": together,
+        "rows": rows,
+        "cycle": [text(each) for each in listing(row.get("cycle"))],
+        "gap": [number(gap.get(key)) for key in ("mean", "low", "high")],
+    }

@@ -37,7 +37,7 @@ from kapelle.viewer.episode import (
 )
 from kapelle.viewer.index import Index, Traffic, rows_in_order
 from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
-from kapelle.viewer.league import drawn, opposed, standing
+from kapelle.viewer.league import arenas, drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
 from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, labels, run_of, shown
@@ -404,7 +404,8 @@ class Browsing:
         done = index.refresh()
         parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
         summary = listed(run) | {"league": True, "path": run.path}
-        return html("league.html", run=summary, parts=parts, done=done, exact=read_exact(run.path))
+        exact, met = read_exact(run.path), arenas(run.path)
+        return html("league.html", run=summary, parts=parts, done=done, exact=exact, arenas=met)
 
     def league_curves(self, request: Request) -> Response:
         """Return the curves of that page."""
