@@ -13,6 +13,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
@@ -95,10 +96,11 @@ def _played(
         report(f"{len(pairs) - len(left)} of {len(pairs)} pairs were played before")
     done = len(pairs) - len(left)
     if left and jobs == 1:
-        play = _player(entries, games, seed, folder, report)
-        for pair in left:
-            done += 1
-            report(_said(play(pair), done, len(pairs)))
+        with ExitStack() as closing:
+            play = _player(entries, games, seed, folder, report, closing)
+            for pair in left:
+                done += 1
+                report(_said(play(pair), done, len(pairs)))
     elif left:
         work = [
             (tuple(players), environment, tuple(settings), games, seed, str(folder), pair) for pair in left
@@ -130,10 +132,12 @@ def _played(
 
 
 def _player(
-    entries: Entries, games: int, seed: int, folder: Path, report: Report
+    entries: Entries, games: int, seed: int, folder: Path, report: Report, closing: ExitStack
 ) -> Callable[[tuple[str, str]], Encounter]:
-    """Load everybody, and return what plays a pair and keeps it."""
+    """Load everybody, and return what plays a pair and keeps it; `closing` gives the engine and worlds back."""
     loaded = load(entries, report)
+    closing.callback(loaded.play.engine.close)
+    closing.callback(loaded.play.close)
     tasks = choose_tasks(entries.config.environment, "test", games)
 
     def play(pair: tuple[str, str]) -> Encounter:
@@ -162,7 +166,8 @@ def play_pair(
     key = (players, environment, settings, games, seed, folder)
     if key not in _here:
         entries = enter(players, environment, settings)
-        _here[key] = _player(entries, games, seed, Path(folder), lambda _: None)
+        # What it holds ends with the process.
+        _here[key] = _player(entries, games, seed, Path(folder), lambda _: None, ExitStack())
     _here[key](pair)
 
 
@@ -289,7 +294,8 @@ def draw(folder: Path, result: Arena) -> Path:
         for k, line in enumerate(table):
             for n, value in enumerate(line):
                 if value == value:  # noqa: PLR0124
-                    right.text(n, k, f"{value:+.2f}", ha="center", va="center", fontsize=7)
+                    ink = "white" if abs(value) > 0.6 * most else "black"
+                    right.text(n, k, f"{value:+.2f}", ha="center", va="center", fontsize=7, color=ink)
         right.set_xticks(rows, ranked, rotation=30, ha="right")
         right.set_yticks(rows, ranked)
         right.set_title("payoff of the row against the column", fontsize="medium")
