@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.cli.conftest import TINY
+from tests.environments.adapters.test_textarena import Guess
 
 import kapelle
 from kapelle.comparison.contestants import enter, load
@@ -147,6 +150,33 @@ class TestGames:
         assert result.cycle == ()
         skill = result.openskill
         assert skill["strong"][0] > skill["weak"][0] > skill["random"][0]
+
+    @pytest.mark.slow
+    def test_rock_paper_scissors_cycles(self) -> None:
+        """Nash averaging leaves out who plays at random: it beats nobody. To α-Rank, which counts no lead within chance, it is their equal."""
+        moves = [f"{name}=scripted(moves={name})" for name in ("Rock", "Paper", "Scissors")]
+        result = kapelle.arena(*moves, "random", environment="matrix_rps", games=30)
+        assert set(result.cycle) == {"Rock", "Paper", "Scissors"}
+        average = result.shares["nash_average"]
+        assert average["random"] < 0.05
+        assert [average[name] for name in result.cycle] == pytest.approx([1 / 3] * 3, abs=0.1)
+        assert list(result.shares["alpha_rank"].values()) == pytest.approx([1 / 4] * 4, abs=1e-6)
+        assert max(rating for rating, _, _ in result.elo.values()) < 40
+
+    @pytest.mark.slow
+    def test_models_play_games_of_textarena(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A stand-in of the package, as the adapter's own tests have it."""
+        module = ModuleType("textarena")
+        vars(module)["make"] = lambda _: Guess()
+        monkeypatch.setitem(sys.modules, "textarena", module)
+        settings = ["environment.id=Guess-v0", "environment.max_moves=2", "team.sampling.max_tokens=4"]
+        result = kapelle.arena(
+            "one=embedded", "two=embedded", environment="textarena", settings=settings, games=3
+        )
+        assert result.failed == 0
+        assert result.payoff("one", "two") is not None
+        with pytest.raises(ConfigError, match="'random' is neither a run nor a model"):
+            enter(("random", "a=embedded"), "textarena", settings)
 
     def test_three_seats_are_filled_by_two(self) -> None:
         result = kapelle.arena("random", "scripted", environment="kuhn_poker(players=3)", games=10)

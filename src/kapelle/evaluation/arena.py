@@ -358,11 +358,13 @@ class Arena:
             check_packages("open_spiel", "scipy")
         except ConfigError:
             return {}
+        # A lead within chance is none: strong selection would make a certain victory of it.
         lead = [[0.0] * len(self.labels) for _ in self.labels]
         for k, one in enumerate(self.labels):
             for n, other in enumerate(self.labels):
                 found = self.lead(one, other) if k != n else None
-                lead[k][n] = 0.0 if found is None else found.mean
+                if found is not None and found.low is not None and found.high is not None:
+                    lead[k][n] = found.mean if found.low > 0 or found.high < 0 else 0.0
         average, _ = nash_averaging(log_odds(len(self.labels), self.results))
         return {
             "nash_average": dict(zip(self.labels, map(float, average), strict=True)),

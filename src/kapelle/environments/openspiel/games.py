@@ -376,8 +376,12 @@ class ScriptedOpponent(_PlaysAll):
     """Plays the first of its moves that is legal, otherwise the first legal move."""
 
     name: Literal["scripted"] = "scripted"
-    moves: tuple[str, ...] = ()
-    """In order of preference, as OpenSpiel writes them (brackets and letter case aside). Illegal moves are skipped."""
+    moves: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda value: value.split("|") if isinstance(value, str) else value),
+    ] = ()
+    """In order of preference, as OpenSpiel writes them (brackets and letter case aside); in one text with `|` between them.
+    Illegal moves are skipped."""
 
     def open(self, game: Any, seed: int) -> Choose:
         """Return the player of one episode."""
