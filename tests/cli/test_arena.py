@@ -103,6 +103,7 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
         (("run@7", "nash", *GAME), "run has no whole checkpoint of step 7"),
         (("./rum", "nash", *GAME), "'./rum' is no run: rum has no config.yaml. Did you mean 'run'?"),
         (("nash", "random", "--environment", "gsm8k", "environment.path=none.jsonl"), "none.jsonl"),
+        (("./rum@2", "nash"), "'./rum@2' is no run: rum has no config.yaml"),
         (("nash", "http://localhost:1/v1", *GAME), "names no model. Write http://localhost:1/v1#MODEL"),
         (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is no setting of an arena"),
         (("nash", "random", "--environment", "kuhn_pokr"), "Did you mean"),

@@ -109,6 +109,8 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has no whole checkpoint yet. Train it first.")
             runs[label] = config_of_run(folder), checkpoint
+        else:
+            _check_there(word)
     config = _config(environment, settings, [run for run, _ in runs.values()])
     names = _seats(config)
     entries, notes = [], []
@@ -132,6 +134,16 @@ def _split(word: str) -> tuple[str, str]:
     path, which = split_run(word) if is_run(split_run(word)[0]) else (Path(word), None)
     is_path = "/" in word or path.exists()
     return (f"{path.name}@{which}" if which else path.name) if is_path else word, word
+
+
+def _check_there(word: str) -> None:
+    """Raise ConfigError for a word that can only be meant as a run, and is none."""
+    folder, path = split_run(word)[0], Path(word)
+    model = any((path / file).is_file() for file in _MODEL_FILES)
+    if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):
+        return
+    meant = did_you_mean(folder.name, [each.name for each in folder.parent.glob("*") if is_run(each)])
+    raise ConfigError(f"'{word}' is no run: {folder} has no config.yaml.{meant}")
 
 
 def _run_entry(
@@ -183,10 +195,6 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
 
         base_and_adapter(word)  # raises where an adapter does not say its base
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
-    if path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir()):
-        folder = split_run(word)[0]
-        meant = did_you_mean(folder.name, [each.name for each in folder.parent.glob("*") if is_run(each)])
-        raise ConfigError(f"'{word}' is no run: {folder} has no config.yaml.{meant}")
     if len(path.parts) == 2 or word.startswith("modelscope:"):
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
     if not offers(environment, PlaysSeats):
@@ -302,7 +310,7 @@ def _words(environment: Environment) -> dict[str, Json]:
 
 def _team(run: RunConfig) -> Team:
     """Return a run's team without what only training needs."""
-    plain = run.model_copy(update={"reward_model": None, "start_from": {}})
+    plain = run.model_copy(update={"reward_model": None, "start_from": {}, "league": None})
     return build_team(plain, replace(build_algorithm(plain), needs=()))
 
 
