@@ -249,6 +249,24 @@ class TestRuns:
         assert [result.invalid(label) is not None for label in result.labels] == [True, True, True, False]
 
     @pytest.mark.slow
+    def test_an_adapters_folder_plays_on_the_base_that_it_names(self, runs: Path) -> None:
+        """Against a player that draws nothing, an adapter in both seats earns what the run does in the seat that it was trained in."""
+        folder = runs / "a" / "checkpoints" / "00000002" / "policies" / "first"
+        words = [f"adapter={folder}", str(runs / "a"), "scripted"]
+        entered = enter(words, KUHN, ())
+        loaded = load(entered, lambda _: None)
+        assert (
+            len({base for each in loaded.contestants.values() if each.team for base in each.team.bases}) == 1
+        )
+        result = kapelle.arena(*words, environment=KUHN, settings=["team.sampling.max_tokens=8"], games=6)
+        alone, team = result.meeting("adapter", "scripted"), result.meeting("a", "scripted")
+        assert alone is not None
+        assert team is not None
+        assert alone.failed == team.failed == 0
+        first = alone.seatings.index((0, 1))
+        assert [deal[first] for deal in alone.games] == [deal[first] for deal in team.games]
+
+    @pytest.mark.slow
     def test_a_run_plays_with_the_weights_of_its_checkpoint(self, runs: Path) -> None:
         """The same episodes as `Trainer.from_run`'s, from adapters and from weights that were trained as a whole."""
         for name in ("a", "whole", "a@1"):
