@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.episode_lines import lay_plain
 
 from kapelle.runs.writer import RunDirectory
 from kapelle.types import Episode, Group, Message, Task, Turn
@@ -98,3 +101,62 @@ def turn(agent: str, index: int, text: str, **fields: Any) -> Turn:
         "text": text,
     }
     return Turn(**{**values, **fields})
+
+
+STANDING: dict[str, Any] = {
+    "step": 4,
+    "member": "self@4",
+    "members": [
+        {"name": "solver", "kind": "player", "step": 0},
+        {"name": "self@0", "kind": "past", "step": 0},
+        {"name": "self@4", "kind": "past", "step": 4},
+    ],
+    "ratings": {"self@0": [0, -50.5, 50], "self@4": [120.4, 60, 181]},
+    "payoffs": None,
+    "results": [["self@4", "self@0", 6, 2, 2], ["self@4", "self@now", 0, 0, 0]],
+    "strategy": {"solver": {"solver": 0.25, "self@0": 0.75}, "critic": {"solver": 0.25, "self@0": 0.75}},
+}
+"""What a run with a league writes when its second member enters."""
+
+
+def write_league_run(path: Path, *entries: Mapping[str, Any], steps: int = 4) -> Path:
+    """Write a run whose critic is played by `self@0` in one of two tasks, with a league's numbers and these entries."""
+    run = write_run(path, steps=steps)
+    with (run / "config.yaml").open("a") as file:
+        file.write("league: {population: pfsp, members: {solver: nash}}\n")
+    _change(run / "metrics.jsonl", _with_league)
+    lay_plain(run / "episodes" / "train")
+    for file_of_step in (run / "episodes" / "train").glob("*.jsonl"):
+        _change(file_of_step, _against_the_first)
+    for entry in entries:
+        put_standing(run, entry["member"], json.dumps(entry).encode())
+    return run
+
+
+def put_standing(run: Path, name: str, content: bytes) -> None:
+    """Write the file of an entry."""
+    folder = run / "league" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "standing.json").write_bytes(content)
+
+
+def _change(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    rows = [json.loads(line) for line in file.read_bytes().splitlines()]
+    for row in rows:
+        change(row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _with_league(row: dict[str, Any]) -> None:
+    row |= {"league/points/self@0": 0.5 + row["step"] / 100, "league/members": 2.0}
+    if row["step"] % 4 == 0:
+        row |= {"league/rating": 120.4, "league/rating_low": 60.0, "league/rating_high": 181.0}
+        row |= {"league/nash_conv": 0.5, "league/nash_conv_mixture": 0.25}
+
+
+def _against_the_first(row: dict[str, Any]) -> None:
+    row["rewards"] = {"solver": 1.0, "critic": -1.0}
+    if row["group"] == 0:
+        row["task"]["cast"] = {"critic": {"policy": "league:0:player", "player": "self@0"}}
+        for turn in row["turns"]:
+            turn["trained"] = turn["agent"] != "critic"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 from playwright.async_api import Page
-from tests.support.viewed_runs import write_run
+from tests.support.viewed_runs import STANDING, write_league_run, write_run
 
 from kapelle.cli import main
 from kapelle.services.binding import Binding
@@ -222,3 +222,29 @@ async def test_text_can_be_read_as_it_is_drawn(page: Page, theme: Literal["light
         await page.goto(view)
         faint = await page.evaluate(FAINT)
         assert faint == [], view
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_a_league_is_drawn(page: Page, tmp_path: Path, theme: Literal["light", "dark"]) -> None:
+    write_league_run(tmp_path / "run", STANDING | {"results": [["self@4", "self@0", 10, 0, 0]]})
+    await page.emulate_media(color_scheme=theme)
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        await page.goto(f"{server.url}/run/run")
+        await page.get_by_role("link", name="League").click()
+        await page.locator("figure[data-name='league/rating'] canvas").wait_for()
+        rating = page.locator("figure[data-name='league/rating'] li")
+        assert await rating.all_inner_texts() == ["newest member\n120"]
+        first = page.locator("table.ladder tbody tr").first
+        assert (await first.inner_text()).split("\t")[:5] == [
+            "self@4",
+            "past self",
+            "step 4",
+            "+120",
+            "+60 to +181",
+        ]
+        assert await page.locator("main h2").all_inner_texts() == [
+            "Ladder", "Who wins", "How far from an equilibrium", "How varied the pool is", "The pool after step 4",
+            "Who beat whom", "Who was drawn", "Chances at each entry", "Who played whom", "Ladder of versions and members",
+        ]  # fmt: skip
+        assert await page.evaluate(FAINT) == []
+        await page.goto("about:blank")

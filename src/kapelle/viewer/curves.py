@@ -24,10 +24,24 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "advantage_std", "entropy", "kl", "clip_share", "drift", "ratio_tail", "grad_norm", "loss", "lr", "parity",
     ),
     "Critics": ("value_loss", "explained_variance", "mixer_loss"),
+    "League": (
+        "league/rating", "league/points", "league/return", "league/nash_conv", "league/legal", "league/members",
+        "league/effective_members", "league/diversity", "league/invalid",
+    ),
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
 }  # fmt: skip
 """Sections of a page with their panels in order, by family: the part of a metric's name before the slash."""
+
+
+_OWNERS = {
+    "league/rating": ("league/rating", "newest member"),
+    "league/rating_low": ("league/rating", "lower end"),
+    "league/rating_high": ("league/rating", "upper end"),
+    "league/nash_conv": ("league/nash_conv", "newest member"),
+    "league/nash_conv_mixture": ("league/nash_conv", "mixture of the pool"),
+}
+"""Names that share a panel with others: the panel, and whose number it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +115,10 @@ def system_page(run: ViewedRun, label: str) -> dict[str, Any]:
         made = []
         names = {name for own in SYSTEM.values() for name in own}
         for table in (run.system, run.metrics):
-            shown = {name: column for name, column in table.columns.items() if _family(name) in names}
+            shown = {name: column for name, column in table.columns.items() if _owner(name)[0] in names}
             scaled = {
                 name: [None if value is None else value / 1e9 for value in column]
-                if _family(name) in GIGABYTES
+                if _owner(name)[0] in GIGABYTES
                 else column
                 for name, column in shown.items()
             }
@@ -187,7 +201,7 @@ def page(
     names = dict.fromkeys(name for source in sources for name in source.columns)
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(_family(name), []).append(name)
+        families.setdefault(_owner(name)[0], []).append(name)
     known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not family.startswith("time/"))
     filled = [
@@ -204,8 +218,17 @@ def page(
     }  # fmt: skip
 
 
-def _family(name: str) -> str:
-    return name if name.startswith("time/") else name.partition("/")[0]
+def _owner(name: str) -> tuple[str, str]:
+    """Return the panel of a metric, and whose number it is: empty for the whole team."""
+    if name in _OWNERS:
+        return _OWNERS[name]
+    if name.startswith("time/"):
+        return name, ""
+    family, _, who = name.partition("/")
+    if family == "league":
+        kind, _, who = who.partition("/")
+        family = f"league/{kind}"
+    return family, who
 
 
 def _panel(
@@ -216,8 +239,7 @@ def _panel(
         {
             "source": place,
             "column": name,
-            # Whose number it is: the part after the slash; empty for the whole team.
-            "who": (who := "" if name.startswith("time/") else name.partition("/")[2]),
+            "who": (who := _owner(name)[1]),
             "color": color(who, agents),
             "y": source.columns[name],
             **({"low": source.low[name], "high": source.high[name]} if name in source.low else {}),
@@ -228,7 +250,10 @@ def _panel(
     ]
     return {
         "name": family,
-        "title": family.removeprefix("time/").replace("_", " "),
+        "title": family.removeprefix("time/")
+        .removeprefix("league/")
+        .replace("_", " ")
+        .replace("nash conv", "NashConv"),
         "unit": described.unit if described else "",
         "meaning": described.meaning if described else "",
         "warning": described.warning if described else "",

@@ -24,6 +24,7 @@ from kapelle.viewer.lines import (
 )
 from kapelle.viewer.pages import shown
 from kapelle.viewer.pictures import pictures_of
+from kapelle.viewer.skimming import cast_of
 
 FORMS = (1,)
 """Versions of traces that are read; see docs/log.md."""
@@ -86,6 +87,8 @@ class ShownEpisode:
     truncated: bool
     info: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, str] = field(default_factory=dict)
+    """Agent → the member of a league that plays in its place."""
 
     @property
     def reward(self) -> float | None:
@@ -164,6 +167,7 @@ def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
         row.get("truncated") is True,
         mapping(row.get("info")),
         mapping(task.get("data")),
+        {agent: member for agent, (_, member) in cast_of(row).items()},
     )
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from kapelle.viewer.lines import Place, Stamp, changes, stamps
 from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, spreads, tallies
 
-FORM = 5
+FORM = 6
 """Version of the tables; an index of another version is made anew."""
 SEATS = 8
 """Agents whose rewards have columns of their own."""
@@ -55,6 +56,8 @@ CREATE TABLE IF NOT EXISTS meetings (
   split TEXT, step INTEGER, part TEXT, one TEXT, one_version INTEGER, other TEXT, other_version INTEGER,
   wins INTEGER, draws INTEGER, losses INTEGER, unlike INTEGER);
 CREATE INDEX IF NOT EXISTS met_at ON meetings (split, step);
+CREATE TABLE IF NOT EXISTS draws (split TEXT, step INTEGER, member TEXT, tasks INTEGER);
+CREATE INDEX IF NOT EXISTS drawn_at ON draws (split, step);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (said, content='', detail=none);
 """
 _ORDERS = (
@@ -177,6 +180,10 @@ class Tables:
                         for pair, tally in met.items()
                     ],
                 )
+                drawn = Counter({each.group: storable(each.met[:80]) for each in found}.values())
+                self._base.executemany(
+                    "INSERT INTO draws VALUES (?, ?, ?, ?)", [(*place, *each) for each in drawn.items()]
+                )
                 self._base.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", (*place, *stamp, len(found)))
             self._base.commit()
 
@@ -191,6 +198,7 @@ class Tables:
         # A contentless table keeps its words. They point to rows that are gone, whose numbers are never given again.
         self._base.execute("DELETE FROM episodes WHERE split = ? AND step = ?", place)
         self._base.execute("DELETE FROM meetings WHERE split = ? AND step = ?", place)
+        self._base.execute("DELETE FROM draws WHERE split = ? AND step = ?", place)
         self._base.execute("DELETE FROM files WHERE split = ? AND step = ?", place)
 
     def sort(self) -> None:
@@ -262,6 +270,12 @@ class Tables:
         with self._reading:
             rows = self._reader.execute("SELECT * FROM meetings ORDER BY step").fetchall()
         return [(row[1], SkimmedPair(*row[2:7]), Tally(*row[7:])) for row in rows]
+
+    def drawn(self) -> list[tuple[int, str, int]]:
+        """Return whom a league has drawn: a training step, a member, and how many tasks; without a name those without one."""
+        asked = "SELECT step, member, tasks FROM draws WHERE split = 'train' ORDER BY step"
+        with self._reading:
+            return self._reader.execute(asked).fetchall()
 
     def close(self) -> None:
         """Close the file once current reads and writes are done."""

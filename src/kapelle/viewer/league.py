@@ -8,6 +8,8 @@ opponents says so.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 from kapelle.metrics.ratings import linked, ratings
 from kapelle.metrics.statistics import wilson_interval
 from kapelle.runtime.files import plain_bytes
-from kapelle.viewer.curves import CurveSource, page
+from kapelle.viewer.curves import CurveSource, page, width_of
 from kapelle.viewer.library import AXES, MetricTable, ViewedRun
 from kapelle.viewer.lines import listing, mapping, number, text, whole
 from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
@@ -24,11 +26,39 @@ from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
 Met = Sequence[tuple[int, SkimmedPair, Tally]]
 ENTRANTS = 14
 """About the most players of one heat map, in which a learner has one row for each range of its versions."""
+FIXED_ENTRANTS = 20
+"""Most players of one heat map that do not learn: those with most games."""
+PAIRS = 14
+"""Most curves of won games: those of the pairs with most games."""
 RANGES = 6
 """Most ranges of one learner's versions."""
 POINTS = 40
 """Most points of a curve of won games."""
 EXACT = ("nash_conv", "exploitability")
+MEMBERS = 14
+"""Most curves of members: those with the newest numbers."""
+ENTERED = (
+    "league/rating",
+    "league/nash_conv",
+    "league/nash_conv_mixture",
+    "league/legal",
+    "league/diversity",
+)
+"""Metrics of the steps after which somebody enters."""
+SECTIONS = {
+    "Ladder": ("league/rating", "league/points", "league/return"),
+    "Who wins": ("points",),
+    "How far from an equilibrium": (*EXACT, "league/nash_conv", "league/legal", "league/invalid"),
+    "How varied the pool is": ("league/members", "league/effective_members", "league/diversity"),
+}
+TITLES = {
+    "points": "share of points won",
+    "league/rating": "rating at each entry",
+    "league/points": "share of points against each member",
+    "league/nash_conv": "NashConv at each entry",
+    "league/legal": "least probability of a legal move",
+    "league/invalid": "share of invalid moves",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +77,11 @@ class Entrant:
         return f"{self.name} v{self.first}" + (f"–{self.last}" if self.last > self.first else "")
 
 
+def in_order(name: str) -> list[str | int]:
+    """Return what names are sorted by: `self@8` comes before `self@12`."""
+    return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name[:80]))]
+
+
 def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
     """Return, by part, the meetings in which one wins what others lose."""
     parts: dict[str, list[tuple[int, SkimmedPair, Tally]]] = {}
@@ -61,6 +96,18 @@ def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
 
 def standing(rows: Met) -> dict[str, Any]:
     """Return what the page shows of one part: entrants, the heat map's cells, and a ladder for each linked set."""
+    met = Counter[str]()
+    for _, pair, tally in rows:
+        for name, version in ((pair.one, pair.one_version), (pair.other, pair.other_version)):
+            if version == FIXED:
+                met[name] += tally.wins + tally.draws + tally.losses
+    omitted = {name for name, _ in met.most_common()[FIXED_ENTRANTS:]}
+    rows = [
+        row
+        for row in rows
+        if (row[1].one_version != FIXED or row[1].one not in omitted)
+        and (row[1].other_version != FIXED or row[1].other not in omitted)
+    ]
     versions: dict[str, set[int]] = {}
     for _, pair, _ in rows:
         versions.setdefault(pair.one, set()).add(pair.one_version)
@@ -72,7 +119,7 @@ def standing(rows: Met) -> dict[str, Any]:
     width = -(-(end - start + 1) // ranges)
     entrants: list[Entrant] = []
     at: dict[tuple[str, int], int] = {}
-    for name in sorted(versions, key=lambda each: (each not in learners, each)):
+    for name in sorted(versions, key=lambda each: (each not in learners, in_order(each))):
         for version in sorted(versions[name]):
             first = FIXED if version == FIXED else start + (version - start) // width * width
             if (name, first) not in at:
@@ -109,31 +156,38 @@ def standing(rows: Met) -> dict[str, Any]:
         ])  # fmt: skip
     return {
         "entrants": [each.label for each in entrants],
-        "cells": [[_cell(entrants, results, k, n) for n in places] for k in places],
-        "pairs": [] if places else [_cell(entrants, results, *pair) for pair in sorted(results)],
+        "cells": [[result_cell(entrants, results, k, n) for n in places] for k in places],
+        "pairs": [] if places else [result_cell(entrants, results, *pair) for pair in sorted(results)],
         "games": sum(sum(counts) for counts in results.values()),
         "ladders": ladders,
+        "omitted": len(omitted),
         "apart": len(sets) > 1 or (bool(sets) and len(sets[0]) == 2),
         "self": sorted({entrants[k].name for k, n in results if k == n}),
     }
 
 
-def _cell(
+def result_cell(
     entrants: Sequence[Entrant], results: Mapping[tuple[int, int], Sequence[int]], row: int, column: int
 ) -> dict[str, Any] | None:
+    """Return one entrant's share of the points against another; `results` have each pair once, the smaller number first."""
     counts = results.get((min(row, column), max(row, column)))
     if counts is None:
         return None
     wins, draws, losses = counts if row <= column else tuple(reversed(counts))
     share, low, high = share_of(wins, draws, losses)
-    strength = min(6, round(12 * abs(share - 0.5)))
-    shade = "" if row == column or not strength else f"{'p' if share > 0.5 else 'm'}{strength}"
     who = "the first seat" if row == column else entrants[row].label
     words = f"{who} won {wins} of {wins + draws + losses} games, {draws} draws: {100 * share:.0f} % of the points, {100 * low:.0f} to {100 * high:.0f} (95 %)"
     return {
-        "share": share, "low": low, "high": high, "games": wins + draws + losses, "shade": shade, "words": words,
+        "share": share, "low": low, "high": high, "games": wins + draws + losses, "words": words,
+        "shade": "" if row == column else shade(2 * share - 1),
         "self": row == column, "one": entrants[row].label, "other": entrants[column].label,
     }  # fmt: skip
+
+
+def shade(value: float) -> str:
+    """Return the ground of a cell for a number from -1 to 1, as a class of the style sheet."""
+    strength = min(6, round(6 * abs(value)))
+    return f"{'p' if value > 0 else 'm'}{strength}" if strength else ""
 
 
 def share_of(wins: int, draws: int, losses: int) -> tuple[float, float, float]:
@@ -145,24 +199,30 @@ def share_of(wins: int, draws: int, losses: int) -> tuple[float, float, float]:
 
 def drawn(run: ViewedRun, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the curves of the page, as JSON: points won by step, and how exploitable the policies are."""
-    sources = [*_won(run, met), *_exact(run, exact)]
-    made = page(sources, agents=(), sections={"Who wins": ("points",), "How far from an equilibrium": EXACT})
+    sources = [*_won(run, met), *_exact(run, exact), *_pool(run)]
+    points = (name for source in sources for name in source.columns if name.startswith("league/points/"))
+    members = [name.removeprefix("league/points/") for name in points]
+    made = page(sources, agents=members, sections=SECTIONS)
     for section in made["sections"]:
         for panel in section["panels"]:
             if panel["name"] == "points":
                 panel |= {
-                    "title": "share of points won", "unit": "with 95 % intervals",
+                    "unit": "with 95 % intervals",
                     "meaning": "Of the games between two players: wins, and half of the draws. In self-play both sides learn, so half of the points may hide progress of both.",
                 }  # fmt: skip
-            else:
-                panel["title"] = panel["name"].replace("nash_conv", "NashConv")
+            panel["title"] = TITLES.get(panel["name"], panel["title"])
     made["sections"] = [section for section in made["sections"] if section["title"] != "More"]
     return {**made, "alone": True}
 
 
 def _won(run: ViewedRun, met: Met) -> list[CurveSource]:
-    """Return one source for each part: points of each pair of names over ranges of steps."""
+    """Return one source for each part: points of each pair of names over ranges of steps.
+
+    Without those against members of a league, which have curves of their own.
+    """
     sources = []
+    members = {f"league/points/{name}" for _, pair, _ in met for name in (pair.one, pair.other)}
+    members = {name.removeprefix("league/points/") for name in members & run.metrics.columns.keys()}
     for part, rows in opposed(met).items():
         steps = sorted({step for step, _, _ in rows})
         width = -(-len(steps) // POINTS)
@@ -170,6 +230,8 @@ def _won(run: ViewedRun, met: Met) -> list[CurveSource]:
         bucket = {step: k // width for k, step in enumerate(steps)}
         counts: dict[str, list[list[int]]] = {}
         for step, pair, tally in rows:
+            if pair.one in members or pair.other in members:
+                continue
             own = [tally.wins, tally.draws, tally.losses]
             name = f"points/{pair.one} against {pair.other}"
             if pair.one == pair.other:
@@ -181,6 +243,8 @@ def _won(run: ViewedRun, met: Met) -> list[CurveSource]:
             ]
             for k, count in enumerate(own):
                 kept[k] += count
+        most = sorted(counts, key=lambda name: -sum(map(sum, counts[name])))[:PAIRS]
+        counts = {name: own for name, own in counts.items() if name in most}
         shares = {
             name: [share_of(*each) if sum(each) else (None,) * 3 for each in own]
             for name, own in counts.items()
@@ -215,6 +279,41 @@ def _exact(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> list[CurveSour
             CurveSource(run.key, part or run.path.name, _axes(table, [step for step, _ in own]), values)
         )
     return sources
+
+
+def _pool(run: ViewedRun) -> list[CurveSource]:
+    """Return sources of a league's metrics: those of every step, and those of the steps after which somebody enters."""
+    table = run.metrics
+    columns = {name: column for name, column in table.columns.items() if name.startswith("league/")}
+    entered = {name: column for name, column in columns.items() if name in ENTERED}
+    steps = [k for k in range(len(table)) if any(column[k] is not None for column in entered.values())]
+    made = []
+    if steps:
+
+        def at(column: Sequence[float | None]) -> list[float | None]:
+            return [column[k] for k in steps]
+
+        middle = {name: at(column) for name, column in entered.items()}
+        ends = {}
+        for end in ("low", "high"):
+            column = columns.get(f"league/rating_{end}")
+            ends[end] = {"league/rating": at(column)} if column and "league/rating" in middle else {}
+        both = ends if all(ends.values()) else {"low": {}, "high": {}}
+        axes = {axis: [places[k] for k in steps] for axis, places in table.axes.items()}
+        made.append(
+            CurveSource(run.key, run.path.name, axes, middle, both["low"], both["high"], rows=len(steps))
+        )
+    own = {name: column for name, column in columns.items() if name not in ENTERED and "/rating_" not in name}
+    # Those who left a long time ago have no numbers at the end.
+    newest = [name for name in own if name.startswith("league/points/")]
+    newest.sort(
+        key=lambda name: -max((k for k, value in enumerate(own[name]) if value is not None), default=0)
+    )
+    kept = {name: column for name, column in own.items() if name not in newest[MEMBERS:]}
+    if kept:
+        axes, thinned = table.thinned(width_of(len(table)), kept)
+        made.append(CurveSource(run.key, run.path.name, axes, thinned, rows=len(table)))
+    return made
 
 
 def _axes(table: MetricTable, steps: Sequence[int]) -> dict[str, list[float]]:
@@ -287,11 +386,10 @@ def _arena(name: str, row: Mapping[str, Any], players: Sequence[Mapping[str, Any
         if mean is None:
             return None
         low, high = number(found.get("low")), number(found.get("high"))
-        strength = min(6, round(6 * abs(mean) / most))
         ends = "" if low is None or high is None else f", {low:+.3f} to {high:+.3f} (95 %)"
         return {
             "mean": mean,
-            "shade": f"{'p' if mean > 0 else 'm'}{strength}" if strength else "",
+            "shade": shade(mean / most),
             "words": f"{labels[k]} earns {mean:+.3f} from {labels[n]}{ends}" if k != n else f"{labels[k]} with itself: {mean:+.3f}{ends}",
         }  # fmt: skip
 

@@ -64,7 +64,9 @@ def listed(run: ViewedRun) -> dict[str, Any]:
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> bool:
-    """Return whether settings, or the numbers of the last step, show that agents play against others."""
+    """Return whether settings, or the numbers of the last step, show that agents play against others, or in a league."""
+    if isinstance(at(settings, "league"), Mapping):
+        return True
     parts = at(settings, "environment", "parts")
     rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
     environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
@@ -72,11 +74,15 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> boo
         return True
     if rows:  # the numbers of a mixture are those of all its parts together
         return any(each.get("name") == "openspiel" for each in environments)
+    if any(
+        name.startswith("info/won/") for name in last
+    ):  # OpenSpiel's games in which one wins what others lose
+        return True
+    # What is paid between turns, such as penalties for invalid moves, is in returns and need not sum to 0.
     kinds = [
         [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
     ]
-    paid = kinds[0] or kinds[1]
-    return len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid))
+    return any(len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid)) for paid in kinds)
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
 from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, labels, run_of, shown
 from kapelle.viewer.pictures import read_picture
+from kapelle.viewer.pool import pool
 from kapelle.viewer.presenting import (
     agents_of,
     alike,
@@ -404,8 +405,11 @@ class Browsing:
         done = index.refresh()
         parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
         summary = listed(run) | {"league": True, "path": run.path}
+        shown_pool = pool(run, index.ask(Tables.drawn))
         exact, met = read_exact(run.path), arenas(run.path)
-        return html("league.html", run=summary, parts=parts, done=done, exact=exact, arenas=met)
+        return html(
+            "league.html", run=summary, parts=parts, done=done, exact=exact, arenas=met, pool=shown_pool
+        )
 
     def league_curves(self, request: Request) -> Response:
         """Return the curves of that page."""

@@ -26,7 +26,7 @@ class SkimmedPlayer:
     """The player of one seat in an episode, and what the seat was paid."""
 
     name: str
-    """Its policy; `opponent` and its name for an environment's own player."""
+    """Its policy; in a seat that a league has cast, the member's name; `opponent` and its name for an environment's own player."""
     version: int
     """Of its policy at its first turn, or `FIXED`."""
     paid: float
@@ -85,12 +85,31 @@ def players_of(
     for turn in turns:
         agent, version = text(turn.get("agent")), whole(turn.get("version"))
         first.setdefault(agent, (text(turn.get("policy")) or agent, FIXED if version is None else version))
+    learning = {text(turn.get("agent")) for turn in turns if turn.get("trained") is True}
+    for agent, (policy, member) in cast_of(row).items():
+        # A member is who it was when it entered; an exploiter or a partner goes on learning in the seat that it is given.
+        version = first[agent][1] if agent in first and agent in learning else FIXED
+        first[agent] = (member if policy else f"opponent {member}", version)
     return tuple(
         SkimmedPlayer(f"opponent {name}", FIXED, reward)
         if fixed
         else SkimmedPlayer(*first.get(name, (name, FIXED)), reward)
         for name, fixed, reward in paid
     )
+
+
+def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return who plays in place of the team, by agent: a policy, empty for the environment's own player, and the member's name."""
+    found = mapping(mapping(row.get("task")).get("cast"))
+    pairs = {
+        str(agent): (text(mapping(each).get("policy")), mapping(each).get("player"))
+        for agent, each in found.items()
+    }
+    return {
+        agent: (policy, member)
+        for agent, (policy, member) in pairs.items()
+        if isinstance(member, str) and member
+    }
 
 
 def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[SkimmedPair, Tally]:
@@ -136,6 +155,8 @@ class Skimmed:
     part: str
     players: Sequence[SkimmedPlayer]
     """By seat."""
+    met: str = ""
+    """The member of a league that the task is played against; empty without one."""
 
     @property
     def reward(self) -> float | None:
@@ -181,6 +202,7 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
         [text(turn.get("text")) for turn in turns],
         text(task.get("part")),
         players_of(row, turns, rewards),
+        " and ".join(sorted({member for _, member in cast_of(row).values()})),
     )
 
 

@@ -1,0 +1,231 @@
+"""The pool of a run's league: the numbers of its files are shown as they are, and files that hold anything else break no page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.viewed_runs import STANDING, put_standing, write_league_run, write_run
+
+from kapelle.services.binding import Binding
+from kapelle.services.http import HttpServer
+from kapelle.viewer.league import standing
+from kapelle.viewer.library import Library, MetricTable, ViewedRun
+from kapelle.viewer.lines import Tail
+from kapelle.viewer.pool import entry_of, pool, read_entries
+from kapelle.viewer.presenting import plays_against
+from kapelle.viewer.server import viewer
+from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, skimmed
+
+
+def opened(run: Path) -> ViewedRun:
+    return ViewedRun(run.name, run, MetricTable(Tail(run / "metrics.jsonl")))
+
+
+def test_numbers_of_the_newest_entry_are_those_of_its_file(tmp_path: Path) -> None:
+    run = write_league_run(tmp_path / "run", STANDING)
+    shown = pool(opened(run), [(1, "", 3), (1, "nash", 1), (2, "self@0", 4), (4, "self@0", 1)])
+    assert shown is not None
+    rows = {row["name"]: row for row in shown["members"]}
+    assert list(rows) == ["self@4", "self@0", "solver"], "by rating"
+    assert rows["self@4"]["rating"] == (120.4, 60.0, 181.0)
+    assert rows["self@4"]["bar"] == [47.7, 73.8, 100.0], "of the range from -50.5 to 181"
+    assert [rows[name]["entered"] for name in rows] == [4, 0, None]
+    assert [rows[name]["tasks"] for name in rows] == [0, 5, 1], "`nash` is the solver of the settings"
+    assert [rows[name]["chance"] for name in rows] == [0.0, 0.75, 0.25]
+    assert rows["self@0"]["points"] == 0.54, "of the last step"
+    (row, other) = shown["matrix"]["rows"]
+    assert shown["matrix"]["names"] == ["self@0", "self@4"]
+    assert (other[0]["share"], other[0]["games"], row[1]["share"]) == (0.7, 10, pytest.approx(0.3))
+    drawn = dict(shown["draws"]["rows"])
+    assert shown["draws"]["columns"] == ["1", "2", "4"]
+    assert [cell and cell["share"] for cell in drawn["solver"]] == [0.25, None, None]
+    assert [cell and cell["share"] for cell in drawn["self@0"]] == [None, 1.0, 1.0]
+    (chances,) = shown["strategies"]
+    assert chances["agents"] == [], "both agents have the same"
+    assert chances["columns"] == ["self@4"]
+    assert shown["missing"] == []
+
+
+def test_a_table_of_payoffs_is_shown_in_place_of_results(tmp_path: Path) -> None:
+    table = {"names": ["self@0", "self@4"], "table": [[0, -0.5], [0.25, 0]]}
+    own = STANDING | {
+        "payoffs": table,
+        "strategy": {"solver": {"self@0": 1.0}, "critic": {"self@4": 1.0}},
+    }
+    shown = pool(opened(write_league_run(tmp_path / "run", own)), [])
+    assert shown is not None
+    assert [[cell["value"] for cell in row] for row in shown["matrix"]["rows"]] == [[0, -0.5], [0.25, 0]]
+    assert [cell["shade"] for cell in shown["matrix"]["rows"][0]] == ["", "m6"]
+    assert [each["agents"] for each in shown["strategies"]] == [["solver"], ["critic"]]
+    assert shown["draws"] is None
+
+
+def test_what_a_run_that_was_taken_back_has_left_does_not_count(tmp_path: Path) -> None:
+    later = STANDING | {"step": 8, "member": "self@8", "ratings": {"self@4": [900, 800, 1000]}}
+    run = write_league_run(tmp_path / "run", STANDING, later, steps=5)
+    shown = pool(opened(run), [])
+    assert shown is not None
+    assert (shown["entrant"], shown["missing"]) == ("self@4", [])
+    assert read_entries(run, 8)[0][-1].member == "self@8"
+
+
+def test_members_that_have_left_are_listed_last(tmp_path: Path) -> None:
+    now = STANDING | {"step": 8, "member": "self@8", "members": STANDING["members"][:2]}
+    shown = pool(opened(write_league_run(tmp_path / "run", STANDING, now, steps=8)), [])
+    assert shown is not None
+    last = shown["members"][-1]
+    assert (last["name"], last["left"], last["entered"]) == ("self@4", True, 4)
+
+
+DAMAGE: dict[str, Any] = {
+    "members": [7, {}, [{"name": 3, "kind": "past"}], [{"name": "x", "kind": "king"}], "x", None, [[[]]]],
+    "ratings": [[], {"x": 1}, {"x": [1, 2]}, {"x": [3, 4, 5]}, {"x": [1e308, 0, 1e308]}, {"x": ["1", "0", "2"]}],
+    "results": [{}, [1], [["a", "b", 1, 2]], [["a", "b", -1, 0, 0]], [["a", {}, 1, 0, 0]], [["a", "b", 10**30, 0, 0]]],
+    "strategy": [[], {"a": 1}, {"a": {"x": 2}}, {"a": {"x": "1"}}, {"a": {"x": -1}}, {"a": {"x": True}}],
+    "payoffs": [1, {}, {"names": ["a"], "table": []}, {"names": ["a"], "table": [["1"]]}, {"names": ["a"], "table": [[0, 0]]}, {"names": "ab", "table": [[0]]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_a_damaged_part_is_left_out_and_named(part: str) -> None:
+    for value in DAMAGE[part]:
+        found = entry_of(json.dumps(STANDING | {part: value}).encode())
+        assert found is not None
+        assert found.damaged == {part}, value
+        assert not getattr(found, part), value
+    without = {name: value for name, value in STANDING.items() if name != part}
+    found = entry_of(json.dumps(without).encode())
+    assert found is not None
+    assert found.damaged == (set() if part == "payoffs" else {part})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"\xff\x00", b"[" * 99999, b'{"step": 1}', b'{"step": -1, "member": "x"}', b'{"step": "1", "member": "x"}',
+     b'{"step": 1.5, "member": "x"}', b'{"step": 1, "member": ["x"]}', b'{"step": ' + b"9" * 9999 + b', "member": "x"}'],
+)  # fmt: skip
+def test_what_says_not_who_entered_when_is_no_entry(raw: bytes) -> None:
+    assert entry_of(raw) is None
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[httpx.Client]:
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as made,
+    ):
+        yield made
+
+
+def test_the_page_opens_whatever_entries_files_hold(tmp_path: Path, web: httpx.Client) -> None:
+    markup = "<script>alert(1)</script>\u202e\ud800"
+    many = [{"name": f"m{k}", "kind": "past", "step": k} for k in range(3000)]
+    odd = {
+        "members": [*many, {"name": markup, "kind": "past", "step": 10**400}],
+        "ratings": {markup: [1, 0, 2]} | {f"m{k}": [k, k, k] for k in range(3000)},
+        "payoffs": {"names": [markup, "x"], "table": [[1e308, -1e308], [None, float("nan")]]},
+        "strategy": {markup: {markup: 1.0}, **{f"a{k}": {f"m{k}": 1.0} for k in range(300)}},
+    }
+    run = write_league_run(tmp_path / "run", STANDING | odd | {"member": "odd"})
+    put_standing(run, "broken", b"{")
+    put_standing(run, "large", b" " * 3_000_000)
+    (run / "league" / "pipe").mkdir()
+    os.mkfifo(run / "league" / "pipe" / "standing.json")
+    (run / "league" / "device").mkdir()
+    (run / "league" / "device" / "standing.json").symlink_to("/dev/zero")
+    (run / "league" / "folder" / "standing.json").mkdir(parents=True)
+    (run / "league" / "file").write_bytes(b"")
+    page = web.get("/run/run/league")
+    assert page.status_code == 200
+    assert "<script>alert" not in page.text
+    assert len(page.text) < 300_000
+    assert "In the standing.json of odd payoffs are damaged" in page.text
+    assert "5 standing.json cannot be read or are damaged: broken, device, folder, large, pipe." in page.text
+    assert web.get("/run/run/league.json").status_code == 200
+
+
+@pytest.mark.parametrize("how", ["nothing", "a file", "no league"])
+def test_the_page_opens_without_entries(how: str, tmp_path: Path, web: httpx.Client) -> None:
+    run = write_run(tmp_path / "run", steps=2) if how == "no league" else write_league_run(tmp_path / "run")
+    if how == "a file":
+        (run / "league").write_text("x")
+    page = web.get("/run/run/league")
+    assert page.status_code == 200
+    assert ("No entry has left a standing.json" in page.text) == (how != "no league")
+    assert ("self@0" in page.text) == (how != "no league"), "metrics name it"
+
+
+def test_the_page_of_a_run_with_a_league(tmp_path: Path, web: httpx.Client) -> None:
+    write_league_run(tmp_path / "run", STANDING)
+    assert "/run/run/league" in web.get("/run/run").text
+    page = web.get("/run/run/league").text
+    assert "+120" in page
+    assert "50 %" in page, "one of two tasks of each step"
+    assert "league:0:player" not in page
+    assert "played by self@0" in web.get("/run/run/episode/train/1/0").text
+    drawn = web.get("/run/run/league.json").json()
+    panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
+    (rating,) = panels["league/rating"]["series"]
+    assert (rating["y"], rating["low"], rating["high"]) == ([120.4], [60.0], [181.0])
+    assert {each["who"]: each["y"] for each in panels["league/nash_conv"]["series"]} == {
+        "newest member": [0.5],
+        "mixture of the pool": [0.25],
+    }
+    assert panels["league/points"]["series"][0]["y"] == [0.51, 0.52, 0.53, 0.54]
+    assert [each["column"] for each in panels["points"]["series"]] == ["points/critic against solver"]
+
+
+def test_a_seat_that_a_league_has_cast_is_its_members() -> None:
+    def turn(agent: str, version: int, *, trained: bool) -> dict[str, Any]:
+        return {"agent": agent, "policy": f"league:0:{agent}", "version": version, "trained": trained}
+
+    def row(policy: str, player: Any) -> dict[str, Any]:
+        return {"task": {"cast": {"b": {"policy": policy, "player": player}}}, "turns": [], "rewards": {}}
+
+    turns, paid = [turn("a", 4, trained=True), turn("b", 2, trained=False)], {"a": 1.0, "b": -1.0}
+
+    def second(made: dict[str, Any], turns: list[dict[str, Any]] = turns) -> SkimmedPlayer:
+        return players_of(made, turns, paid)[1]
+
+    assert second(row("league:0:player", "self@20")) == SkimmedPlayer("self@20", FIXED, -1.0)
+    assert second(row("", "nash")) == SkimmedPlayer("opponent nash", FIXED, -1.0)
+    learning = [turns[0], turn("b", 2, trained=True)]
+    assert second(row("exploiter:player", "exploiter"), learning) == SkimmedPlayer("exploiter", 2, -1.0)
+    odds: list[Any] = [None, 7, ["self"], {}, ""]
+    for odd in odds:
+        assert second(row("x", odd)) == SkimmedPlayer("league:0:b", 2, -1.0)
+    made = skimmed(json.dumps(row("league:0:player", "self@20")).encode(), 0)
+    assert made is not None
+    assert made.met == "self@20"
+    assert second({"task": {"cast": [1]}}) == second({"task": 7}) == SkimmedPlayer("league:0:b", 2, -1.0)
+
+
+def test_many_members_make_no_endless_heat_map() -> None:
+    rows = [
+        (k, SkimmedPair("", "player", k, f"self@{k}", FIXED), Tally(wins=k, losses=1)) for k in range(100)
+    ]
+    found = standing(rows)
+    fixed = [name for name in found["entrants"] if name.startswith("self@")]
+    assert fixed == [f"self@{k}" for k in range(80, 100)], "those with most games, by their numbers"
+    assert found["omitted"] == 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "last", "shown"),
+    [
+        ({"league": {"population": "pfsp"}}, {}, True),
+        ({"league": None}, {"success": 1.0}, False),
+        # Penalties for invalid moves are in returns.
+        ({}, {"return/a": -4.0, "return/b": -3.0, "reward/a": 0.5, "reward/b": -0.5}, True),
+        ({}, {"return/a": -4.0, "return/b": -3.0, "reward/a": 0.0, "reward/b": 0.0, "info/won/a": 0.5}, True),
+        ({}, {"return/a": 1.0, "return/b": 1.0, "reward/a": 1.0, "reward/b": 1.0}, False),
+    ],
+)
+def test_whose_agents_play_against_others(settings: Any, last: Any, shown: bool) -> None:
+    assert plays_against(settings, last) == shown
