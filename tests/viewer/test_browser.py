@@ -243,7 +243,7 @@ async def test_a_league_is_drawn(page: Page, tmp_path: Path, theme: Literal["lig
             "+60 to +181",
         ]
         assert await page.locator("main h2").all_inner_texts() == [
-            "Ladder", "Who wins", "How far from an equilibrium", "How varied the pool is", "The pool after step 4",
+            "Ladder", "Who wins", "How far from an equilibrium", "Pool and moves", "The pool after step 4",
             "Who beat whom", "Who was drawn", "Chances at each entry", "Who played whom", "Ladder of versions and members",
         ]  # fmt: skip
         assert await page.evaluate(FAINT) == []

@@ -83,6 +83,27 @@ def test_members_that_have_left_are_listed_last(tmp_path: Path) -> None:
     assert (last["name"], last["left"], last["entered"]) == ("self@4", True, 4)
 
 
+def test_ratings_are_those_of_the_last_entry_that_games_link_to_others(tmp_path: Path) -> None:
+    members = [*STANDING["members"], {"name": "exploiter@4", "kind": "past", "step": 4}]
+    own = {
+        "member": "exploiter@4",
+        "members": members,
+        "ratings": {},
+        "results": [["exploiter@4", "self", 3, 1, 0]],
+    }
+    run = write_league_run(tmp_path / "run", STANDING, STANDING | own)
+    os.utime(run / "league" / "self@4" / "standing.json", (1, 1))
+    shown = pool(opened(run), [(3, "self@2", 1), (4, "exploiter", 2)])
+    assert shown is not None
+    assert (shown["entrant"], shown["rated"]) == ("exploiter@4", "self@4")
+    rows = {row["name"]: row for row in shown["members"]}
+    assert rows["self@4"]["rating"] == (120.4, 60.0, 181.0)
+    assert rows["exploiter@4"]["rating"] is None
+    assert list(rows)[-2:] == ["self@2", "exploiter"], "who was there, and who only learns"
+    assert [rows[name]["left"] for name in ("self@2", "exploiter", "exploiter@4")] == [True, False, False]
+    assert rows["exploiter"]["kind"] == "learner"
+
+
 DAMAGE: dict[str, Any] = {
     "members": [7, {}, [{"name": 3, "kind": "past"}], [{"name": "x", "kind": "king"}], "x", None, [[[]]]],
     "ratings": [[], {"x": 1}, {"x": [1, 2]}, {"x": [3, 4, 5]}, {"x": [1e308, 0, 1e308]}, {"x": ["1", "0", "2"]}],

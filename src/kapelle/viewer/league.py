@@ -48,9 +48,11 @@ ENTERED = (
 SECTIONS = {
     "Ladder": ("league/rating", "league/points", "league/return"),
     "Who wins": ("points",),
-    "How far from an equilibrium": (*EXACT, "league/nash_conv", "league/legal", "league/invalid"),
-    "How varied the pool is": ("league/members", "league/effective_members", "league/diversity"),
-}
+    "How far from an equilibrium": (*EXACT, "league/nash_conv"),
+    "Pool and moves": (
+        "league/members", "league/effective_members", "league/diversity", "league/legal", "league/invalid",
+    ),
+}  # fmt: skip
 TITLES = {
     "points": "share of points won",
     "league/rating": "rating at each entry",

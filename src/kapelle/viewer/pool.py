@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from kapelle.runtime.files import plain_bytes
-from kapelle.viewer.league import Entrant, result_cell, shade
+from kapelle.viewer.league import Entrant, in_order, result_cell, shade
 from kapelle.viewer.library import ViewedRun
 from kapelle.viewer.lines import listing, mapping, number, text, whole
 
@@ -124,6 +124,12 @@ def _name(value: object) -> str:
     return value[:80] if isinstance(value, str) else ""
 
 
+def _by_entry(name: str) -> tuple[int, list[str | int]]:
+    """Return what members are sorted by where no file says when they entered: the step that their name ends with."""
+    step = name.rpartition("@")[2]
+    return int(step) if step.isdecimal() else -1, in_order(name)
+
+
 def read_entries(run: Path, last: float) -> tuple[list[EntryStanding], list[str]]:
     """Return what is known of the pool at each entry up to a step, in their order, and which entries' files are damaged.
 
@@ -168,6 +174,8 @@ def pool(run: ViewedRun, draws: Sequence[tuple[int, str, int]]) -> dict[str, Any
         return None
     entries, damaged = read_entries(run.path, last)
     newest = entries[-1] if entries else EntryStanding(0, "")
+    # An exploiter may have met nobody whom games link to the others; the ratings of the entry before it still hold.
+    rated = next((entry for entry in reversed(entries) if entry.ratings), newest)
     # Episodes name a player of the game as the game does; the pool names it as the settings do.
     ours = {
         plays: name for name, plays in mapping(mapping(said).get("members")).items() if isinstance(plays, str)
@@ -191,9 +199,10 @@ def pool(run: ViewedRun, draws: Sequence[tuple[int, str, int]]) -> dict[str, Any
     return {
         "step": newest.step,
         "entrant": newest.member,
-        "members": _members(entries, newest, points, draws),
+        "rated": rated.member if rated is not newest else "",
+        "members": _members(entries, newest, rated, points, draws),
         "matrix": _matrix(newest),
-        "draws": _draws(entries, draws),
+        "draws": _draws(draws),
         "strategies": _strategies(entries),
         "psro": mapping(mapping(said).get("population")).get("name") == "psro"
         or mapping(said).get("population") == "psro",
@@ -204,6 +213,7 @@ def pool(run: ViewedRun, draws: Sequence[tuple[int, str, int]]) -> dict[str, Any
 def _members(
     entries: Sequence[EntryStanding],
     newest: EntryStanding,
+    rated: EntryStanding,
     points: Mapping[str, float | None],
     draws: Sequence[tuple[int, str, int]],
 ) -> list[dict[str, Any]]:
@@ -212,21 +222,24 @@ def _members(
     met = Counter[str]()
     for _, name, tasks in draws:
         met[name] += tasks
-    names = dict.fromkeys([*newest.members, *reversed(about), *points, *sorted(set(met) - {""})])
-    ends = [end for name, own in newest.ratings.items() if name in names for end in own]
+    gone = {*about, *points, *met} - {*newest.members, ""}
+    names = [*newest.members, *sorted(gone, key=_by_entry, reverse=True)]
+    ends = [end for name, own in rated.ratings.items() if name in names for end in own]
     least, most = min(ends, default=0.0), max(ends, default=0.0)
     scale = 100 / ((most - least) or 1.0)
     rows: list[dict[str, Any]] = []
     for name in names:
         kind, step = about.get(name, ("", None))
-        rating = newest.ratings.get(name)
+        rating = rated.ratings.get(name)
+        learns = any(each.startswith(f"{name}@") for each in names)
         chances = [own.get(name, 0.0) for own in newest.strategy.values()]
         rows.append({
             "name": name,
-            "kind": kind,
+            "kind": "learner" if learns and not kind else kind,
             "entered": step if kind == KINDS["past"] else None,
+            "always": kind in (KINDS["policy"], KINDS["player"]),
             "here": name in newest.members,
-            "left": bool(newest.members) and name in about and name not in newest.members,
+            "left": bool(newest.members) and not learns and name not in newest.members,
             "rating": rating,
             "bar": rating and [round(scale * (value - least), 1) for value in (rating[1], rating[0], rating[2])],
             "points": points.get(name),
@@ -273,7 +286,7 @@ def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
     return {"payoffs": False, "names": names, "rows": rows} if counted else None
 
 
-def _draws(entries: Sequence[EntryStanding], draws: Sequence[tuple[int, str, int]]) -> dict[str, Any] | None:
+def _draws(draws: Sequence[tuple[int, str, int]]) -> dict[str, Any] | None:
     """Return the share of tasks against each member over ranges of steps; tasks without one are the learner's against itself."""
     if not any(name for _, name, _ in draws):
         return None
@@ -290,10 +303,7 @@ def _draws(entries: Sequence[EntryStanding], draws: Sequence[tuple[int, str, int
     others = Counter[int]()
     for name in set(counts) - set(met):
         others.update(counts[name])
-    known = {name: k for k, name in enumerate(name for entry in entries for name in entry.members)}
-    rows = {
-        name: counts[name] for name in sorted(met, key=lambda name: (name != ITSELF, known.get(name, -1)))
-    }
+    rows = {name: counts[name] for name in sorted(met, key=lambda name: (name != ITSELF, _by_entry(name)))}
     if others:
         rows[f"{len(counts) - len(met)} others"] = others
     spans = [(first + k * width, min(last, first + (k + 1) * width - 1)) for k in columns]
