@@ -86,7 +86,13 @@ def written() -> str:
     plain = Plain(known)
     parts: list[str] = []
     kinds = ("OwnModel", "NamedAdapter", "PerTurn", "PastAdapter", "EndpointConfig")
-    populations = ("SelfPlayPopulation", "FictitiousPopulation", "PfspPopulation", "PsroPopulation")
+    populations = (
+        "SelfPlayPopulation",
+        "FictitiousPopulation",
+        "PfspPopulation",
+        "PsroPopulation",
+        "FcpPopulation",
+    )
     members = ("PastAdapter", "OwnModel", "EndpointConfig")
     unions = {
         "Weights": ['Literal["shared", "lora", "frozen"]', *kinds, *map(dictionary, kinds)],

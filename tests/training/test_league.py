@@ -208,3 +208,28 @@ def test_small_games_are_measured_exactly(each: str) -> None:
 def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(**game(**over))
+
+
+def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
+    """Fictitious co-play: three steps of two partners, three of the learner."""
+    population = {"name": "fcp", "partners": 2, "steps": 3}
+    with Trainer(**game(league={"population": population, "enter": {"every": 1}, "slots": 4})) as trainer:
+        moved = []
+        names = ("player", "partner:0:player", "partner:1:player")
+        before = {name: frozen_copy(trainer.engine.weights(name)) for name in names}
+        met = []
+        for step in trainer.steps():
+            now = {name: frozen_copy(trainer.engine.weights(name)) for name in names}
+            moved.append([not same_bits(before[name], now[name]) for name in names])
+            before = now
+            met.append({each.player for group in step.groups for each in group.task.cast.values()})
+        members = trainer._loop.league.pool.names  # type: ignore[union-attr]
+    assert moved == [[False, True, True]] * 3 + [[True, False, False]] * 3
+    assert met[:3] == [{"partner_0", "partner_1"}] * 3
+    assert all(each <= set(members) and each for each in met[3:])
+    assert members == ["self@0", *(f"partner_{k}@{step}" for step in (1, 2, 3) for k in (0, 1))]
+
+
+def test_partners_that_leave_the_learner_no_step_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leaves the learner none"):
+        Trainer(**game(league={"population": {"name": "fcp", "steps": 6}}))

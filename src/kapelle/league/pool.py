@@ -11,10 +11,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kapelle.metrics.statistics import wilson_interval
-from kapelle.settings.schema import EnterConfig, LeagueConfig
+from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig
 
-MAIN, EXPLOITER = "self", "exploiter"
-"""The learners that the team map names, and the one that only plays against them (`league.exploiter`)."""
+MAIN, EXPLOITER, PARTNER = "self", "exploiter", "partner_"
+"""The learners that the team map names; the one that only plays against them (`league.exploiter`); and what the names of those begin with
+that learn before, each with itself alone (`fcp`)."""
+
+
+def partners_of(league: LeagueConfig) -> int:
+    """Return how many partners learn by themselves before the learner does."""
+    return league.population.partners if isinstance(league.population, FcpPopulation) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kapelle.league.pool import EXPLOITER, MAIN, MatchScore, MemberPool
+from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, MatchScore, MemberPool
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import LeagueConfig, PfspPopulation, PsroPopulation
 from kapelle.types import Cast
@@ -91,12 +91,21 @@ class Seating:
     """Agent → the exploiter's policy; empty without one."""
     exploited: float = 0.0
     """Share of the tasks in which the exploiter plays against the learners."""
+    partners: tuple[Mapping[str, str], ...] = ()
+    """Who learns by itself at first: agent → its policy, for each of them."""
+    partners_until: int = 0
+    """The last step in which they do."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
         """Return the cast of each of the `count` tasks of a step: who plays in place of the team map.
 
         Shares and chances hold within a step as exactly as `count` allows.
         """
+        if step <= self.partners_until:
+            return [
+                {agent: Cast(policy, f"{PARTNER}{k}") for agent, policy in self.partners[k].items()}
+                for k in (place % len(self.partners) for place in range(count))
+            ]
         draw = random.Random(derive_seed(seed, "casts", step))
         offset = draw.random()
         points = [(place + offset) / count for place in range(count)]
@@ -133,7 +142,13 @@ class Seating:
         """Return what `plain` was given."""
         seats = tuple(MemberSeat(**seat) for seat in values["seats"])
         return cls(
-            **{**values, "homes": tuple(values["homes"]), "agents": tuple(values["agents"]), "seats": seats}
+            **{
+                **values,
+                "homes": tuple(values["homes"]),
+                "agents": tuple(values["agents"]),
+                "partners": tuple(values["partners"]),
+                "seats": seats,
+            }
         )
 
 
@@ -144,7 +159,9 @@ def met_in(
 
     `learning` are the agents whose policy in the team map is trained.
     """
-    if not cast:
+    if not cast or any(
+        each.player.startswith(PARTNER) and each.policy.startswith("partner:") for each in cast.values()
+    ):
         return None
     exploiter = next((agent for agent, each in cast.items() if each.player == EXPLOITER), None)
     if exploiter is not None:

@@ -14,6 +14,7 @@ from kapelle.settings.schema import (
     EndpointConfig,
     EnterConfig,
     ExploiterConfig,
+    FcpPopulation,
     FictitiousPopulation,
     LoraConfig,
     NamedAdapter,
@@ -516,6 +517,18 @@ class PsroPopulationDict(TypedDict, total=False):
     """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
 
 
+class FcpPopulationDict(TypedDict, total=False):
+    """Fictitious co-play (2110.08176), for games that all win together: first `partners` learn, each with itself alone, and enter the pool as."""
+
+    name: Literal["fcp"]
+    share: float
+    """As in `fictitious`."""
+    partners: int
+    """How many learn by self-play, each with adapters of its own."""
+    steps: int
+    """Steps of the run in which they do; in the others the learner learns."""
+
+
 class EnterDict(TypedDict, total=False):
     """When the learners, as they are, enter the pool as a member."""
 
@@ -551,12 +564,14 @@ class LeagueDict(TypedDict, total=False):
         | FictitiousPopulation
         | PfspPopulation
         | PsroPopulation
+        | FcpPopulation
         | SelfPlayPopulationDict
         | FictitiousPopulationDict
         | PfspPopulationDict
         | PsroPopulationDict
+        | FcpPopulationDict
     )
-    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings."""
+    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings; or `fcp` with its own."""
     members: dict[
         str, str | PastAdapter | OwnModel | EndpointConfig | PastAdapterDict | OwnModelDict | EndpointDict
     ]

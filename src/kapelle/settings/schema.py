@@ -623,13 +623,27 @@ class PsroPopulation(Settings):
     """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
 
 
+class FcpPopulation(Settings):
+    """Fictitious co-play (2110.08176), for games that all win together: first `partners` learn, each with itself alone, and enter the pool as
+    they learn; then the learner plays with all of them, beginners and masters alike, and none of them learns.
+    """
+
+    name: Literal["fcp"] = "fcp"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """As in `fictitious`."""
+    partners: int = Field(default=4, ge=1)
+    """How many learn by self-play, each with adapters of its own."""
+    steps: int = Field(ge=1)
+    """Steps of the run in which they do; in the others the learner learns."""
+
+
 def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
 Population = Annotated[
     Annotated[
-        SelfPlayPopulation | FictitiousPopulation | PfspPopulation | PsroPopulation,
+        SelfPlayPopulation | FictitiousPopulation | PfspPopulation | PsroPopulation | FcpPopulation,
         Field(discriminator="name"),
     ],
     BeforeValidator(_named),
@@ -669,7 +683,7 @@ class LeagueConfig(Settings):
     """A pool of opponents or partners, and how it grows: past selves, frozen models, endpoints, players of the environment."""
 
     population: Population = PfspPopulation()
-    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings."""
+    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings; or `fcp` with its own."""
     members: dict[Annotated[str, Field(pattern=NAME)], MemberConfig] = Field(default={})
     """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
     player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""

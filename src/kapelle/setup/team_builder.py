@@ -12,7 +12,7 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.league.pool import LeagueMember
+from kapelle.league.pool import LeagueMember, partners_of
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
 from kapelle.runs.named_checkpoint import weights_of
@@ -182,6 +182,11 @@ def exploiter_name(policy: str) -> str:
     return f"exploiter:{policy}"
 
 
+def partner_name(partner: int, policy: str) -> str:
+    """Return the name of the policy that the partner of this number learns in place of `policy` (`league.population: fcp`)."""
+    return f"partner:{partner}:{policy}"
+
+
 def _member_name(member: str, policy: str) -> str:
     return f"member:{member}:{policy}" if policy else f"member:{member}"
 
@@ -212,6 +217,11 @@ def _league_policies(
         found |= {
             exploiter_name(name): replace(policy, name=exploiter_name(name))
             for name, policy in learners.items()
+        }
+    for partner in range(partners_of(league)):
+        found |= {
+            partner_name(partner, name): replace(p, name=partner_name(partner, name))
+            for name, p in learners.items()
         }
     for member, said in league.members.items():
         match said:

@@ -41,7 +41,7 @@ from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.schema import LeagueConfig, RunConfig
+from kapelle.settings.schema import FcpPopulation, LeagueConfig, RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -331,11 +331,20 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             environment, PlayedFromOutside
         ),
     }
-    if league.exploiter is not None:
+    if isinstance(population, FcpPopulation):
         reasons |= {
-            f"`{algorithm.name}` updates policies one after another, and the exploiter has no agent of its own. Leave `league.exploiter` out, or "
+            "`fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`": league.enter
+            is None,
+            f"`league.population.steps: {population.steps}` leaves the learner none of {config.training.steps} steps. Lower it": population.steps
+            >= config.training.steps,
+            "`fcp` has learners of its own, and no exploiter. Leave `league.exploiter` out": league.exploiter
+            is not None,
+        }
+    if league.exploiter is not None or isinstance(population, FcpPopulation):
+        reasons |= {
+            f"`{algorithm.name}` updates policies one after another, and exploiters and partners have no agent of their own. Leave them out, or "
             "name an algorithm that updates all at once": algorithm.update.order.sequential,
-            f"`{algorithm.name}` has critics, which would judge the exploiter as if it were the agent whose seat it has. Leave `league.exploiter` "
+            f"`{algorithm.name}` has critics, which would judge exploiters and partners as if they were the agent whose seat they have. Leave them "
             "out, or name an algorithm without critics": algorithm.critic is not None,
         }
     for reason, holds in reasons.items():

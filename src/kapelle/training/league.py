@@ -21,7 +21,7 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Enumerable, offers
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
-from kapelle.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
+from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, LeagueMember, MemberPool, partners_of
 from kapelle.league.seating import Chances, MemberSeat, Seating, chances, met_in, seated
 from kapelle.metrics.ratings import effective_diversity, effective_number, linked, meta_strategy, ratings
 from kapelle.models.weights import read_adapter
@@ -30,8 +30,8 @@ from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
-from kapelle.settings.schema import PsroPopulation, RunConfig
-from kapelle.setup.team_builder import exploiter_name, fixed_members, slot_name
+from kapelle.settings.schema import FcpPopulation, PsroPopulation, RunConfig
+from kapelle.setup.team_builder import exploiter_name, fixed_members, partner_name, slot_name
 from kapelle.types import Cast, Group
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -118,6 +118,9 @@ class League:
         if self._settings.exploiter is not None:
             own = self._learners[MAIN]
             self._learners[EXPLOITER] = {policy: exploiter_name(policy) for policy in own}
+        for partner in range(partners_of(self._settings)):
+            own = self._learners[MAIN]
+            self._learners[f"{PARTNER}{partner}"] = {policy: partner_name(partner, policy) for policy in own}
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
         self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
@@ -162,7 +165,24 @@ class League:
             self._play.team.names,
             {agent: own[self._play.team.policy_of[agent]] for agent in self._homes} if own else {},
             exploiter.share if exploiter else 0.0,
+            tuple(
+                {agent: mine[self._play.team.policy_of[agent]] for agent in self._homes}
+                for learner, mine in self._learners.items()
+                if learner.startswith(PARTNER)
+            ),
+            self._partners_until,
         )
+
+    @property
+    def _partners_until(self) -> int:
+        population = self._settings.population
+        return population.steps if isinstance(population, FcpPopulation) else 0
+
+    def _enters(self, learner: str, number: int) -> bool:
+        """Return whether a learner enters after this step; with partners, these do while they learn, and nobody else."""
+        if until := self._partners_until:
+            return learner.startswith(PARTNER) and number <= until and self.pool.may_enter(learner, number)
+        return self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
         """Keep the learners as they are at the start, and let them be the first member."""
@@ -229,7 +249,7 @@ class League:
         if turns:
             row["league/invalid"] = invalid / turns
         for learner in self._learners:
-            if self.pool.may_enter(learner, number):
+            if self._enters(learner, number):
                 row |= self._enter(learner, number)
         mean = [
             fmean(each) for each in zip(*(self._chances(home).values() for home in self._homes), strict=True)
