@@ -518,7 +518,7 @@ class PsroPopulationDict(TypedDict, total=False):
 
 
 class FcpPopulationDict(TypedDict, total=False):
-    """Fictitious co-play (2110.08176), for games that all win together: first `partners` learn, each with itself alone, and enter the pool as."""
+    """Partners learn first, each with itself alone, and then the learner with all of them (fictitious co-play, 2110.08176)."""
 
     name: Literal["fcp"]
     share: float

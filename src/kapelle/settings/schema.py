@@ -624,8 +624,9 @@ class PsroPopulation(Settings):
 
 
 class FcpPopulation(Settings):
-    """Fictitious co-play (2110.08176), for games that all win together: first `partners` learn, each with itself alone, and enter the pool as
-    they learn; then the learner plays with all of them, beginners and masters alike, and none of them learns.
+    """Partners learn first, each with itself alone, and then the learner with all of them (fictitious co-play, 2110.08176).
+
+    For games that all win together. Partners enter the pool as they learn, so that the learner meets beginners and masters alike.
     """
 
     name: Literal["fcp"] = "fcp"

@@ -7,6 +7,7 @@ machine's memory or in the run's folder `league`.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from kapelle.metrics.ratings import effective_diversity, effective_number, linke
 from kapelle.models.weights import read_adapter
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.runs.named_checkpoint import policy_folder
+from kapelle.runtime.files import replace_file
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
@@ -69,6 +71,11 @@ class RestingWeights:
 
         if self._folder is not None:
             self._ranks.all_gather("league", write)
+
+    def note(self, name: str, standing: Mapping[str, Any]) -> None:
+        """Write what is known of the pool beside a snapshot's weights, for people and the viewer."""
+        if self._folder is not None and self._ranks.rank == 0:
+            replace_file(self._folder / name / "standing.json", json.dumps(standing, indent=1).encode())
 
     def of(self, name: str, policies: Iterable[str]) -> Weights:
         """Return a snapshot's weights of these policies."""
@@ -277,7 +284,13 @@ class League:
                 table = np.mean([self._payoffs(home) for home in self._homes], axis=0)
                 row["league/diversity"] = effective_diversity((table - table.T) / 2)
         if learner == MAIN:
-            row |= {**self._measured(), **self._rating(member.name)}
+            row |= self._measured()
+        rated = self._ratings()
+        if learner == MAIN and member.name in rated:
+            row |= zip(
+                ("league/rating", "league/rating_low", "league/rating_high"), rated[member.name], strict=True
+            )
+        self._resting.note(member.name, self._standing(member.name, number, rated))
         said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
         restart = said is not None and said.restart
         if restart and number:
@@ -285,6 +298,12 @@ class League:
             for mine in own.values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
         return row
+
+    def admit(self, member: LeagueMember, weights: Weights) -> None:
+        """Let a snapshot enter that was made elsewhere: its weights by the policies whose seats it takes."""
+        self.pool.members.append(member)
+        self.pool.entered = max(self.pool.entered, member.serial)
+        self._resting.put(member.name, weights)
 
     def forget_before(self, step: int) -> None:
         """Forget the weights of those who left by this step: no checkpoint names them any more."""
@@ -377,9 +396,9 @@ class League:
         names = self.pool.names
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
 
-    def _rating(self, name: str) -> dict[str, float]:
-        """Return a member's rating above that of the first member that games link it to, with its 95 % interval."""
-        known = [*self.pool.names]
+    def _ratings(self) -> dict[str, tuple[float, float, float]]:
+        """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0."""
+        known = self.pool.names
         places = {member: place for place, member in enumerate(known)}
         results: dict[tuple[int, int], tuple[int, int, int]] = {}
         for (entrant, member), score in self.pool.met.items():
@@ -387,16 +406,36 @@ class League:
                 one, other = places[entrant], places[member]
                 counts = (round(score.wins), round(score.draws), round(score.losses))
                 results[min(one, other), max(one, other)] = counts if one < other else counts[::-1]
-        own = next((group for group in linked(len(known), results) if places[name] in group), [])
+        own = next((group for group in linked(len(known), results) if len(known) - 1 in group), [])
         if len(own) < 2:
             return {}
         found = ratings(own, results)
         zero = found[min(own)][0]
-        middle, low, high = found[places[name]]
         return {
-            "league/rating": middle - zero,
-            "league/rating_low": low - zero,
-            "league/rating_high": high - zero,
+            known[k]: (middle - zero, low - zero, high - zero) for k, (middle, low, high) in found.items()
+        }
+
+    def _standing(
+        self, member: str, step: int, rated: Mapping[str, tuple[float, float, float]]
+    ) -> dict[str, Any]:
+        """Return who is in the pool and how strong, for `standing.json` beside a snapshot's weights."""
+        names, known = self.pool.names, self.pool.payoffs
+        table = None
+        if known:
+            table = np.mean([self._payoffs(home) for home in self._homes], axis=0).tolist()
+        return {
+            "step": step,
+            "member": member,
+            "members": [
+                {"name": each.name, "kind": each.kind, "step": each.step} for each in self.pool.members
+            ],
+            "ratings": {name: list(rating) for name, rating in rated.items()},
+            "payoffs": None if table is None else {"names": names, "table": table},
+            "results": [
+                [entrant, other, round(score.wins), round(score.draws), round(score.losses)]
+                for (entrant, other), score in self.pool.met.items()
+            ],
+            "strategy": {home: dict(self._chances(home)) for home in self._homes},
         }
 
     # -------- What is known exactly of small games
