@@ -212,7 +212,7 @@ def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str,
 
 def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
     """Fictitious co-play: three steps of two partners, three of the learner."""
-    population = {"name": "fcp", "partners": 2, "steps": 3}
+    population = {"name": "fcp", "partners": 2}
     with Trainer(**game(league={"population": population, "enter": {"every": 1}, "slots": 4})) as trainer:
         moved = []
         names = ("player", "partner:0:player", "partner:1:player")
@@ -230,6 +230,6 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
     assert members == ["self@0", *(f"partner_{k}@{step}" for step in (1, 2, 3) for k in (0, 1))]
 
 
-def test_partners_that_leave_the_learner_no_step_are_refused() -> None:
-    with pytest.raises(ConfigError, match="leaves the learner none"):
-        Trainer(**game(league={"population": {"name": "fcp", "steps": 6}}))
+def test_partners_that_could_not_enter_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lets partners enter"):
+        Trainer(**game(league={"population": {"name": "fcp"}, "enter": None, "members": {"x": "frozen"}}))

@@ -525,8 +525,8 @@ class FcpPopulationDict(TypedDict, total=False):
     """As in `fictitious`."""
     partners: int
     """How many learn by self-play, each with adapters of its own."""
-    steps: int
-    """Steps of the run in which they do; in the others the learner learns."""
+    alone: float
+    """Share of the run's steps in which they do; in the others the learner learns."""
 
 
 class EnterDict(TypedDict, total=False):

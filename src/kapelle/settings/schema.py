@@ -634,8 +634,8 @@ class FcpPopulation(Settings):
     """As in `fictitious`."""
     partners: int = Field(default=4, ge=1)
     """How many learn by self-play, each with adapters of its own."""
-    steps: int = Field(ge=1)
-    """Steps of the run in which they do; in the others the learner learns."""
+    alone: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Share of the run's steps in which they do; in the others the learner learns."""
 
 
 def _named(value: object) -> object:

@@ -335,8 +335,6 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
         reasons |= {
             "`fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`": league.enter
             is None,
-            f"`league.population.steps: {population.steps}` leaves the learner none of {config.training.steps} steps. Lower it": population.steps
-            >= config.training.steps,
             "`fcp` has learners of its own, and no exploiter. Leave `league.exploiter` out": league.exploiter
             is not None,
         }

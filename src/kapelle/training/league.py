@@ -114,7 +114,7 @@ class League:
     ) -> None:
         """Take how the team plays, what learns, whatever plays (`loads`), and the run's folder of resting weights, if it has one."""
         assert config.league is not None, "`load_pieces` makes a league where the settings have one"
-        self._settings, self._seed = config.league, config.seed
+        self._settings, self._seed, self._steps = config.league, config.seed, config.training.steps
         self._play, self._engine, self._loads = play, engine, loads
         team = play.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
@@ -183,12 +183,14 @@ class League:
     @property
     def _partners_until(self) -> int:
         population = self._settings.population
-        return population.steps if isinstance(population, FcpPopulation) else 0
+        return int(population.alone * self._steps) if isinstance(population, FcpPopulation) else 0
 
     def _enters(self, learner: str, number: int) -> bool:
         """Return whether a learner enters after this step; with partners, these do while they learn, and nobody else."""
-        if until := self._partners_until:
-            return learner.startswith(PARTNER) and number <= until and self.pool.may_enter(learner, number)
+        if isinstance(self._settings.population, FcpPopulation) and not (
+            learner.startswith(PARTNER) and number <= self._partners_until
+        ):
+            return False
         return self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
