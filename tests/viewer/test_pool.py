@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import httpx
 import pytest
 from tests.support.viewed_runs import STANDING, put_standing, write_league_run, write_run
 
+from kapelle import Trainer
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
+from kapelle.viewer.index import Index
+from kapelle.viewer.index_tables import Tables
 from kapelle.viewer.league import standing
 from kapelle.viewer.library import Library, MetricTable, ViewedRun
 from kapelle.viewer.lines import Tail
@@ -250,3 +254,30 @@ def test_many_members_make_no_endless_heat_map() -> None:
 )
 def test_whose_agents_play_against_others(settings: Any, last: Any, shown: bool) -> None:
     assert plays_against(settings, last) == shown
+
+
+def test_who_was_drawn_is_what_the_run_has_drawn(tmp_path: Path) -> None:
+    one = {"adapter": "player"}
+    settings: dict[str, Any] = {
+        "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+        "team": {"agents": [{"name": "first", "weights": one}, {"name": "second", "weights": one}], "sampling": {"max_tokens": 2}},
+        "environment": {"name": "tests.support.plugins:Digest"},
+        "workflow": {"name": "parallel"},
+        "algorithm": {"name": "grpo", "group_size": 2, "team_reward": "individual"},
+        "training": {"steps": 3, "tasks_per_step": 6},
+        "evaluation": {"before_and_after": False},
+        "league": {"population": {"name": "fictitious", "share": 0.5}, "enter": {"every": 1}},
+    }  # fmt: skip
+    drawn = Counter[tuple[int, str]]()
+    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        for number, step in enumerate(trainer.steps(), 1):
+            for group in step.groups:
+                drawn[number, next((cast.player for cast in group.task.cast.values()), "")] += 1
+    index = Index(tmp_path / "run", ["first", "second"], tmp_path / "index")
+    index.finish()
+    found = index.ask(Tables.drawn)
+    names = {name for _, pair, _ in index.ask(Tables.met) for name in (pair.one, pair.other)}
+    index.close()
+    assert {(step, name): tasks for step, name, tasks in found} == drawn
+    assert len({name for _, name in drawn}) > 2
+    assert names == {name or "player" for _, name in drawn}, "members have their own names, and no slots'"
