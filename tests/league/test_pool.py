@@ -64,6 +64,14 @@ def test_who_leaves_when_there_are_too_many(leaves: str, left: list[int]) -> Non
     assert all(one not in found.gone and other not in found.gone for one, other in found.met)
 
 
+def test_who_stays_is_spread_over_the_run() -> None:
+    """Step 10 has neighbours 20 steps apart, step 20 has neighbours 40 apart."""
+    found = pool(keep=4, leaves="thinned")
+    for step in (0, 10, 20, 50, 60):
+        found.enter(MAIN, step)
+    assert [member.step for member in found.past] == [0, 20, 50, 60]
+
+
 def test_the_newest_never_leaves_and_fixed_members_neither() -> None:
     found = entered(5, keep=1, leaves="weakest")
     assert found.names == ["rock", f"{MAIN}@40"]
