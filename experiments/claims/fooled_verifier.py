@@ -132,7 +132,7 @@ CLAIM = Claim(
     remark=(
         "Three seeds of the debate, one warm-up and one verifier, since a run of the language model takes minutes; so much as that is shown of this verifier. Rate and updates of `refresh` were chosen on "
         "another seed, the leash was tried at this value alone. Better spent than paid directly is what is contradicted: 640 grades paid as they are teach more than 520 that refresh the verifier. "
-        "It had learned from 143,360, beside which 13 a step are few. The leash needs none. Several verifiers in place of one were not measured."
+        "It had learned from 143,360, beside which 13 a step are few. The leash needs none. Several verifiers in place of one, of which two were poor, did not keep the team from falling (`several_verifiers`)."
     ),
     plot="bars",
     plotted=("unseen", "who pays", "unseen sums right"),

@@ -75,7 +75,7 @@ CLAIM = Claim(
     plotted=("area", "", "mean worth over the tokens"),
     remark=(
         "No arm took a rate at the edge of the grid, and what `sharing` says of these arms does not hang on its two rates. But with one role it is not sharing that helps: one agent alone, five seeds at the rates of these "
-        "arms, is ahead by as much with all weights (area 0.74) of itself with an adapter (0.46), and one adapter for all four agents is not surely faster than one for each (0.61 and 0.58, ahead in three of five seeds at rate 0.003). "
+        "arms, learns faster by as much with all weights (area 0.74) than with an adapter (0.46), and one adapter for all four agents is not surely faster than one for each (0.61 and 0.58, ahead in three of five seeds at rate 0.003). "
         "All weights learn faster than an adapter of rank 4, whoever uses them. Teams of any number take as many steps, and more answers in a step gain shared weights little: 0.74, 0.79 and 0.82 with one, two and four agents, "
         "as adapters go from 0.46 to 0.52 and 0.58, each of which has as many answers as before. With four roles adapters are ahead by 0.13, which is not surely more than 0.1."
     ),
