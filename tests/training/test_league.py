@@ -233,3 +233,19 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
 def test_partners_that_could_not_enter_are_refused() -> None:
     with pytest.raises(ConfigError, match="lets partners enter"):
         Trainer(**game(league={"population": {"name": "fcp"}, "enter": None, "members": {"x": "frozen"}}))
+
+
+def test_a_past_self_of_another_game_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    with Trainer(**game(), run_dir=tmp_path / "digest") as trainer:
+        trainer.train(1)
+    members = {"old": {"past": str(tmp_path / "digest")}}
+    with pytest.raises(
+        ConfigError, match=r"learned tests.support.plugins:Digest, and this run plays openspiel kuhn_poker"
+    ):
+        Trainer(**game(**KUHN, league={"members": members}))
+
+
+def test_a_pool_that_would_not_fit_the_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"this machine has .* GiB"):
+        Trainer(**game(league={"in_memory": 10**9}))

@@ -55,7 +55,7 @@ from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_run, parts_of
+from kapelle.setup.validation import check_pool_fits, check_run, parts_of
 from kapelle.team import Agent, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
@@ -373,6 +373,7 @@ def prepare(
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = read_outlines(team, config.model, given)
     check_adapters(team, models)
+    check_pool_fits(config, team, models)
     for path in {*team.bases.values()}.difference(given):
         if "vision_config" in read_settings(path):
             read_image_processor(located(path), read_architecture(path, config.model.embedded))

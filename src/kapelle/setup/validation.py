@@ -6,7 +6,9 @@ Every message states what is wrong, where, and how to fix it.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -35,13 +37,16 @@ from kapelle.environment import (
 )
 from kapelle.errors import ConfigError
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
-from kapelle.models.outline import read_settings
+from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
+from kapelle.runs.named_checkpoint import names_a_run, split_run
+from kapelle.runs.reader import read_config
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.schema import FcpPopulation, LeagueConfig, RunConfig
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -302,6 +307,8 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
     """Refuse a league that nobody could enter or meet, and what would not know who plays."""
     environment, population = config.environment, league.population
     for member, said in league.members.items():
+        if isinstance(said, PastAdapter) and names_a_run(said.past):
+            _check_same_game(config, f"`league.members.{member}.past: {said.past}`", split_run(said.past)[0])
         if not isinstance(said, str) or said == "frozen":
             continue
         where = f"`league.members.{member}: {said}`"
@@ -348,6 +355,42 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
     for reason, holds in reasons.items():
         if holds:
             raise ConfigError(f"`league`: {reason}.")
+
+
+def _check_same_game(config: RunConfig, where: str, run: Path) -> None:
+    """Refuse a past self that learned another game; of a mixture, one that did not learn this part of it."""
+    read = parse_yaml(read_config(run))
+    learned = read.get("environment") if isinstance(read, Mapping) else None
+    if not isinstance(learned, Mapping):
+        return
+    now = config.environment.model_dump(mode="json")
+    there, here = (
+        " ".join(str(each[key]) for key in ("name", "game") if key in each) for each in (learned, now)
+    )
+    if there != here and "mixture" not in (learned.get("name"), now.get("name")):
+        raise ConfigError(f"{where} learned {there}, and this run plays {here}. Name a run of the same game.")
+
+
+def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]) -> None:
+    """Refuse a league whose adapters and resting weights are larger than the machine's memory."""
+    league = config.league
+    if league is None:
+        return
+    own = [
+        policy
+        for name, policy in team.policies.items()
+        if policy.lora is not None and name in set(team.policy_of.values())
+    ]
+    one = 4 * sum(
+        adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
+    )
+    held = sum(name.startswith("league:") for name in team.policies) // max(1, len(own)) + league.in_memory
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if held * one > memory:
+        raise ConfigError(
+            f"`league.slots` and `league.in_memory` keep {held} past selves of {one / 2**30:.1f} GiB, and this machine has "
+            f"{memory / 2**30:.0f} GiB. Lower them, or `team.lora.rank`."
+        )
 
 
 def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
