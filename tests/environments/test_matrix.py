@@ -219,3 +219,32 @@ def test_information_states_are_what_players_read() -> None:
     ]
     with pytest.raises(ConfigError, match="rounds: 1"):
         list(Matrix(game="xor", rounds=2).decisions())
+
+
+LEVERS = {a + b: (0.0 if a != b else 0.9 if a == "D" else 1.0) for a in "ABCD" for b in "ABCD"}
+"""The lever game in the small (2003.02979): three levers alike, and one that pays less and is the only one of its kind."""
+
+
+def test_letters_are_alike_where_exchanging_them_changes_no_payoff() -> None:
+    assert Matrix(game="custom", payoffs=LEVERS).table.alike() == ["ABC", "D"]
+    assert Matrix(game="xor").table.alike() == ["AB"]
+    assert Matrix(game="climbing").table.alike() == ["A", "B", "C"]
+    pays = {joint: (paid, -paid) for joint, paid in RPS.items()}
+    assert Matrix(game="custom", payoffs=pays).table.alike() == ["R", "P", "S"]
+
+
+async def test_other_play_renames_the_partner_s_letters_in_what_it_says_and_reads() -> None:
+    game = Matrix(game="custom", payoffs=LEVERS, rules="none", rounds=2, other_play=True)
+    met = set()
+    for seed in range(40):
+        world = game.start(game.task("train", 0), ("a", "b"), seed)
+        paid = await world.step({"a": "A", "b": "A"})
+        meant = game.renamed(1, seed)
+        assert paid["a"] == paid["b"] == float(meant["A"] == "A")
+        own = {letter: said for said, letter in meant.items()}
+        assert world.observe("a") == f"1/2 ABCD A{meant['A']}"
+        assert world.observe("b") == f"2/2 ABCD {own['A']}A"
+        assert await world.step({"a": "D", "b": "D"}) == {"a": 0.9, "b": 0.9}
+        met.add(meant["A"])
+    assert met == {"A", "B", "C"}
+    assert game.renamed(0, 3) == {letter: letter for letter in "ABCD"}

@@ -15,6 +15,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Scripted
 from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 # -------- Matrix games as tables, and what is known about them: optima and pure equilibria by enumeration
@@ -78,6 +79,21 @@ class Game:
                 for other in moves
             )
         )
+
+    def alike(self) -> list[str]:
+        """Return the letters in sets of those that may be exchanged, by all players at once, without changing any payoff."""
+        sets: list[str] = []
+        for letter in dict.fromkeys("".join(self.moves)):
+            place = next((k for k, own in enumerate(sets) if self._exchangeable(own[0], letter)), None)
+            if place is None:
+                sets.append(letter)
+            else:
+                sets[place] += letter
+        return sets
+
+    def _exchangeable(self, one: str, other: str) -> bool:
+        swapped = str.maketrans(one + other, other + one)
+        return all(self.payoffs.get(joint.translate(swapped)) == paid for joint, paid in self.payoffs.items())
 
     def gaps(self) -> list[Joint]:
         """Return the joint moves that the table forgets."""
@@ -144,6 +160,9 @@ class Matrix(GameSettings, Enumerable, Opposed, Scripted):
     """Rounds of one episode."""
     memory: int | None = Field(default=1, ge=0)
     """Past rounds that an observation shows, null for all; an agent's conversation keeps earlier ones."""
+    other_play: bool = False
+    """Whether every player but the first has letters renamed, at random in each episode, where exchanging them changes no payoff: who agrees
+    with such a partner needs no convention (other-play, 2003.02979)."""
     invalid: FiniteFloat | None = None
     """What an invalid move pays, at most the game's least payoff, which null takes."""
 
@@ -280,7 +299,18 @@ class Matrix(GameSettings, Enumerable, Opposed, Scripted):
         """Open one match."""
         self.check(agents)
         told = self.head(self._rules(), "All say one letter at once.")
-        return MatrixWorld(self, task, agents, told)
+        return MatrixWorld(self, task, agents, told, seed)
+
+    def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
+        """Return what the letters that a player writes stand for in an episode."""
+        found: dict[str, str] = {}
+        draw = random.Random(derive_seed("other-play", seat, seed))
+        for own in self.table.alike():
+            letters = list(own)
+            if self.other_play and seat > 0:
+                draw.shuffle(letters)
+            found |= zip(own, letters, strict=True)
+        return found
 
     def _rules(self) -> str:
         """Return how the game is played, and what it pays unless the table is too long to be read."""
@@ -310,7 +340,7 @@ class Matrix(GameSettings, Enumerable, Opposed, Scripted):
 class MatrixWorld(BaseWorld):
     """One match: every player moves at once in each round."""
 
-    def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], told: str) -> None:
+    def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], told: str, seed: int) -> None:
         super().__init__(task, agents)
         self._game = settings.table
         self._moves = dict(zip(agents, self._game.moves, strict=True))
@@ -319,13 +349,17 @@ class MatrixWorld(BaseWorld):
         self._invalid = settings.invalid_payoff
         self._move_in = settings.move_in
         self._told = told
+        self._meant = {agent: settings.renamed(seat, seed) for seat, agent in enumerate(agents)}
+        """Agent → a letter that it writes → the game's."""
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
         """Return the rules, the seat, the legal letters and the last rounds' joint moves."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
         seat = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
-        line = " ".join([seat, self._moves[agent], *shown])
+        written = {meant: letter for letter, meant in self._meant[agent].items()}
+        past = ["".join(written.get(letter, letter) for letter in joint) for joint in shown]
+        line = " ".join([seat, self._moves[agent], *past])
         return f"{self._told}\n{line}" if self._told else line
 
     def movers(self) -> tuple[str, ...]:
@@ -344,7 +378,7 @@ class MatrixWorld(BaseWorld):
         joint: list[str | None] = []
         for agent in self.agents:
             move = (self._move_in(actions[agent]) or "").strip()
-            joint.append(move if len(move) == 1 and move in self._moves[agent] else None)
+            joint.append(self._meant[agent][move] if len(move) == 1 and move in self._moves[agent] else None)
         self._history.append("".join(move or "-" for move in joint))
         if self._game.common and None in joint:
             return dict.fromkeys(self.agents, self._invalid)
