@@ -142,6 +142,17 @@ def test_two_processes_learn_what_one_learns() -> None:
     check(FEW, 2)
 
 
+LEAGUE: dict[str, Any] = {
+    "league": {"population": "pfsp", "enter": {"every": 1}, "slots": 2, "exploiter": {}},
+    "training": {"tasks_per_step": 4},
+}
+
+
+@pytest.mark.slow
+def test_two_processes_play_one_league() -> None:
+    check([("grpo", LEAGUE), ("grpo", {**LEAGUE, **FSDP})], 2)
+
+
 @pytest.mark.slow
 def test_two_processes_choose_the_same_tasks_and_learn_the_same_again() -> None:
     check([("mappo", SELECTING)], 2)
