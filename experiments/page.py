@@ -63,7 +63,10 @@ def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
     lines = [HEAD.replace("{adr}", adr.name[:4]).replace("{file}", adr.name)]
     lines += ["| claim | of | verdict | CPU |\n|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
-        pages = ", ".join(f"[{each}](algorithms/{each}.md)" for each in claim.algorithms) or "[leagues](leagues.md)"
+        pages = (
+            ", ".join(f"[{each}](algorithms/{each}.md)" for each in claim.algorithms)
+            or "[leagues](leagues.md)"
+        )
         lines.append(
             f"| [{claim.claim}](#{name}) | {pages} | {verdict_of(claim, results)} | {_time(results.seconds)} |\n"
         )

@@ -75,7 +75,7 @@ def test_info_knows_versions_machine_and_extras(kapelle: Kapelle) -> None:
 def test_an_extra_that_is_missing_names_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch, kapelle: Kapelle
 ) -> None:
-    assert extras()["games"] == ["open_spiel", "pettingzoo"]
+    assert extras()["games"] == ["open_spiel", "openskill", "pettingzoo", "scipy"]
     real = version
     monkeypatch.setattr("kapelle.cli.info._version", lambda name: None if name == "peft" else real("torch"))
     assert kapelle("info", "--json").json["extras"]["peft"] == "missing peft: pip install 'kapelle[peft]'"

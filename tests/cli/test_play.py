@@ -169,7 +169,7 @@ def recipes_with_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_recipe_can_be_played(
     kapelle: Kapelle, typed: Type, recipes_with_data: Path, name: str
 ) -> None:
-    typed(*["1", "Pass", "a0", "P0"] * 10)
+    typed(*["1", "Pass", "a0", "P0", "Call"] * 10)
     file = recipes_with_data / f"{name}.yaml"
     said = kapelle("play", file if file.is_file() else name)
     assert (said.code, said.err) == (0, "")
