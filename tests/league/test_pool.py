@@ -24,27 +24,26 @@ def entered(at: int, **settings: object) -> MemberPool:
 def test_points_count_draws_as_half_and_begin_at_one_half() -> None:
     found = pool()
     for won in (1.0, 1.0, 0.0, -1.0):
-        found.played(MAIN, "rock", won, won)
+        found.played(MAIN, "rock", won)
     # Two wins, half a draw and half a game more, of four games and one more.
     assert found.scores[MAIN, "rock"].points == pytest.approx(0.6)
-    assert found.scores[MAIN, "rock"].returned == 1.0
 
 
 def test_old_games_fade_for_draws_and_stay_for_ratings() -> None:
     found = pool(forget=0.5)
-    found.played(MAIN, "rock", 1.0, 1.0)
+    found.played(MAIN, "rock", 1.0)
     found.fade()
     found.fade()
-    found.played(MAIN, "rock", -1.0, -1.0)
+    found.played(MAIN, "rock", -1.0)
     assert found.scores[MAIN, "rock"].wins == 0.25
     assert found.met[f"{MAIN}@now", "rock"].wins == 1.0
 
 
 def test_games_of_a_time_belong_to_who_enters_at_its_end() -> None:
     found = pool()
-    found.played(MAIN, "rock", 1.0, 1.0)
+    found.played(MAIN, "rock", 1.0)
     found.enter(MAIN, 10)
-    found.played(MAIN, "rock", -1.0, -1.0)
+    found.played(MAIN, "rock", -1.0)
     assert found.met[f"{MAIN}@10", "rock"].wins == 1.0
     assert found.met[f"{MAIN}@now", "rock"].losses == 1.0
 
@@ -57,7 +56,7 @@ def test_who_leaves_when_there_are_too_many(leaves: str, left: list[int]) -> Non
     for step in (0, 10, 20, 30, 40):
         for member in found.past:  # the later one entered, the harder it is beaten; 30 is beaten always
             won = 1.0 if member.step in {10, 30} else -1.0
-            found.played(MAIN, member.name, won, won)
+            found.played(MAIN, member.name, won)
         found.enter(MAIN, step)
     assert [member.step for member in found.past] == left
     assert set(found.gone) == {f"{MAIN}@{step}" for step in (0, 10, 20, 30) if step not in left}
@@ -84,7 +83,7 @@ def test_a_learner_enters_when_it_surely_beats_the_pool(wins: int, losses: int, 
     """More than 0.55 by the lower end of Wilson's one-sided 95 % interval: 9:1 0.65, 7:3 0.44, 70:30 0.62, 6:0 0.69, 2:0 0.43."""
     found = pool(enter={"every": 5, "beats": 0.55})
     for won in [1.0] * wins + [-1.0] * losses:
-        found.played(MAIN, "rock", won, won)
+        found.played(MAIN, "rock", won)
     assert not found.may_enter(MAIN, 4)
     assert found.may_enter(MAIN, 5) is enters
 
@@ -100,7 +99,7 @@ def test_nobody_enters_where_the_settings_say_so() -> None:
 
 def test_the_state_survives_json() -> None:
     found = entered(4, keep=2)
-    found.played(MAIN, f"{MAIN}@30", 0.0, 0.5)
+    found.played(MAIN, f"{MAIN}@30", 0.0)
     found.payoffs["first", f"{MAIN}@30", "rock"] = 0.25
     again = pool(keep=2)
     again.load_state(json.loads(json.dumps(found.state())))

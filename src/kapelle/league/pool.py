@@ -48,8 +48,6 @@ class MatchScore:
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
-    returned: float = 0.0
-    """Sum of the learner's returns."""
 
     @property
     def games(self) -> float:
@@ -63,13 +61,11 @@ class MatchScore:
 
     def faded(self, by: float) -> MatchScore:
         """Return the score in which every game counts `by` times as much."""
-        return MatchScore(self.wins * by, self.draws * by, self.losses * by, self.returned * by)
+        return MatchScore(self.wins * by, self.draws * by, self.losses * by)
 
-    def plus(self, won: float, mean: float) -> MatchScore:
-        """Return the score with one game more, whose difference is `won` (its sign counts) and whose return is `mean`."""
-        return MatchScore(
-            self.wins + (won > 0), self.draws + (won == 0), self.losses + (won < 0), self.returned + mean
-        )
+    def plus(self, won: float) -> MatchScore:
+        """Return the score with one game more, in which the learner was ahead by so much: only the sign counts."""
+        return MatchScore(self.wins + (won > 0), self.draws + (won == 0), self.losses + (won < 0))
 
 
 Pair = tuple[str, str]
@@ -105,11 +101,11 @@ class MemberPool:
         """The snapshots, oldest first."""
         return [member for member in self.members if member.kind == "past"]
 
-    def played(self, learner: str, member: str, won: float, mean: float) -> None:
-        """Note one game of a learner against a member: by how much it was ahead, and what it earned."""
-        self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won, mean)
+    def played(self, learner: str, member: str, won: float) -> None:
+        """Note one game of a learner against a member, and by how much it was ahead."""
+        self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won)
         now = _now(learner)
-        self.met[now, member] = self.met.get((now, member), MatchScore()).plus(won, mean)
+        self.met[now, member] = self.met.get((now, member), MatchScore()).plus(won)
 
     def fade(self) -> None:
         """Let all games count less, once for each step."""
@@ -195,4 +191,4 @@ def _now(learner: str) -> str:
 
 
 def _plain(score: MatchScore) -> list[float]:
-    return [score.wins, score.draws, score.losses, score.returned]
+    return [score.wins, score.draws, score.losses]

@@ -247,7 +247,7 @@ class League:
                 member = self._players.get(other, other)
                 own_return = episode.total(home)
                 rest = fmean(episode.total(agent) for agent in team.names if agent != home)
-                self.pool.played(learner, member, own_return - rest, own_return)
+                self.pool.played(learner, member, own_return - rest)
                 earned.setdefault(learner, []).append(own_return)
         row = {f"league/return/{learner}": fmean(values) for learner, values in earned.items()}
         row |= {
