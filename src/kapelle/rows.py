@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kapelle.team import Team
-    from kapelle.types import Episode, Group, Image, Message, Routing, Turn
+    from kapelle.types import Constraint, Episode, Group, Image, Message, Routing, Turn
 
 
 class TurnKey(NamedTuple):
@@ -68,6 +68,9 @@ class Sample:
     """Pictures that the tokens hold places for, in their order there."""
     routing: Routing | None = None
     """Experts that its tokens take again; None leaves them to the routers."""
+    constraint: Constraint | None = None
+    """What the targets, the beginning of one completion, had to look like: log-probs are of the distribution over what was
+    allowed."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -94,6 +95,48 @@ class Message:
     """Pictures that stand before its text."""
 
 
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a completion has to look like: where a token would break this, its probability is 0.
+
+    The turn ends exactly where the text is complete. Two are equal if their kinds and texts are; made by the methods below.
+    """
+
+    kind: ConstraintKind
+    text: str
+    """The schema or the choices as JSON, the regular expression, or the grammar; empty for `json_object`."""
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Json]) -> Constraint:
+        """Return: JSON that this schema describes, properties in the schema's order."""
+        return cls("json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+
+    @classmethod
+    def json_object(cls) -> Constraint:
+        """Return: any JSON object."""
+        return cls("json_object", "")
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """Return: a text that the whole regular expression matches (Rust's syntax: no look-around, no back-references)."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choices(cls, texts: Sequence[str]) -> Constraint:
+        """Return: one of these texts, each once, in their order."""
+        return cls(
+            "choices", json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False, separators=(",", ":"))
+        )
+
+    @classmethod
+    def grammar(cls, lark: str) -> Constraint:
+        """Return: a text of this grammar, in llguidance's form of Lark (`%json {…}` embeds a schema)."""
+        return cls("grammar", lark)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How one policy call samples; log-probs are those of the distribution that this describes."""
@@ -108,6 +151,15 @@ class Sampling:
     """0 keeps all tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion; the tokens that form them are part of it."""
+    constraint: Constraint | None = None
+    """What the completion has to look like; None leaves it free."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Json]) -> Sampling:
+        """Return the sampling of which `dataclasses.asdict` made this row, and JSON perhaps lists of its tuples."""
+        constraint = row.get("constraint")
+        own = {**row, "stop": tuple(row["stop"])}
+        return cls(**{**own, "constraint": None if constraint is None else Constraint(**constraint)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +235,8 @@ class Turn:
     """All pictures in its prompt, in their order there."""
     routing: Routing | None = None
     """The experts that sampled it, where they are to be trained again (`model.routing: replayed`)."""
+    constraint: Constraint | None = None
+    """What the completion had to look like: its log-probs are those of the distribution over what was allowed."""
     copied: bool = False
     """True if another episode of its group sampled it for both: its tokens are counted there (`Data.widths`)."""
 

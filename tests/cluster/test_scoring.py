@@ -20,7 +20,7 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.rows import Sample
 from kapelle.setup.team_builder import REWARD_BASE
 from kapelle.team import VERIFIER
-from kapelle.types import Image, Routing
+from kapelle.types import Constraint, Image, Routing
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,13 @@ def test_samples_survive_the_way() -> None:
     image = Image("0" * 32, "image/png", b"\x89PNG")
     told = [
         Sample("a", (5, 6, 7), (1, 3), temperature=0.5, bundle=4, images=(image, image)),
-        Sample("b", (9,), (1,), routing=Routing(2, 1, b"\x00\x01\xff\x00")),
+        Sample(
+            "b",
+            (9,),
+            (1,),
+            routing=Routing(2, 1, b"\x00\x01\xff\x00"),
+            constraint=Constraint.choices(["yes", "no"]),
+        ),
     ]
     found = load_samples(dump_samples(told))
     assert found == told

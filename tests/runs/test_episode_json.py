@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kapelle.errors import DataError
 from kapelle.runs.episode_json import dump_episode, dump_groups, load_episode, load_groups
-from kapelle.types import Episode, Group, Message, Task, Turn
+from kapelle.types import Constraint, Episode, Group, Message, Task, Turn
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 # Every character, lone surrogates too: an endpoint may send them.
@@ -21,6 +21,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=6,
 )
+constraints = st.builds(Constraint, kind=st.sampled_from(["json_schema", "regex", "choices"]), text=text)
 messages = st.builds(Message, role=text, content=text, speaker=st.none() | names)
 tasks = st.builds(
     Task, id=text, question=text, data=st.dictionaries(text, json_values, max_size=3), part=text
@@ -46,6 +47,7 @@ def turns(draw: st.DrawFn) -> Turn:
         reward=draw(finite),
         parent=draw(st.none() | st.integers(0, 99)),
         trained=draw(st.booleans()),
+        constraint=draw(st.none() | constraints),
         versions=((4, 1), (7, len(completion) - 1)) if len(completion) > 1 and draw(st.booleans()) else (),
     )
 

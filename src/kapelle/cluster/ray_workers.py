@@ -504,7 +504,7 @@ class RayPlayer:
             timeline=Timeline(),
             sampling=None
             if sampling is None
-            else {name: Sampling(**each) for name, each in sampling.items()},
+            else {name: Sampling.from_row(each) for name, each in sampling.items()},
         )
         if not said["plainly"]:
             play = play.as_asked(team.algorithm.data)

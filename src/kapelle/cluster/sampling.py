@@ -266,7 +266,7 @@ def _requests(said: Mapping[str, Any]) -> list[Request]:
             row["agent"],
             tuple(Message("user", "", images=(images[name],)) for name in row["images"]),
             tuple(row["prompt_ids"]),
-            Sampling(**{**row["sampling"], "stop": tuple(row["sampling"]["stop"])}),
+            Sampling.from_row(row["sampling"]),
             row["seed"],
             Task("", ""),
             row["sample"],

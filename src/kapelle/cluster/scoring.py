@@ -11,7 +11,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +33,7 @@ from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import split_scored
-from kapelle.types import Image, Routing
+from kapelle.types import Constraint, Image, Routing
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings
@@ -223,6 +223,7 @@ def dump_samples(samples: Sequence[Sample]) -> bytes:
             "routing": None
             if sample.routing is None
             else [sample.routing.layers, sample.routing.chosen, b64(sample.routing.data)],
+            "constraint": None if sample.constraint is None else asdict(sample.constraint),
         }
         for sample in samples
     ]
@@ -253,6 +254,7 @@ def load_samples(data: bytes) -> list[Sample]:
                 routing=None
                 if routing is None
                 else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
+                constraint=None if row["constraint"] is None else Constraint(**row["constraint"]),
             )
         )
         place = end

@@ -101,6 +101,7 @@ class AskedTurn:
             trained=self.trained,
             images=images_in(asked.messages),
             routing=routing,
+            constraint=asked.sampling.constraint,
         )
 
 

@@ -1,7 +1,7 @@
 """Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
+`step` and `group` (the number of its group within the step). `versions`, `constraint` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
 their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way.
@@ -22,6 +22,7 @@ from kapelle.errors import DataError
 from kapelle.types import (
     SIGNATURES,
     Cast,
+    Constraint,
     Episode,
     Group,
     Image,
@@ -211,7 +212,7 @@ def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) ->
 
 
 def _fields(
-    value: Cast | Episode | Turn | Task | Message | Payment | Routing | Intervention,
+    value: Cast | Constraint | Episode | Turn | Task | Message | Payment | Routing | Intervention,
 ) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
@@ -225,10 +226,12 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     routing = row.pop("routing")
     if routing is not None and whole:
         row["routing"] = {**_fields(routing), "data": b64(zlib.compress(routing.data))}
+    if turn.constraint is not None:
+        row["constraint"] = _fields(turn.constraint)
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
-    for name in ("versions", "copied"):
+    for name in ("versions", "copied", "constraint"):
         if not row[name]:
             del row[name]
     return _by_hash(row)
@@ -253,6 +256,8 @@ def _turn(row: Mapping[str, Json], images: Mapping[str, Image]) -> Turn:
     values["reward"] = decode(values["reward"])
     values["heard"] = tuple(Message(**_with_images(message, images)) for message in values["heard"])
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
+    if constraint := values.get("constraint"):
+        values["constraint"] = Constraint(**constraint)
     if routing := values.get("routing"):
         values["routing"] = Routing(**{**routing, "data": zlib.decompress(base64.b64decode(routing["data"]))})
     return Turn(**_with_images(values, images))

@@ -39,6 +39,7 @@ def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Te
         temperature=team[turn.agent].sampling.temperature,
         images=turn.images,
         routing=turn.routing,
+        constraint=turn.constraint,
     )
 
 
