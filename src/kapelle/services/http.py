@@ -202,8 +202,14 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[Json | str, None],
         headers: Mapping[str, str] | None = None,
         begun: Sequence[Json | str] = (),
+        failed: Callable[[Refusal], Json] = Refusal.row,
+        *,
+        named: bool = False,
     ) -> None:
-        """Send the events in `begun`, which the caller took from `events` already, and then the others."""
+        """Send the events in `begun`, which the caller took from `events` already, and then the others.
+
+        `failed` is the event of a failure on the way. `named` ones also have their `type` as the event's name.
+        """
 
         async def pieces() -> AsyncIterator[bytes]:
             waiting, over = list(begun), False
@@ -215,11 +221,12 @@ class EventStream(StreamingResponse):
                     return
                 # The status is sent already, so the last event is an error that clients read.
                 except Refusal as refusal:
-                    event, over = refusal.row(), True
+                    event, over = failed(refusal), True
                 except Exception as error:
-                    event, over = _failed("A stream failed.", error).row(), True
+                    event, over = failed(_failed("A stream failed.", error)), True
                 text = event.encode() if isinstance(event, str) else JsonAnswer(event).body
-                yield b"data: " + text + b"\n\n"
+                name = f"event: {event['type']}\n".encode() if named and not isinstance(event, str) else b""
+                yield name + b"data: " + text + b"\n\n"
 
         super().__init__(pieces(), headers={**(headers or {}), "content-type": "text/event-stream"})
         self._events = events

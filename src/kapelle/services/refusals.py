@@ -68,16 +68,18 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-def read_body(form: type[B], body: Json) -> B:
-    """Return a body in a form; raises Refusal (400), naming the first parameter that is wrong."""
+def read_body(form: type[B], body: Json, inside: str = "") -> B:
+    """Return a body in a form; raises Refusal (400), naming the first parameter that is wrong.
+
+    `inside` is the place of what is read where it is a part of a body.
+    """
     try:
         return form.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         # Names of keys come from the caller: bounded, and shown as what they are.
-        place = ".".join(
-            str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part)
-        )[:200]
+        names = [str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part)]
+        place = ".".join([inside, *names] if inside else names)[:200]
         if first["type"] == "extra_forbidden":
             raise wrong(f"The parameter `{place}` is not supported.", place) from None
         raise wrong(f"`{place}`: {first['msg']}.", place) from None

@@ -27,11 +27,34 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/sessions/none/reward"])
+GOOD_RESPONSE: dict[str, Any] = {
+    "model": "duo/first", "instructions": "x",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "y"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "z", "annotations": []}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "z"}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+    "tool_choice": "auto", "max_output_tokens": 1, "temperature": 1.0, "top_p": 0.5, "seed": 1, "stop": ["a"],
+    "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "include": ["message.output_text.logprobs"],
+    "metadata": {"a": "b"}, "store": True, "truncation": "auto", "stream": False,
+}  # fmt: skip
+ROUTES = {
+    "/v1/chat/completions": GOOD,
+    "/v1/responses": GOOD_RESPONSE,
+    "/v1/sessions/none/reward": GOOD,
+}
+"""Path → a good body."""
+
+
+@pytest.mark.parametrize("path", ROUTES)
 async def test_every_broken_body_is_refused_in_one_form(server: PolicyServer, path: str) -> None:
     application = Application(Binding(), server.service.routes())
     refused = 0
-    for body in bodies(GOOD, 700):
+    for body in bodies(ROUTES[path], 700):
         status, said = await answered(application, path, body)
         if status == 200:
             continue  # what was changed says nothing

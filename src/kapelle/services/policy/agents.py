@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,6 +79,33 @@ class Done:
     prompt_tokens: int
     turn: int | None = None
     """Its number in its episode; None if no episode is played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """New words of a choice, which may be none yet."""
+
+    choice: int
+    words: str
+    tokens: list[Json] | None
+    """The tokens that they came with and their log-probs; None unless they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A complete choice: its words and tokens that were not heard before, and the whole of it."""
+
+    choice: int
+    words: str
+    tokens: list[Json] | None
+    message: Mapping[str, Json]
+    """As OpenAI's clients read it in a chat completion: `content`, `tool_calls`."""
+    reason: str
+    """Why it ended."""
+    usage: tuple[int, int]
+    """How many tokens were read and written."""
+    about: Mapping[str, Json]
+    """What kapelle says of it beside OpenAI's form."""
 
 
 Tell = Callable[[Any], None]
@@ -269,25 +296,55 @@ class Chat:
 
     async def whole(self, answers: AsyncIterator[News | Done]) -> Json:
         """Return the answer."""
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            done = [each async for each in told if isinstance(each, Done)]
-        choices, count = [], self.request.top_logprobs
-        for k, each in enumerate(one.completion for one in done):
-            message, reason = message_of(each, tools=self.request.calls_tools)
-            others = await self.agents.alternatives(self.prompt, each.ids, count)
-            logprobs = self._logprobs(each.ids, each.logprobs, others)
-            choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": reason})
-        first = done[0].completion
+        ended = [each async for each in self.heard(answers) if isinstance(each, Ended)]
+        choices = [
+            {
+                "index": k,
+                "message": each.message,
+                "logprobs": _rows(each.tokens),
+                "finish_reason": each.reason,
+            }
+            for k, each in enumerate(ended)
+        ]
+        about = ended[0].about
         return {
             **self.head.row("chat.completion"),
             "choices": choices,
-            "usage": self._usage(done),
-            "system_fingerprint": first.weights_hash,
-            "kapelle": {"version": first.version, "weights_hash": first.weights_hash, **self.head.extra},
+            "usage": _usage(ended),
+            "system_fingerprint": about["weights_hash"],
+            "kapelle": {**about, **self.head.extra},
         }
 
     async def chunks(self, answers: AsyncIterator[News | Done]) -> AsyncIterator[Json | str]:
         """Yield the answer in pieces."""
+        ended: list[Ended] = []
+        for k in range(self.request.n):
+            yield self.head.opening(k)
+        async with aclosing(self.heard(answers)) as coming:
+            async for each in coming:
+                k, rows = each.choice, _rows(each.tokens)
+                if isinstance(each, Heard):
+                    if each.words or rows is not None:
+                        yield self.head.chunk(k, {"content": each.words}, rows)
+                    continue
+                # The rest of a choice: its words, and then each call in a piece of its own, as OpenAI sends them: some clients
+                # read only the first one of a piece.
+                ended.append(each)
+                calls: list[dict[str, Json]] = [
+                    {"tool_calls": [{"index": n, **call}]}
+                    for n, call in enumerate(each.message.get("tool_calls", ()))
+                ]
+                none = None if rows is None else _rows([])
+                for delta in [*([{"content": each.words}] if each.words or not calls else []), *calls]:
+                    yield self.head.chunk(k, delta, rows)
+                    rows = none
+                yield self.head.chunk(k, {}, none, each.reason, each.about)
+        if self.request.wants_usage:
+            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": _usage(ended)}
+        yield "[DONE]"
+
+    async def heard(self, answers: AsyncIterator[News | Done]) -> AsyncGenerator[Heard | Ended, None]:
+        """Yield the words of the answer as they come, and each choice when it is complete."""
         tools = self.request.calls_tools
         marks = ("<tool_call>",) if tools else ()
         stops = self.prompt.sampling.stop
@@ -297,50 +354,43 @@ class Chat:
             if self.decodes is not None
         }
         told = [0] * self.request.n
-        done: list[Done] = []
-        for k in range(self.request.n):
-            yield self.head.opening(k)
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 k = each.choice
                 if isinstance(each, News):
                     told[k] += len(each.ids)
                     text = words[k].hear(each.ids) if k in words else ""
-                    if text or self.request.logprobs:
-                        rows = self._logprobs(each.ids, each.logprobs)
-                        yield self.head.chunk(k, {"content": text}, rows)
+                    yield Heard(k, text, self._tokens(each.ids, each.logprobs))
                     continue
-                # The rest of a choice: its words, and then each call in a piece of its own, as OpenAI sends them: some clients
-                # read only the first one of a piece.
-                done.append(each)
                 completion = each.completion
                 message, reason = message_of(completion, tools=tools)
                 text = message["content"] or ""
                 left = words[k].end(text) if k in words else text
-                calls: list[dict[str, Json]] = [
-                    {"tool_calls": [{"index": n, **call}]}
-                    for n, call in enumerate(message.get("tool_calls", ()))
-                ]
-                for delta in [*([{"content": left}] if left or not calls else []), *calls]:
-                    rows = self._logprobs(completion.ids[told[k] :], completion.logprobs[told[k] :])
-                    yield self.head.chunk(k, delta, rows)
-                    told[k] = len(completion.ids)
-                weights = {"version": completion.version, "weights_hash": completion.weights_hash}
-                yield self.head.chunk(k, {}, self._logprobs((), ()), reason, weights)
-        if self.request.wants_usage:
-            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": self._usage(done)}
-        yield "[DONE]"
+                # `top_logprobs` are asked for only where nothing was told before.
+                others = await self.agents.alternatives(
+                    self.prompt, completion.ids, self.request.top_logprobs
+                )
+                rows = self._tokens(completion.ids[told[k] :], completion.logprobs[told[k] :], others)
+                usage = each.prompt_tokens, len(completion.ids)
+                about = {"version": completion.version, "weights_hash": completion.weights_hash}
+                yield Ended(k, left, rows, message, reason, usage, about)
 
-    def _logprobs(
+    def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
-    ) -> Json:
+    ) -> list[Json] | None:
         """Return sampled tokens with their log-probs; None unless they are asked for."""
         if self.decodes is None or not self.request.logprobs:
             return None
-        return {"content": token_rows(ids, logprobs, self.decodes.decode, alternatives)}
+        return token_rows(ids, logprobs, self.decodes.decode, alternatives)
 
-    def _usage(self, done: Sequence[Done]) -> Json:
-        return usage_row(done[0].prompt_tokens, sum(len(each.completion.ids) for each in done))
+
+def _rows(tokens: list[Json] | None) -> Json:
+    return None if tokens is None else {"content": tokens}
+
+
+def _usage(ended: Sequence[Ended]) -> Json:
+    """Return how many tokens were read, once for all choices, and written."""
+    return usage_row(ended[0].usage[0], sum(each.usage[1] for each in ended))
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:

@@ -28,6 +28,8 @@ from kapelle.services.http import SESSION, Application, Call, EventStream, HttpS
 from kapelle.services.policy.agents import Agents, Chat, read_chat
 from kapelle.services.policy.chat_form import ChatRequest, Head, read_request
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
+from kapelle.services.policy.responses import KeptResponses, ResponseForm
+from kapelle.services.policy.responses_form import renamed
 from kapelle.services.policy.teams import TeamChat, team_answers
 from kapelle.services.refusals import Refusal, busy
 from kapelle.types import Json
@@ -115,6 +117,22 @@ async def show_file(content: bytes, kind: str, _call: Call) -> Response:
 # -------- The routes
 
 
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """The form of a call of chat completions."""
+
+    request: ChatRequest
+    failed = staticmethod(Refusal.row)
+
+    async def whole(self, asked: Chat | TeamChat, answers: AsyncIterator[Any]) -> Json:
+        """Return the answer."""
+        return await asked.whole(answers)
+
+    def events(self, asked: Chat | TeamChat, answers: AsyncIterator[Any]) -> AsyncIterator[Json | str]:
+        """Yield the answer in pieces."""
+        return asked.chunks(answers)
+
+
 class PolicyService:
     """Answers chat completions by the agents of a team."""
 
@@ -128,6 +146,9 @@ class PolicyService:
         self._agents = agents
         self._started = started
         self._recorder = recorder
+        self._kept = KeptResponses(
+            lambda session: recorder is None or recorder.sessions.known(session) is not None
+        )
 
     def routes(self) -> Sequence[Route]:
         """Return its routes."""
@@ -137,6 +158,8 @@ class PolicyService:
             route("GET", "/v1/models", self.models),
             route("GET", "/v1/models/{name:path}", self.model),
             route("POST", "/v1/chat/completions", self.chat),
+            route("POST", "/v1/responses", self.respond),
+            *self._kept.routes(),
             *(() if self._recorder is None else self._recorder.routes()),
             *(
                 route("GET", path, partial(show_file, page.joinpath(name).read_bytes(), kind))
@@ -159,21 +182,32 @@ class PolicyService:
 
     async def chat(self, call: Call) -> Response:
         """Return what an agent, or the team, answers."""
-        request = read_request(call.body)
+        return await self._answer(call, ChatForm(read_request(call.body)))
+
+    async def respond(self, call: Call) -> Response:
+        """Return the same in the form of the Responses API."""
+        form = ResponseForm(call, self._kept)
+        try:
+            return await self._answer(form.call, form, named=True)
+        except Refusal as refusal:
+            raise renamed(refusal) from None
+
+    async def _answer(self, call: Call, form: ChatForm | ResponseForm, *, named: bool = False) -> Response:
+        request = form.request
         model = self._known(request.model)
         ticket = Ticket(self, request.n)
         try:
             async with asyncio.timeout_at(ticket.until):
                 ask = self._ask_team if model == self.name else self._ask_agent
-                chat, answers = await ask(model, request, call, ticket)
-                headers = {} if chat.head.session is None else {SESSION: chat.head.session}
+                asked, answers = await ask(model, request, call, ticket)
+                headers = {} if asked.head.session is None else {SESSION: asked.head.session}
                 if not request.stream:
-                    answer = JsonAnswer(await chat.whole(answers), headers=headers)
+                    answer = JsonAnswer(await form.whole(asked, answers), headers=headers)
                     ticket.release()
                     return answer
                 # Its first piece is taken here: closing an async generator that was never begun would not release what it holds.
-                pieces = ticket.bounded(chat.chunks(answers))
-                return EventStream(pieces, headers, [await anext(pieces)])
+                pieces = ticket.bounded(form.events(asked, answers))
+                return EventStream(pieces, headers, [await anext(pieces)], form.failed, named=named)
         except TimeoutError:
             ticket.release()
             raise ticket.late from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from kapelle.grading.verdict import right
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
-from kapelle.services.policy.agents import Agents, Decodes, Tell, TextStream, told, too_long
+from kapelle.services.policy.agents import Agents, Decodes, Ended, Heard, Tell, TextStream, told, too_long
 from kapelle.services.policy.chat_form import ChatRequest, Head, usage_row
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Episode, Json, Task
@@ -198,6 +198,22 @@ class TeamChat:
         if self.request.wants_usage:
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": _usage(played)}
         yield "[DONE]"
+
+    async def heard(
+        self, answers: AsyncIterator[Spoken | PlayedAnswer]
+    ) -> AsyncGenerator[Heard | Ended, None]:
+        """Yield the team's answers, each when it is complete."""
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            async for each in told:
+                if isinstance(each, PlayedAnswer):
+                    message = {"role": "assistant", "content": each.text, "refusal": None}
+                    turns = each.episode.turns
+                    usage = (
+                        sum(len(turn.prompt_ids) for turn in turns),
+                        sum(len(turn.completion_ids) for turn in turns),
+                    )
+                    about = {"turns": _turn_rows(each.episode)}
+                    yield Ended(each.choice, each.text, None, message, "stop", usage, about)
 
 
 def _turn_rows(episode: Episode) -> list[Json]:

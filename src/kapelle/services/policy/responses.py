@@ -1,0 +1,184 @@
+"""Responses: calls of OpenAI's Responses API, and the answers that later calls continue from, read again or delete."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from starlette.routing import Route
+
+from kapelle.services.http import Call, JsonAnswer, route
+from kapelle.services.policy.agents import Ended, Heard
+from kapelle.services.policy.chat_form import ChatMessage, ChatRequest, Head
+from kapelle.services.policy.responses_form import (
+    ResponseRequest,
+    ResponseWriter,
+    as_chat,
+    read_response_request,
+    renamed,
+)
+from kapelle.services.refusals import Refusal
+from kapelle.types import Json
+
+MOST = 4096
+"""Responses that are kept."""
+MOST_CHARACTERS = 64 << 20
+"""Of all conversations that they continue from, counted with each of them."""
+
+
+class Asked(Protocol):
+    """A request that is being answered, by an agent or by the team."""
+
+    @property
+    def head(self) -> Head:
+        """What all parts of the answer have in common."""
+        ...
+
+    def heard(self, answers: AsyncIterator[Any]) -> AsyncGenerator[Heard | Ended, None]:
+        """Yield the words of the answer as they come, and the answer when it is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """An answer from which calls may continue."""
+
+    row: Json
+    session: str | None
+    """The session that it belongs to; None for a call that named none, where nothing is recorded."""
+    items: Sequence[Json]
+    """The input of its own call."""
+    messages: Sequence[ChatMessage]
+    """The whole conversation, the answer included and instructions left out."""
+    size: int
+    """Characters of the conversation."""
+
+
+class KeptResponses:
+    """The responses that can be named; the oldest ones make room. Used by one thread."""
+
+    def __init__(
+        self, under_way: Callable[[str], bool], most: int = MOST, characters: int = MOST_CHARACTERS
+    ) -> None:
+        """Keep so many; those of a session that is no longer `under_way` are unknown, like the session."""
+        self._under_way = under_way
+        self._most, self._characters = most, characters
+        self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes of what is kept."""
+        return (
+            route("GET", "/v1/responses/{name:path}", self.show),
+            route("DELETE", "/v1/responses/{name:path}", self.delete),
+        )
+
+    async def show(self, call: Call) -> JsonAnswer:
+        """Return a response, or the items of its input (`/input_items`)."""
+        name, _, rest = call.path.partition("/")
+        if rest not in ("", "input_items"):
+            raise Refusal(404, "There is no such path here.", None, "not_found")
+        kept = self.get(name, call.session)
+        if not rest:
+            return JsonAnswer(kept.row)
+        ends = {"first_id": kept.items[0]["id"], "last_id": kept.items[-1]["id"]} if kept.items else {}
+        return JsonAnswer({"object": "list", "data": list(kept.items), "has_more": False, **ends})
+
+    async def delete(self, call: Call) -> JsonAnswer:
+        """Forget a response; those that continue from it stay as they are."""
+        self.get(call.path, call.session)
+        self._drop(call.path)
+        return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
+
+    def get(self, name: str, session: str | None, parameter: str | None = None) -> KeptResponse:
+        """Return a response; Refusal (404) with its name where it is unknown, deleted, or of another session."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.session is not None and not self._under_way(kept.session):
+            self._drop(name)
+            kept = None
+        if kept is None or (session is not None and session != kept.session):
+            raise Refusal(
+                404,
+                f"There is no response {name[:128]!r} here: it was deleted or never kept (`store`), it belongs to another "
+                "session, or its session is over.",
+                parameter,
+                "response_not_found",
+            )
+        return kept
+
+    def keep(self, name: str, kept: KeptResponse) -> None:
+        """Keep a response."""
+        self._kept[name] = kept
+        self._size += kept.size
+        while len(self._kept) > self._most or (self._size > self._characters and len(self._kept) > 1):
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, name: str) -> None:
+        self._size -= self._kept.pop(name).size
+
+
+class ResponseForm:
+    """One call of `POST /v1/responses`: what it asks of an agent, and its answer."""
+
+    def __init__(self, call: Call, kept: KeptResponses) -> None:
+        """Read a call; raises Refusal for one that is wrong (400), or that continues from an unknown response (404)."""
+        self._request: ResponseRequest = read_response_request(call.body)
+        self._kept = kept
+        earlier: Sequence[ChatMessage] = ()
+        if (name := self._request.previous_response_id) is not None:
+            before = kept.get(name, call.session, "previous_response_id")
+            earlier, call = before.messages, replace(call, session=before.session)
+        self.call = call
+        """The call, in the session of the response that it continues."""
+        chat, self._said = as_chat(self._request, earlier)
+        self.request: ChatRequest = chat
+        """What the agent is asked."""
+        self._writer: ResponseWriter | None = None
+
+    async def whole(self, asked: Asked, answers: AsyncIterator[Any]) -> Json:
+        """Return the answer."""
+        async with aclosing(self.events(asked, answers)) as events:
+            last = [event async for event in events][-1]
+        return last["response"]
+
+    async def events(self, asked: Asked, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the answer as events."""
+        writer = self._writer = ResponseWriter(self._request, asked.head.session)
+        async with aclosing(writer.events(asked.heard(answers))) as events:
+            async for event in events:
+                if self._request.store and writer.message:
+                    self._keep(writer, event["response"])
+                yield event
+
+    def failed(self, refusal: Refusal) -> Json:
+        """Return the event that ends a stream which failed."""
+        assert self._writer is not None, "a stream begins with its first event"
+        return self._writer.failed(renamed(refusal))
+
+    def _keep(self, writer: ResponseWriter, row: Json) -> None:
+        given = self._request.input
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        rows = [_as_item(item) for item in items]
+        messages = [*self._said, ChatMessage.model_validate(writer.message)]
+        size = sum(
+            len(message.text) + sum(len(call.function.arguments) for call in message.tool_calls or ())
+            for message in messages
+        )
+        session = writer.session or self.call.session
+        self._kept.keep(writer.identity, KeptResponse(row, session, rows, messages, size))
+
+
+def _as_item(given: Mapping[str, Json]) -> Json:
+    """Return an item of the input with a name, and words of a message in parts, as clients read items."""
+    item = {"type": "message", "id": f"item_{secrets.token_hex(16)}", **given}
+    if item["type"] == "message" and isinstance(item["content"], str):
+        kind = "output_text" if item["role"] == "assistant" else "input_text"
+        item["content"] = [{"type": kind, "text": item["content"]}]
+    return item

@@ -1,0 +1,487 @@
+"""The form of OpenAI's Responses API: requests become chat requests, answers become output items, whole or as a stream's events.
+
+What an agent reads, samples and says is that of a chat completion (`agents.Chat`); this module translates between the two. A
+conversation is a list of items there: messages, function calls and their outputs. An answer of an agent is a message and the
+calls behind it, so items of one answer that stand in a row become one message of the role `assistant`, which is how an answer
+that is sent back is recognised as the one that was sampled.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.services.policy.agents import Ended, Heard
+from kapelle.services.policy.chat_form import (
+    MOST_ALTERNATIVES,
+    ChatMessage,
+    ChatRequest,
+    read_request,
+)
+from kapelle.services.refusals import Body, Refusal, read_body, wrong
+from kapelle.types import Json
+
+# -------- Requests
+
+
+class EffortWords(Body):
+    """How long a model is to think; kapelle's agents think as they have learned to."""
+
+    effort: str | None = Field(default=None, max_length=32)
+    summary: str | None = Field(default=None, max_length=32)
+    generate_summary: str | None = Field(default=None, max_length=32)
+
+
+class TextWords(Body):
+    """The form of the answer's text."""
+
+    format: dict[str, Any] = Field(default={"type": "text"})
+    verbosity: str | None = Field(default=None, max_length=32)
+
+
+class ResponseStreamOptions(Body):
+    """What a stream has beside its events."""
+
+    include_obfuscation: Literal[False] = False
+
+
+class ResponseRequest(Body):
+    """One request of `POST /v1/responses`; other parameters are refused."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = Field(default=None, max_length=128)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=128)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    text: TextWords = TextWords()
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: bool = True
+    include: list[str] = Field(default=[], max_length=32)
+    metadata: dict[str, str] = Field(default={}, max_length=64)
+    reasoning: EffortWords | None = None
+    # OpenAI drops items from the beginning with `auto`. Nothing is dropped here: what is too long is refused either way.
+    truncation: Literal["auto", "disabled"] = "disabled"
+    # Of chat completions: beyond OpenAI's form.
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    # Accepted with their neutral values only.
+    background: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    # They change nothing here.
+    max_tool_calls: int | None = None
+    """Of tools that a provider runs itself."""
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's tokens come with their log-probs."""
+        return LOGPROBS in self.include
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def read_response_request(body: Json) -> ResponseRequest:
+    """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
+    request = read_body(ResponseRequest, _given(body))
+    if request.top_logprobs and not request.wants_logprobs:
+        raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")
+    if isinstance(request.input, list) and not request.input:
+        raise wrong("`input` is empty: there is nothing to answer.", "input")
+    return request
+
+
+def as_chat(
+    request: ResponseRequest, earlier: Sequence[ChatMessage]
+) -> tuple[ChatRequest, list[ChatMessage]]:
+    """Return the chat request that asks for the same, and its conversation without instructions.
+
+    `earlier` is the conversation that it continues. Instructions are those of this request alone, as OpenAI's.
+    """
+    said = [*earlier, *read_items(request.input)]
+    opening = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
+    messages = [*opening, *said]
+    if not messages:
+        raise wrong("`input` has nothing that an agent reads.", "input")
+    chat: dict[str, Json] = {
+        "model": request.model,
+        "messages": [{"role": "user", "content": "?"}],  # read below, and by their own names
+        "tools": [_tool(tool, k) for k, tool in enumerate(request.tools)],
+        "tool_choice": _choice(request.tool_choice),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _format(request.text.format),
+        "max_completion_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed,
+        "stop": request.stop,
+        "stream": request.stream,
+        "logprobs": request.wants_logprobs,
+        "top_logprobs": request.top_logprobs,
+    }
+    try:
+        read = read_request({name: each for name, each in chat.items() if each is not None})
+    except Refusal as refusal:
+        raise renamed(refusal) from None
+    return read.model_copy(update={"messages": messages}), said
+
+
+_NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+"""Parameters of chat completions → what they are called here."""
+
+
+def renamed(refusal: Refusal) -> Refusal:
+    """Return a refusal of the chat request with the names that the caller wrote."""
+    name = refusal.parameter or ""
+    for chat, own in _NAMES.items():
+        if name == chat or name.startswith(f"{chat}."):
+            said = f"{own}{name.removeprefix(chat)}"
+            return Refusal(
+                refusal.status, refusal.message.replace(f"`{name}`", f"`{said}`"), said, refusal.code
+            )
+    return refusal
+
+
+def _given(value: Json) -> Json:
+    """Return an object without those that are null, which count as left out."""
+    if not isinstance(value, dict):
+        return value
+    return {name: each for name, each in value.items() if each is not None}
+
+
+class FunctionTool(Body):
+    """A function that the agent may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] = False
+
+
+def _tool(tool: Mapping[str, Json], place: int) -> Json:
+    where = f"tools.{place}"
+    if tool.get("type") != "function":
+        raise wrong(
+            f"`{where}.type`: tools are functions of the caller; there are no others here.", f"{where}.type"
+        )
+    read = read_body(FunctionTool, _given(tool), where)
+    function = {
+        "name": read.name,
+        "description": read.description,
+        "parameters": read.parameters,
+        "strict": read.strict,
+    }
+    return {"type": "function", "function": _given(function)}
+
+
+def _choice(choice: str | Mapping[str, Json]) -> Json:
+    """Return a `tool_choice` as chat completions write it."""
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str) or len(choice) != 2:
+        raise wrong("`tool_choice` is `auto`, `none`, `required` or a function by its name.", "tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _format(given: Mapping[str, Json]) -> Json:
+    """Return a `text.format` as chat completions write it."""
+    given = _given(given)
+    if given.get("type") != "json_schema":
+        return given
+    return {
+        "type": "json_schema",
+        "json_schema": {name: each for name, each in given.items() if name != "type"},
+    }
+
+
+# -------- Items of a conversation as messages
+
+
+class TextPart(Body):
+    """A piece of what was said."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field(default=[])
+    logprobs: list[Any] = Field(default=[])
+
+
+class MessageItem(Body):
+    """What somebody said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(Body):
+    """A call of a function, of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class OutputItem(Body):
+    """What a function has returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(Body):
+    """What an agent thought before it spoke, as its answer had it."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] = Field(default=[])
+    content: list[dict[str, Any]] = Field(default=[])
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+_ITEMS: Mapping[str, type[MessageItem | CallItem | OutputItem | ReasoningItem]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": OutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
+    """Return a conversation of items as messages; Refusal (400) names the first one that is wrong or of another kind."""
+    if isinstance(given, str):
+        return [ChatMessage(role="user", content=given)]
+    messages: list[dict[str, Any]] = []
+    speaking = False  # whether the last message is an answer to which calls may still belong
+    for place, item in enumerate(given):
+        where = f"input.{place}"
+        kind = item.get("type", "message")
+        form = _ITEMS.get(kind) if isinstance(kind, str) else None
+        if form is None:
+            raise wrong(f"`{where}.type`: an item is one of {', '.join(_ITEMS)}.", f"{where}.type")
+        read = read_body(form, _given(item), where)
+        if isinstance(read, ReasoningItem):
+            speaking = (
+                False  # what follows is another answer; its thoughts are in the tokens that were sampled
+            )
+        elif isinstance(read, MessageItem):
+            messages.append({"role": read.role, "content": _text(read.content, f"{where}.content")})
+            speaking = read.role == "assistant"
+        elif isinstance(read, CallItem):
+            if not speaking:
+                messages.append({"role": "assistant", "content": None})
+                speaking = True
+            function = {"name": read.name, "arguments": read.arguments}
+            messages[-1].setdefault("tool_calls", []).append({"id": read.call_id, "function": function})
+        else:
+            output = _text(read.output, f"{where}.output")
+            messages.append({"role": "tool", "content": output, "tool_call_id": read.call_id})
+            speaking = False
+    return [ChatMessage.model_validate(each) for each in messages]
+
+
+def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    words = []
+    for place, part in enumerate(content):
+        if part.get("type") == "refusal" and part.get("refusal") == "":
+            continue
+        words.append(read_body(TextPart, _given(part), f"{where}.{place}").text)
+    return "".join(words)
+
+
+# -------- Answers: events of a stream, of which the last one has the whole answer
+
+
+def _name(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+@dataclass
+class ResponseWriter:
+    """Writes one answer as events, in the order in which OpenAI sends them."""
+
+    request: ResponseRequest
+    session: str | None
+    identity: str = field(default_factory=lambda: _name("resp"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    output: list[dict[str, Json]] = field(default_factory=list)
+    """The items that are complete."""
+    message: Mapping[str, Json] = field(default_factory=dict)
+    """The same as a message of a chat completion, once it is complete."""
+    _sent: int = 0
+
+    async def events(self, heard: AsyncIterator[Heard | Ended]) -> AsyncGenerator[dict[str, Json], None]:
+        """Yield the events of an answer; the last one has the complete response."""
+        yield self._event("created", response=self.row("in_progress"))
+        yield self._event("in_progress", response=self.row("in_progress"))
+        item = text = ""
+        tokens: list[Json] = []
+        async with aclosing(heard) as coming:  # type: ignore[type-var]
+            async for each in coming:
+                calls = each.message.get("tool_calls", ()) if isinstance(each, Ended) else ()
+                if each.words or each.tokens or (isinstance(each, Ended) and not calls):
+                    if not item:
+                        item = _name("msg")
+                        for event in self._opened(item):
+                            yield event
+                    tokens += each.tokens or ()
+                    text += each.words
+                    place: dict[str, Json] = {"item_id": item, "output_index": 0, "content_index": 0}
+                    if each.words:
+                        yield self._event(
+                            "output_text.delta",
+                            **place,
+                            delta=each.words,
+                            logprobs=_plain_tokens(each.tokens),
+                        )
+                if not isinstance(each, Ended):
+                    continue
+                ended = "incomplete" if each.reason == "length" else "completed"
+                if item:
+                    for event in self._spoken(item, text, tokens, ended):
+                        yield event
+                for call in calls:
+                    for event in self._called(call, ended):
+                        yield event
+                self.message = each.message
+                yield self._event(ended, response=self.row(ended, each))
+
+    def failed(self, refusal: Refusal) -> dict[str, Json]:
+        """Return the event that ends an answer which failed on the way."""
+        error = {"code": "server_error", "message": refusal.message}
+        return self._event("failed", response={**self.row("failed"), "error": error})
+
+    def _event(self, kind: str, **more: Json) -> dict[str, Json]:
+        self._sent += 1
+        return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
+
+    def _opened(self, item: str) -> Iterator[dict[str, Json]]:
+        begun = {"id": item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        yield self._event("output_item.added", output_index=0, item=begun)
+        yield self._event(
+            "content_part.added", item_id=item, output_index=0, content_index=0, part=_text_part("", [])
+        )
+
+    def _spoken(self, item: str, text: str, tokens: list[Json], status: str) -> Iterator[dict[str, Json]]:
+        place: dict[str, Json] = {"item_id": item, "output_index": 0, "content_index": 0}
+        part = _text_part(text, tokens)
+        yield self._event("output_text.done", **place, text=text, logprobs=_plain_tokens(tokens))
+        yield self._event("content_part.done", **place, part=part)
+        whole = {"id": item, "type": "message", "status": status, "role": "assistant", "content": [part]}
+        self.output.append(whole)
+        yield self._event("output_item.done", output_index=0, item=whole)
+
+    def _called(self, call: Mapping[str, Json], status: str) -> Iterator[dict[str, Json]]:
+        item, index = _name("fc"), len(self.output)
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        whole = {
+            "id": item,
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": name,
+            "arguments": arguments,
+        }
+        begun = {**whole, "status": "in_progress", "arguments": ""}
+        place: dict[str, Json] = {"item_id": item, "output_index": index}
+        yield self._event("output_item.added", output_index=index, item=begun)
+        yield self._event("function_call_arguments.delta", **place, delta=arguments)
+        yield self._event("function_call_arguments.done", **place, name=name, arguments=arguments)
+        self.output.append(whole)
+        yield self._event("output_item.done", output_index=index, item=whole)
+
+    def row(self, status: str, ended: Ended | None = None) -> dict[str, Json]:
+        """Return the response as it stands."""
+        asked = self.request
+        about: dict[str, Json] = {} if ended is None else dict(ended.about)
+        if self.session is not None:
+            about["session"] = self.session
+        effort = asked.reasoning or EffortWords()
+        row: dict[str, Json] = {
+            "id": self.identity,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": asked.max_tool_calls,
+            "metadata": asked.metadata,
+            "model": asked.model,
+            "output": list(self.output),
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": effort.effort, "summary": effort.summary},
+            "service_tier": "default",
+            "store": asked.store,
+            "temperature": asked.temperature,
+            "text": {"format": asked.text.format, "verbosity": asked.text.verbosity or "medium"},
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "top_logprobs": asked.top_logprobs,
+            "top_p": asked.top_p,
+            "truncation": asked.truncation,
+            "usage": None if ended is None else _usage(*ended.usage),
+            "user": asked.user,
+        }
+        if ended is not None:
+            row["completed_at"] = int(time.time())
+        return {**row, "kapelle": about} if about else row
+
+
+def _text_part(text: str, tokens: list[Json]) -> dict[str, Json]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": _plain_tokens(tokens)}
+
+
+def _plain_tokens(tokens: Sequence[Json] | None) -> list[Json]:
+    """Return tokens with bytes everywhere, as this form has them: empty where they are no whole character."""
+    return [
+        {
+            **token,
+            "bytes": token["bytes"] or [],
+            "top_logprobs": [{**top, "bytes": top["bytes"] or []} for top in token["top_logprobs"]],
+        }
+        for token in tokens or ()
+    ]
+
+
+def _usage(read: int, written: int) -> Json:
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }

@@ -1,0 +1,361 @@
+"""The Responses API, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai.types.responses import Response
+from pydantic import TypeAdapter
+from tests.support.serving import Reciting, staged
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.recording import read_recorded
+from kapelle.services.policy.responses import KeptResponse, KeptResponses
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.services.refusals import Refusal
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": name, "parameters": {"type": "object"}, "strict": False}
+    for name in ("add", "look")
+]
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+LOOK = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+@contextmanager
+def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[OpenAI, Reciting]]:
+    """Serve a team whose agents say these texts in turn, the last one again and again."""
+    left = list(texts)
+    engine = Reciting(lambda _: left.pop(0) if len(left) > 1 else left[0])
+    with (
+        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), folder) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client, engine
+
+
+def test_an_answer_is_what_a_chat_completion_says(client: OpenAI) -> None:
+    """The same tokens of the same prompt, seed and settings, with all that OpenAI's own model of a response asks for."""
+    said = client.responses.create(
+        model="duo/first",
+        input="2+2?",
+        max_output_tokens=6,
+        temperature=0.7,
+        top_p=0.9,
+        metadata={"a": "b"},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        extra_body={"seed": 5},
+    )
+    chat = client.chat.completions.create(
+        model="duo/first",
+        messages=[{"role": "user", "content": "2+2?"}],
+        max_tokens=6,
+        temperature=0.7,
+        top_p=0.9,
+        seed=5,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert said.output_text == chat.choices[0].message.content
+    assert said.usage is not None
+    assert chat.usage is not None
+    assert (said.usage.input_tokens, said.usage.output_tokens) == (
+        chat.usage.prompt_tokens,
+        chat.usage.completion_tokens,
+    )
+    assert (said.status == "incomplete") == (chat.choices[0].finish_reason == "length")
+    assert said.metadata == {"a": "b"}
+    assert chat.choices[0].logprobs is not None
+    content: Any = said.output[0]
+    assert [each.logprob for each in content.content[0].logprobs] == [
+        each.logprob for each in chat.choices[0].logprobs.content or ()
+    ]
+    TypeAdapter(Response).validate_python(said.model_dump(by_alias=True, warnings=False), strict=False)
+
+
+def test_the_events_of_a_stream_come_in_openais_order(play: Play) -> None:
+    with reciting(play, None, f"Both of them.\n{ADD}\n{LOOK}") as (client, _):
+        events = list(client.responses.create(model="duo/first", input="?", tools=TOOLS, stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type.removeprefix("response.") for event in events]
+        deltas = [kind for kind in kinds if kind == "output_text.delta"]
+        assert len(deltas) > 1, "it came in pieces"
+        assert [kind for kind in kinds if kind != "output_text.delta"] == [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            *["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"],
+            "output_item.done",
+            *["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"],
+            "output_item.done",
+            "completed",
+        ]
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        last: Any = events[-1]
+        assert text == last.response.output_text == "Both of them."
+        calls = last.response.output[1:]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+            ("add", {"a": 1}),
+            ("look", {}),
+        ]
+        for event in events:
+            if event.type == "response.output_item.done":
+                assert event.item == last.response.output[event.output_index]
+        # The client's own helper puts the same together.
+        with client.responses.stream(model="duo/first", input="?", tools=TOOLS) as stream:
+            final = stream.get_final_response()
+        assert final.output_text == text
+        assert [each.type for each in final.output] == ["message", "function_call", "function_call"]
+
+
+def test_each_event_is_named_as_its_type(play: Play) -> None:
+    with (
+        reciting(play, None, "Hm.") as (client, _),
+        client.responses.with_streaming_response.create(model="duo/first", input="?", stream=True) as raw,
+    ):
+        lines = [line for line in raw.iter_lines() if line]
+    for name, data in zip(lines[::2], lines[1::2], strict=True):
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("by", ["items", "id", "chat"])
+def test_the_very_tokens_of_an_answer_are_continued(
+    play: Play, tmp_path: Path, by: str, *, stream: bool
+) -> None:
+    """Whether a program sends the items back, names the response, or goes over to chat completions."""
+    first = f" Well,\n{ADD}\n{LOOK}\n"
+    with reciting(play, tmp_path, first, "Done.") as (client, _):
+        asked: Any = {"model": "duo/first", "tools": TOOLS, "instructions": "Be brief."}
+        said: Any = client.responses.create(**asked, input="1+2?", stream=stream)
+        if stream:
+            said = list(said)[-1].response
+        calls = [item for item in said.output if item.type == "function_call"]
+        results: list[Any] = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls
+        ]
+        if by == "items":
+            kept = [item.model_dump(exclude_none=True) for item in said.output]
+            items: Any = [
+                {"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]},
+                *kept,
+                *results,
+            ]
+            client.responses.create(**asked, input=items)
+        elif by == "id":
+            again = client.responses.create(**asked, input=results, previous_response_id=said.id)
+            assert again.previous_response_id == said.id
+        else:
+            functions: Any = [
+                {"type": "function", "function": {n: tool[n] for n in ("name", "parameters", "strict")}}
+                for tool in TOOLS
+            ]
+            messages: Any = [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "1+2?"},
+                {
+                    "role": "assistant",
+                    "content": said.output_text,
+                    "tool_calls": [
+                        {
+                            "id": c.call_id,
+                            "type": "function",
+                            "function": {"name": c.name, "arguments": c.arguments},
+                        }
+                        for c in calls
+                    ],
+                },
+                *({"role": "tool", "tool_call_id": c.call_id, "content": "3"} for c in calls),
+            ]
+            client.chat.completions.create(model="duo/first", messages=messages, tools=functions)
+        session = said.model_extra["kapelle"]["session"]
+        client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = read_recorded(tmp_path)
+    one, two = episode.turns
+    assert two.prompt_ids[: len(one.prompt_ids + one.completion_ids)] == one.prompt_ids + one.completion_ids
+    assert bytes(one.completion_ids).decode() == first
+    assert "restarts" not in episode.info
+    assert [message.role for message in two.heard] == ["tool", "tool"]
+
+
+def test_so_they_are_in_training(play: Play) -> None:
+    read: list[Request] = []
+    engine = Reciting(lambda _: f"I add.\n{ADD}" if len(read) == 0 else "3")
+    with staged(play, engine) as stage, OpenAI(base_url=stage.url, api_key="none", max_retries=0) as client:
+        task = client.post("/task", body={}, cast_to=dict[str, Any])
+        own = client.with_options(default_headers={"x-kapelle-session": task["session"]})
+        said = own.responses.create(model="team/first", input="1+2?", tools=TOOLS)
+        read = list(engine.asked)
+        call: Any = said.output[1]
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        own.responses.create(model="team/first", input=[output], tools=TOOLS, previous_response_id=said.id)
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+        with pytest.raises(APIStatusError) as over:
+            own.responses.create(model="team/first", input="?")
+        assert over.value.status_code == 410
+    [episode] = stage.episodes
+    assert episode.error is None
+    one, two = episode.turns
+    assert two.prompt_ids[: len(one.prompt_ids + one.completion_ids)] == one.prompt_ids + one.completion_ids
+
+
+def test_other_instructions_are_another_conversation(play: Play, tmp_path: Path) -> None:
+    """They are those of one call, as OpenAI's: the agent reads what stands there now."""
+    with reciting(play, tmp_path, "One.", "Two.") as (client, engine):
+        said = client.responses.create(model="duo/first", input="a", instructions="Be brief.")
+        client.responses.create(
+            model="duo/first", input="b", instructions="Be long.", previous_response_id=said.id
+        )
+        session = str((said.model_extra or {})["kapelle"]["session"])
+        told = client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=dict[str, Any])
+    assert (told["turns"], told["restarts"]) == (2, 1)
+    assert [message.content for message in engine.asked[1].messages] == ["Be long.", "a", "One.", "b"]
+
+
+def test_a_response_is_kept_until_it_is_deleted(client: OpenAI) -> None:
+    said = client.responses.create(model="duo/first", input="hello", max_output_tokens=4)
+    assert client.responses.retrieve(said.id).output == said.output
+    [item] = client.responses.input_items.list(said.id).data
+    assert item.model_dump()["content"][0]["text"] == "hello"
+    client.responses.delete(said.id)
+    for again in (
+        lambda: client.responses.retrieve(said.id),
+        lambda: client.responses.delete(said.id),
+        lambda: client.responses.create(model="duo/first", input="x", previous_response_id=said.id),
+        lambda: client.responses.input_items.list(said.id),
+    ):
+        with pytest.raises(NotFoundError, match=said.id):
+            again()
+
+
+def test_a_response_that_is_not_to_be_kept_is_not(client: OpenAI) -> None:
+    said = client.responses.create(model="duo/first", input="hello", max_output_tokens=4, store=False)
+    with pytest.raises(NotFoundError, match=said.id):
+        client.responses.retrieve(said.id)
+
+
+def test_a_response_belongs_to_its_session(client: OpenAI) -> None:
+    """Others do not know it, and it ends with it."""
+    mine, other = ({"x-kapelle-session": name} for name in ("mine-r", "other-r"))
+    said = client.responses.create(model="duo/first", input="a", max_output_tokens=4, extra_headers=mine)
+    asked: Any = {"model": "duo/first", "input": "b", "max_output_tokens": 4, "previous_response_id": said.id}
+    with pytest.raises(NotFoundError) as refused:
+        client.responses.create(**asked, extra_headers=other)
+    assert refused.value.param == "previous_response_id"
+    again = client.responses.create(**asked)
+    assert (again.model_extra or {})["kapelle"]["session"] == "mine-r"
+    client.post("/sessions/mine-r/reward", body={"reward": 1.0}, cast_to=object)
+    for each in (said, again):
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(each.id)
+
+
+class TestRoom:
+    """What is kept is bounded by number and by size."""
+
+    @staticmethod
+    def kept(size: int) -> KeptResponse:
+        return KeptResponse({}, None, (), (), size)
+
+    def test_the_oldest_make_room(self) -> None:
+        responses = KeptResponses(lambda _: True, most=3, characters=100)
+        for name in "abcd":
+            responses.keep(name, self.kept(10))
+        with pytest.raises(Refusal, match="'a'"):
+            responses.get("a", None)
+        responses.keep("e", self.kept(85))
+        assert len(responses) == 2
+        responses.get("d", None)
+        responses.keep("f", self.kept(1000))
+        assert len(responses) == 1
+        responses.get("f", None)
+
+
+def test_the_team_answers_too(client: OpenAI) -> None:
+    said = client.responses.create(model="duo", input="2+2?", max_output_tokens=8, extra_body={"seed": 4})
+    chat = client.chat.completions.create(
+        model="duo", messages=[{"role": "user", "content": "2+2?"}], max_tokens=8, seed=4
+    )
+    assert said.output_text == chat.choices[0].message.content
+    assert said.model_extra is not None
+    assert len(said.model_extra["kapelle"]["turns"]) >= 4
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input.0.role"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
+        ({"input": []}, "input"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_its_name(
+    client: OpenAI, extra: dict[str, Any], named: str
+) -> None:
+    with pytest.raises((BadRequestError, NotFoundError)) as refused:
+        client.responses.create(**{"model": "duo/first", "input": "x", **extra})
+    assert refused.value.param == named
+
+
+def test_what_changes_nothing_is_taken(client: OpenAI) -> None:
+    asked: Any = {"model": "duo/first", "input": "1+1?", "max_output_tokens": 8, "extra_body": {"seed": 1}}
+    expected = client.responses.create(**asked).output_text
+    for extra in (
+        {"store": True},
+        {"truncation": "auto"},
+        {"include": ["reasoning.encrypted_content"]},
+        {"reasoning": {"effort": "low", "summary": "auto"}},
+        {"service_tier": "auto"},
+        {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+        {"user": "ann", "safety_identifier": "ann", "prompt_cache_key": "x"},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"metadata": {"a": "b"}, "max_tool_calls": 3},
+        {"input": [{"role": "user", "content": "1+1?"}]},
+        {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1+1?"}]}]},
+        {"input": [{"id": "rs_1", "type": "reasoning", "summary": []}, {"role": "user", "content": "1+1?"}]},
+    ):
+        assert client.responses.create(**{**asked, **extra}).output_text == expected
+
+
+def test_a_stream_that_fails_ends_with_an_event_that_says_so(play: Play) -> None:
+    with reciting(play, None, "Hm.") as (client, engine):
+        client.responses.create(model="duo/first", input="?")
+
+        async def broken(_: Request) -> None:
+            raise ValueError("no words of a question")
+
+        engine._begin = broken
+        events = list(client.responses.create(model="duo/first", input="?", stream=True))
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    last: Any = events[-1]
+    assert last.response.status == "failed"
+    assert "its log says why" in last.response.error.message
