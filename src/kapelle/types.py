@@ -239,6 +239,8 @@ class Turn:
     """What the completion had to look like: its log-probs are those of the distribution over what was allowed."""
     copied: bool = False
     """True if another episode of its group sampled it for both: its tokens are counted there (`Data.widths`)."""
+    usage: tuple[int, int] | None = None
+    """Tokens read and written as an endpoint's server counted them; None where the ids above are what was read and written."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"

@@ -353,8 +353,8 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "eval": Command(
-        "(RUN | --model PATH --environment NAME,… [--real]) [key.path=value …] [--num-episodes N] [--no-baselines] "
-        "[--output FILE] [--json]",
+        "(RUN | FOLDER | --model PATH) [--environment NAME,…] [--real] [key.path=value …] [--num-episodes N] [--samples K] "
+        "[--temperature T] [--no-baselines] [--output FILE] [--table FORM] [--json]",
         "measure a run or a model on unseen problems",
         "eval",
         (
@@ -372,7 +372,26 @@ COMMANDS: Mapping[str, Command] = {
             aliased(
                 ("--output", "-o"),
                 "FILE",
-                "new file for the results as JSON: what --json prints, and every episode",
+                "new file: .json for what --json prints and every episode, .jsonl for the episodes alone, one a line",
+            ),
+            option(
+                "--samples",
+                "K",
+                "answers to each problem, as evaluation.samples=K: avg@K, pass@1 to pass@K, maj@K",
+                type=whole(1),
+            ),
+            option(
+                "--temperature",
+                "T",
+                "at which all agents answer, as evaluation.temperature=T (default: greedy; with --samples as in training)",
+                type=float,
+            ),
+            (
+                ("--table",),
+                {
+                    "choices": ("lm-eval", "hub"),
+                    "help": "print the results as lm-eval's table, or as the front matter of a model card for the Hub",
+                },
             ),
             _JSON,
         ),

@@ -19,7 +19,7 @@ from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
-    from kapelle.evaluation.evaluate import Baseline, Evaluation
+    from kapelle.evaluation.evaluate import Baseline, Evaluation, Lengths
     from kapelle.metrics.statistics import MeanScore
 
 NOTHING_MEASURED = 2
@@ -32,6 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the result and write it to `--output`."""
     if arguments.num_episodes is not None:
         arguments.words = [*arguments.words, f"evaluation.problems={arguments.num_episodes}"]
+    if arguments.temperature is not None:
+        arguments.words = [*arguments.words, f"evaluation.temperature={arguments.temperature}"]
+    if arguments.samples is not None:
+        arguments.words = [*arguments.words, f"evaluation.samples={arguments.samples}"]
+        # Several answers are sampled, unless the words say how.
+        said = ("evaluation.temperature=", "evaluation.greedy=")
+        if arguments.samples > 1 and not any(str(word).startswith(said) for word in arguments.words):
+            arguments.words = [*arguments.words, "evaluation.greedy=false"]
     names: list[str | None] = [None]
     if arguments.environment is not None:
         names = list(dict.fromkeys(name.strip() for name in arguments.environment.split(",")))
@@ -43,13 +51,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         return _run(arguments, names)[0]
     out = Path(arguments.output)
-    if out.suffix != ".json":
-        raise ConfigError(f"--output {out}: the results are one JSON object. Name it .json.")
+    if out.suffix not in (".json", ".jsonl"):
+        raise ConfigError(
+            f"--output {out}: name it .json for one object with the results and every episode, or .jsonl for a line each episode."
+        )
     with new_file(out, "--output") as file:  # an unusable file is found before anything is played
         code, rows = _run(arguments, names)
         with writing(out, "--output"):
-            write_all(file.fileno(), json.dumps(whole(rows), indent=2).encode("ascii") + b"\n")
+            text = json.dumps(whole(rows), indent=2) + "\n" if out.suffix == ".json" else lines_of(rows)
+            write_all(file.fileno(), text.encode("ascii"))
     return code
+
+
+def lines_of(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the episodes of evaluations as JSON Lines, each with who played where."""
+    return "".join(
+        json.dumps(
+            {"player": row["player"], "steps": row["steps"], "environment": row["environment"], **each}
+        )
+        + "\n"
+        for row in rows
+        for each in row["episodes"]
+    )
 
 
 def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -73,7 +96,7 @@ def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[in
         rows.append({**row, "episodes": _episodes(result)})
         if player.steps is not None:
             keep_evaluation(split_run(player.name)[0], row, split_words(arguments.words)[1])
-        if not arguments.json:
+        if not arguments.json and arguments.table is None:
             for line in [*([""] if number else []), *_lines(player, result, baselines)]:
                 say(line)
         if result.problems and result.failed == result.problems:
@@ -81,18 +104,22 @@ def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[in
     if arguments.json:
         plain = [{key: value for key, value in row.items() if key != "episodes"} for row in rows]
         say(json.dumps(whole(plain)))
+    elif arguments.table is not None:
+        from kapelle.evaluation.tables import table_of
+
+        say(table_of(arguments.table, rows))
     return code, rows
 
 
 def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
     """Play the unseen problems, and the baselines unless they are left out."""
-    from kapelle.evaluation.evaluate import compute_matched, evaluate_held_out, greedy_play
+    from kapelle.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.preparation import short_enough
     from kapelle.setup.problems import choose_tasks
 
     settings = player.config.evaluation
-    play = greedy_play(player.play) if settings.greedy else player.play
+    play = player.play
     fits = short_enough(player.config, play.team, play.engine.renderer)
     tasks = choose_tasks(play.environment, "test", settings.problems, fits=fits)
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
@@ -100,15 +127,20 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
-        baselines = run_async(lambda: compute_matched(play, tasks, result.tokens, player.config.seed))
+        alone = decoded(play, settings)
+        baselines = run_async(lambda: compute_matched(alone, tasks, result.tokens, player.config.seed))
     return result, baselines
 
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
     """Return each episode: its task, what its agents earned and said, and why it failed if it did."""
+    from kapelle.evaluation.evaluate import tokens_of
+
     return [
         {
             "task": episode.task.id,
+            "set": episode.task.part,
+            "sample": sample,
             "question": episode.task.question,
             "success": episode.success,
             "reward": {agent: episode.total(agent) for agent in episode.agents},
@@ -118,14 +150,15 @@ def _episodes(result: Evaluation) -> list[dict[str, Any]]:
                 {
                     "agent": turn.agent,
                     "text": turn.text,
-                    "tokens": len(turn.completion_ids),
+                    "tokens": tokens_of(turn)[1],
+                    "prompt_tokens": tokens_of(turn)[0],
                     "finish_reason": turn.finish_reason,
                 }
                 for turn in episode.turns
             ],
         }
         for group in result.groups
-        for episode in group.episodes
+        for sample, episode in enumerate(group.episodes)
     ]
 
 
@@ -138,7 +171,9 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
         "player": player.name,
         "steps": player.steps,
         "environment": player.play.environment.name,
-        "greedy": player.config.evaluation.greedy,
+        "greedy": player.config.evaluation.always_greedy,
+        "samples": player.config.evaluation.samples,
+        "sets": list(player.config.evaluation.sets),
         "team": result.row(),
         "agents": {
             agent: {
@@ -166,9 +201,12 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
 
 def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
-    how = "greedy decoding" if player.config.evaluation.greedy else "sampled as in training"
-    if player.config.evaluation.samples > 1:
-        how += f", {player.config.evaluation.samples} answers each"
+    settings = player.config.evaluation
+    how = "greedy decoding" if settings.always_greedy else "sampled as in training"
+    if not settings.always_greedy and settings.temperature is not None:
+        how = f"sampled at temperature {settings.temperature:g}"
+    if settings.samples > 1:
+        how += f", {settings.samples} answers each"
     play = player.play
     lines = [
         f"{player.name}{trained}: {result.problems} unseen problems of {play.environment.name}, {how}, 95 % intervals",
@@ -180,7 +218,11 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
             for part, earned in result.part_reward.items()
         ),
         *_agents(player, result),
+        "",
+        *(_line(f"  length of {agent}", *_length(each)) for agent, each in result.lengths.items()),
     ]
+    if result.cost is not None:
+        lines.append(_line("  cost", f"{result.cost:.6g} an attempt"))
     if result.reason:
         lines.append(f"  not scored: {result.reason}")
     if baselines:
@@ -205,6 +247,12 @@ def _team(result: Evaluation) -> tuple[str, str]:
         f"return {returns(result.reward)}",
         f"played {result.problems - result.failed} of {result.problems}{missing}",
     )
+
+
+def _length(lengths: Lengths) -> tuple[str, str]:
+    spread = f"median {lengths.median:g}, 95 % up to {lengths.p95}, longest {lengths.longest}"
+    cut = f", {100 * lengths.cut:.1f} % cut off" if lengths.cut else ""
+    return f"{lengths.mean:.1f} tokens", f"{spread}{cut}; reads {lengths.read:.0f}"
 
 
 def _rate(rate: MeanScore) -> tuple[str, str]:

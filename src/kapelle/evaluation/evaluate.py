@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import comb
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, comb
+from statistics import fmean, median
 from typing import Any
 
 from kapelle.environment import Answerable, Environment, asks_questions, offers
@@ -17,12 +18,28 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig
 from kapelle.setup.problems import choose_tasks
 from kapelle.team import Team
-from kapelle.types import Episode, Group, Sampling, Split, Task, as_table
+from kapelle.types import Episode, Group, Sampling, Split, Task, Turn, as_table
 from kapelle.workflows.solo import Solo
 from kapelle.workflows.vote import majority
 
 Returns = Callable[[Episode], Mapping[str, float]]
 """What each agent earned in an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long an agent's answers are, in tokens; those of an endpoint as its server counts them."""
+
+    answers: int
+    mean: float
+    median: float
+    p95: int
+    """95 of 100 answers are no longer."""
+    longest: int
+    cut: float
+    """Share of the answers that ended at a limit of tokens."""
+    read: float
+    """Mean length of the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +55,7 @@ class Evaluation:
     reward: Mapping[str, float]
     """Mean undiscounted return of each agent over the episodes that paid anything; absent if none did."""
     tokens: float
-    """Mean completion tokens of the whole team per problem."""
+    """Mean completion tokens of the whole team per attempt at a problem."""
     failed: int
     """Episodes that ended in an error; they are in no mean."""
     scored: int = 0
@@ -62,12 +79,25 @@ class Evaluation:
     """For a run that trains a verifier: how well it judges (`training.held_out.Judgement`); the team is not trained then."""
     judged: Mapping[str, Any] | None = None
     """For a run that a verifier pays: how well it judges what the team said here (`training.held_out.Judgement`)."""
+    stderr: float | None = None
+    """Standard error of `success` over problems; None where fewer than two were scored."""
+    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    """How long each agent's answers are."""
+    cost: float | None = None
+    """What one attempt at a problem cost on average, by `evaluation.prices`; None without prices."""
 
     @property
     def rate(self) -> MeanScore:
         """The team's success with what it is the mean of."""
         return MeanScore(
-            self.success, self.interval, self.scored, self.problems, self.failed, self.reason, self.fewer
+            self.success,
+            self.interval,
+            self.scored,
+            self.problems,
+            self.failed,
+            self.reason,
+            self.fewer,
+            self.stderr,
         )
 
     def __str__(self) -> str:
@@ -90,6 +120,7 @@ class Evaluation:
             "problems": self.problems,
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),
+            "stderr": self.stderr,
             "reward": dict(self.reward),
             "tokens": self.tokens,
             "scored": self.scored,
@@ -99,11 +130,14 @@ class Evaluation:
                 name: {
                     "success": part.value,
                     "interval": None if part.interval is None else list(part.interval),
+                    "stderr": part.stderr,
                     "scored": part.scored,
                     "problems": part.played,
                 }
                 for name, part in self.parts.items()
             },
+            "lengths": {agent: asdict(lengths) for agent, lengths in self.lengths.items()},
+            **({} if self.cost is None else {"cost": self.cost}),
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
             **({} if self.judged is None else {"judged": dict(self.judged)}),
         }
@@ -131,6 +165,10 @@ class Evaluation:
             f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
         }
         found |= {f"info/{name}": value for name, value in self.info.items()}
+        for agent, lengths in self.lengths.items():
+            found |= {f"length/{agent}": lengths.mean, f"cut/{agent}": lengths.cut}
+        if self.cost is not None:
+            found["cost"] = self.cost
         for name, part in self.parts.items():
             found |= {f"scored/{name}": float(part.scored)}
             if part.value is not None:
@@ -164,6 +202,23 @@ def greedy_play(play: Play) -> Play:
     )
 
 
+def decoded(play: Play, settings: EvaluationConfig) -> Play:
+    """Return the same play, sampled as evaluations are."""
+    own = {
+        "temperature": 0.0 if settings.always_greedy else settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "max_tokens": settings.max_tokens,
+    }
+    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    if settings.always_greedy:
+        given |= {"top_p": 1.0, "top_k": 0}
+    return replace(
+        play,
+        sampling={agent.name: replace(play.sampling_of(agent), **given) for agent in play.team.agents},
+    )
+
+
 async def evaluate_tasks(
     play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
 ) -> Evaluation:
@@ -194,23 +249,69 @@ def evaluate_held_out(
     returns: Returns = own_returns,
     fits: Callable[[Task], bool] | None = None,
 ) -> Evaluation:
-    """Play `problems` of the environment's test split and of each further set (`evaluation.sets`), and summarise.
+    """Play `problems` of the environment's test split and of each further set, and summarise; `settings` say how they are sampled.
 
     Rates of a set are parts of the result under its name; its episodes' tasks have the name as their part. Tasks that `fits` is
     false for are left out.
     """
     tasks = choose_tasks(play.environment, "test", problems, fits=fits)
-    result = evaluate_shared(play, tasks, seed, returns, settings.samples)
+    result = evaluate_shared(decoded(play, settings), tasks, seed, returns, settings.samples)
     parts, groups = dict(result.parts), list(result.groups)
     for name, environment in settings.sets.items():
-        own = replace(play, environment=environment, workers=None)
+        plan = settings.of_set(name)
+        own = replace(decoded(play, plan), environment=environment, workers=None)
         chosen = choose_tasks(environment, "test", problems, fits=fits)
         chosen = [replace(task, part=task.part or name) for task in chosen]
-        found = evaluate_shared(own, chosen, derive_seed(seed, "set", name), returns, settings.samples)
+        found = evaluate_shared(own, chosen, derive_seed(seed, "set", name), returns, plan.samples)
         parts |= {name: found.rate, **{f"{name} {part}": rate for part, rate in found.parts.items()}}
         groups += found.groups
     fewer = why_fewer(play.environment, "test", problems, len(tasks))
-    return replace(result, fewer=fewer, parts=parts, groups=tuple(groups))
+    cost = cost_of(groups, settings.prices) if settings.prices else None
+    return replace(
+        result, fewer=fewer, parts=parts, lengths=lengths_of(groups), cost=cost, groups=tuple(groups)
+    )
+
+
+def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
+    """Return how long the answers of each agent are; those of failed episodes are left out."""
+    turns: dict[str, list[Turn]] = {}
+    for group in groups:
+        for episode in group.valid:
+            for turn in episode.turns:
+                turns.setdefault(turn.agent, []).append(turn)
+    found = {}
+    for agent, own in turns.items():
+        read, written = zip(*(tokens_of(turn) for turn in own), strict=True)
+        ordered = sorted(written)
+        found[agent] = Lengths(
+            answers=len(own),
+            mean=fmean(written),
+            median=median(written),
+            p95=ordered[ceil(0.95 * len(ordered)) - 1],
+            longest=ordered[-1],
+            cut=fmean(turn.finish_reason == "length" for turn in own),
+            read=fmean(read),
+        )
+    return found
+
+
+def tokens_of(turn: Turn) -> tuple[int, int]:
+    """Return how many tokens a turn read and wrote; a server's own numbers, where it gave them."""
+    return turn.usage or (len(turn.prompt_ids), len(turn.completion_ids))
+
+
+def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
+    """Return what one episode cost on average, by prices of a million tokens read and written (`evaluation.prices`).
+
+    Every episode counts, those that failed too: their tokens are paid for.
+    """
+    free = prices.get("default", (0.0, 0.0))
+    episodes = [episode for group in groups for episode in group.episodes]
+    spent = 0.0
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        (read, written), (reading, writing) = tokens_of(turn), prices.get(turn.agent, free)
+        spent += (read * reading + written * writing) / 1e6
+    return spent / max(1, len(episodes))
 
 
 def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
@@ -278,6 +379,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
         failed=rate.failed,
         scored=rate.scored,
+        stderr=rate.stderr,
         reason=rate.reason,
         parts={
             name: rate_of([e.success for e in part if e.success is not None], len(part), 0)

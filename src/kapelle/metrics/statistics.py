@@ -45,6 +45,8 @@ class MeanScore:
     """The most frequent reason why episodes failed or were not scored; empty where all were scored."""
     fewer: str = ""
     """How many were asked for, and why fewer were played: `50 asked, its test split has 26`; empty where none is missing."""
+    stderr: float | None = None
+    """Standard error of `value`: the scores' sample deviation over the root of their number; None for fewer than two."""
 
     def __str__(self) -> str:
         """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are any."""
@@ -73,7 +75,8 @@ def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "")
         interval = mean_interval(scores)
         if interval is not None and all(0.0 <= score <= 1.0 for score in scores):
             interval = max(0.0, interval[0]), min(1.0, interval[1])
-    return MeanScore(sum(scores) / len(scores), interval, len(scores), played, failed, reason)
+    error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+    return MeanScore(sum(scores) / len(scores), interval, len(scores), played, failed, reason, stderr=error)
 
 
 def share_text(share: float | None, interval: Interval | None) -> str:

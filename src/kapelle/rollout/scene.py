@@ -79,6 +79,7 @@ class AskedTurn:
         finish_reason: FinishReason = "length",
         text: str = "",
         routing: Routing | None = None,
+        usage: tuple[int, int] | None = None,
     ) -> Turn:
         """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
         if self.begun is not None:
@@ -102,6 +103,7 @@ class AskedTurn:
             images=images_in(asked.messages),
             routing=routing,
             constraint=asked.sampling.constraint,
+            usage=usage,
         )
 
 
@@ -265,7 +267,9 @@ class LiveSeat:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
         turns = [
-            asked.answered(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing)
+            asked.answered(
+                a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage
+            )
             for a in answers
         ]
         if branch is not None and any(branch.ways[depth:]):

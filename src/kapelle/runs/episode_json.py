@@ -231,7 +231,7 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
-    for name in ("versions", "copied", "constraint"):
+    for name in ("versions", "copied", "constraint", "usage"):
         if not row[name]:
             del row[name]
     return _by_hash(row)
@@ -258,6 +258,8 @@ def _turn(row: Mapping[str, Json], images: Mapping[str, Image]) -> Turn:
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
     if constraint := values.get("constraint"):
         values["constraint"] = Constraint(**constraint)
+    if usage := values.get("usage"):
+        values["usage"] = (usage[0], usage[1])
     if routing := values.get("routing"):
         values["routing"] = Routing(**{**routing, "data": zlib.decompress(base64.b64decode(routing["data"]))})
     return Turn(**_with_images(values, images))

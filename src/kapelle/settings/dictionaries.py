@@ -31,6 +31,7 @@ from kapelle.settings.schema import (
     SamplingPool,
     Schedule,
     SelfPlayPopulation,
+    SetConfig,
 )
 
 
@@ -456,6 +457,21 @@ class TasksDict(TypedDict, total=False):
     replay: ReplayConfig | ReplayDict | None
 
 
+class SetDict(TypedDict, total=False):
+    """What a set of `evaluation.sets` has of its own; null is as in the whole evaluation."""
+
+    samples: int | None
+    """Answers to each of its problems."""
+    temperature: float | None
+    """At which all agents answer it."""
+    top_p: float | None
+    """Least probability that the kept tokens have together."""
+    top_k: int | None
+    """How many of the likeliest tokens are kept; 0 keeps all."""
+    max_tokens: int | None
+    """Most tokens of an answer."""
+
+
 class EvaluationDict(TypedDict, total=False):
     """How the team is evaluated on held-out problems, always of the `test` split."""
 
@@ -467,12 +483,24 @@ class EvaluationDict(TypedDict, total=False):
     """Problems of an evaluation in between."""
     greedy: bool
     """False samples as in training."""
+    temperature: float | None
+    """At which all agents answer, in place of what `greedy` says; as training does, where null."""
+    top_p: float | None
+    """Least probability that the kept tokens have together, where agents are sampled; null is as in training."""
+    top_k: int | None
+    """How many of the likeliest tokens are kept, where agents are sampled; 0 keeps all, null is as in training."""
+    max_tokens: int | None
+    """Most tokens of an answer; null is as in training."""
     samples: int
-    """Answers to each problem, sampled as in training where there are several. The success is then the mean over problems (avg@k);
+    """Answers to each problem, sampled where there are several. The success is then the mean over problems (avg@k);
     pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
     sets: dict[str, object]
     """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
     Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
+    for_set: dict[str, SetConfig | SetDict]
+    """What sets have of their own, by the set's name: `{aime: {samples: 32, temperature: 0.6}}`."""
+    prices: dict[str, Sequence[float]]
+    """What a million tokens cost that an agent reads, and that it writes, by agent; `default` is for those without a name here."""
     before_and_after: bool
     """Whether `problems` are played before the first and after the last step."""
 

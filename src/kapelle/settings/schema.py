@@ -543,6 +543,21 @@ TestSet = Annotated[
 ]
 
 
+class SetConfig(Settings):
+    """What a set of `evaluation.sets` has of its own; null is as in the whole evaluation."""
+
+    samples: int | None = Field(default=None, ge=1)
+    """Answers to each of its problems."""
+    temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """At which all agents answer it."""
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Least probability that the kept tokens have together."""
+    top_k: int | None = Field(default=None, ge=0)
+    """How many of the likeliest tokens are kept; 0 keeps all."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer."""
+
+
 class EvaluationConfig(Settings):
     """How the team is evaluated on held-out problems, always of the `test` split."""
 
@@ -554,12 +569,30 @@ class EvaluationConfig(Settings):
     """Problems of an evaluation in between."""
     greedy: bool = True
     """False samples as in training."""
+    temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """At which all agents answer, in place of what `greedy` says; as training does, where null."""
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Least probability that the kept tokens have together, where agents are sampled; null is as in training."""
+    top_k: int | None = Field(default=None, ge=0)
+    """How many of the likeliest tokens are kept, where agents are sampled; 0 keeps all, null is as in training."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer; null is as in training."""
     samples: int = Field(default=1, ge=1)
-    """Answers to each problem, sampled as in training where there are several. The success is then the mean over problems (avg@k);
+    """Answers to each problem, sampled where there are several. The success is then the mean over problems (avg@k);
     pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
     sets: dict[str, TestSet] = Field(default={})
     """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
     Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
+    for_set: dict[str, SetConfig] = Field(default={})
+    """What sets have of their own, by the set's name: `{aime: {samples: 32, temperature: 0.6}}`."""
+    prices: dict[
+        str,
+        tuple[
+            Annotated[float, Field(ge=0.0, allow_inf_nan=False)],
+            Annotated[float, Field(ge=0.0, allow_inf_nan=False)],
+        ],
+    ] = Field(default={})
+    """What a million tokens cost that an agent reads, and that it writes, by agent; `default` is for those without a name here."""
     before_and_after: bool = True
     """Whether `problems` are played before the first and after the last step."""
 
@@ -573,11 +606,29 @@ class EvaluationConfig(Settings):
 
     @model_validator(mode="after")
     def _several_differ(self) -> EvaluationConfig:
-        if self.samples > 1 and self.greedy:
+        unknown = [name for name in self.for_set if name not in self.sets]
+        if unknown:
             raise ValueError(
-                f"`samples: {self.samples}` answers to a problem would all be the same; set `evaluation.greedy: false` too"
+                f"`for_set` names '{unknown[0]}', which is none of `sets`: {', '.join(self.sets) or 'there is none'}"
             )
+        for name, own in {"": self, **{name: self.of_set(name) for name in self.for_set}}.items():
+            if own.samples > 1 and own.always_greedy:
+                raise ValueError(
+                    f"`{f'for_set.{name}.' if name else ''}samples: {own.samples}` answers to a problem would all be the same; set "
+                    "`evaluation.greedy: false` or a `temperature` too"
+                )
         return self
+
+    @property
+    def always_greedy(self) -> bool:
+        """Whether agents choose the likeliest token each time."""
+        return self.greedy if self.temperature is None else not self.temperature
+
+    def of_set(self, name: str) -> EvaluationConfig:
+        """Return how the problems of a set are played."""
+        own = self.for_set.get(name, SetConfig())
+        given = {key: value for key, value in own.model_dump().items() if value is not None}
+        return self.model_copy(update=given)
 
 
 # -------- The league: whom the learners play beside one another (`league`).

@@ -35,7 +35,7 @@ from kapelle.environment import (
     size_of,
     task_of,
 )
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -117,6 +117,11 @@ def check_run(
     except Unfit as error:
         raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
     _check_turns(workflow, team)
+    for name in config.evaluation.prices:
+        if name != "default" and name not in team.names:
+            raise ConfigError(
+                f"`evaluation.prices` names '{name}', which is no agent of the team.{did_you_mean(name, [*team.names, 'default'])}"
+            )
     for path in team.bases.values():
         if path not in given:
             check_model_path(path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import ConfigError, DataError, RunDirectoryError
 from kapelle.evaluation.blame import choose_episodes, measure_blame, refuse_alive
-from kapelle.evaluation.evaluate import evaluate_shared, greedy_play
+from kapelle.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.rollout.play import PlaysGroups
 from kapelle.runs.blamed import Blame, BlameFile
 from kapelle.runs.named_checkpoint import split_run
@@ -135,7 +135,7 @@ def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
     fits = short_enough(config, play.team, play.engine.renderer)
     tasks = choose_tasks(play.environment, "test" if split == "eval" else "train", problems, fits=fits)
     trainer.observer.phase("blame", f"playing {len(tasks)} problems of the {split} split")
-    if split == "eval" and config.evaluation.greedy:
-        play = greedy_play(play)
+    if split == "eval":
+        play = decoded(play, config.evaluation)
     samples = config.evaluation.samples if split == "eval" else 1
     return evaluate_shared(play, tasks, config.seed, samples=samples).groups

@@ -10,7 +10,7 @@ from typing import Any
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out, greedy_play
+from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out
 from kapelle.metrics.calibration import UNCALIBRATED, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
@@ -278,10 +278,10 @@ class HeldOut:
                 self._judged = (done, problems, result)
                 return result
             play = self._pieces.play
-            if self._config.evaluation.greedy if greedy is None else greedy:
-                play = greedy_play(play)
             fits = short_enough(self._config, play.team, play.engine.renderer)
             returns, settings = self._algorithm.returns or own_returns, self._config.evaluation
+            if greedy is not None:
+                settings = settings.model_copy(update={"greedy": greedy, "temperature": None})
             result = evaluate_held_out(play, settings, problems, self._config.seed, returns, fits)
             payer = self._algorithm.need(VerifierScores)
             if payer is not None:  # how well it judges what the team says by now

@@ -85,6 +85,23 @@ class TestAnswer:
         assert len(found.logprobs) == len(found.ids)
         assert (found.finish_reason, found.version, found.weights_hash) == ("stop", 0, "their-model")
 
+    @pytest.mark.parametrize(
+        ("usage", "counted"),
+        [
+            ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}, (7, 3)),
+            (None, None),
+            ({"prompt_tokens": 7}, None),
+            ({"prompt_tokens": -1, "completion_tokens": 3}, None),
+            ({"prompt_tokens": "7", "completion_tokens": 1e9}, None),
+            ({"prompt_tokens": True, "completion_tokens": 1 << 70}, None),
+            ([7, 3], None),
+        ],
+    )
+    async def test_its_server_counts_the_tokens(self, usage: Any, counted: tuple[int, int] | None) -> None:
+        choice = {"message": {"content": "No."}, "finish_reason": "stop"}
+        said = httpx.Response(200, json={"choices": [choice], "usage": usage})
+        assert (await engine(lambda _: said).generate(ASKED)).usage == counted
+
     async def test_an_answer_that_was_cut_says_so(self) -> None:
         assert (await engine(lambda _: reply(finish="length")).generate(ASKED)).finish_reason == "length"
 

@@ -91,7 +91,8 @@ class EndpointEngine(RolloutEngine):
                 f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
             ) from None
         try:
-            choice = json.loads(answer)["choices"][0]
+            parsed = json.loads(answer)
+            choice = parsed["choices"][0]
             text = replace_surrogates(choice["message"]["content"] or "")
             ids = tuple(text.encode())
             ended = choice.get("finish_reason")
@@ -102,7 +103,13 @@ class EndpointEngine(RolloutEngine):
         if not text and ended in WITHHELD:
             raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
         return Completion(
-            ids, (0.0,) * len(ids), "length" if ended == "length" else "stop", text, 0, endpoint.model
+            ids,
+            (0.0,) * len(ids),
+            "length" if ended == "length" else "stop",
+            text,
+            0,
+            endpoint.model,
+            usage=_usage(parsed.get("usage")),
         )
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
@@ -110,3 +117,18 @@ class EndpointEngine(RolloutEngine):
         raise EngineError(
             f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
         )
+
+
+def _usage(counted: object) -> tuple[int, int] | None:
+    """Return the tokens that a server says it read and wrote; None where it does not say so."""
+    if not isinstance(counted, dict):
+        return None
+    read, written = counted.get("prompt_tokens"), counted.get("completion_tokens")
+    if (
+        type(read) is int
+        and type(written) is int
+        and min(read, written) >= 0
+        and max(read, written) < 1 << 40
+    ):
+        return read, written
+    return None

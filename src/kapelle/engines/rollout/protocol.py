@@ -58,6 +58,8 @@ class Completion:
     weights_hash: str
     routing: Routing | None = None
     """The experts that prompt and completion took, from engines that record them (`RecordsRouting`)."""
+    usage: tuple[int, int] | None = None
+    """Tokens read and written as a server counted them, where `ids` are not its tokens."""
 
 
 class Renderer(Protocol):
