@@ -119,7 +119,7 @@ class TestOutput:
         [
             (["--output", "there.json"], "there.json exists already. Name another --output"),
             (["--output", "no/folder/x.json"], "no/folder/x.json cannot be written"),
-            (["--output", "results.csv"], "--output results.csv: the results are one JSON object. Name it .json."),
+            (["--output", "results.csv"], "--output results.csv: name it .json for one object"),
             (["--environment", "algebra,arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
             (["--environment", "algebra,"], "--environment 'algebra,' has an empty name."),
             (["--num-episodes", "0"], "argument --num-episodes/-n: 0 is less than 1."),
