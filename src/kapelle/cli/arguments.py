@@ -503,8 +503,9 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "collect": Command(
         "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
-        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | --show FILE) [--json]",
-        "play training tasks and keep their episodes for SFT, or graded answers for a verifier",
+        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | --traces PATH --out FILE [--metric NAME] "
+        "| --show FILE) [--json]",
+        "play training tasks and keep their episodes for SFT, or graded answers for a verifier; or read a program's traces",
         "collect",
         (
             *_PLAYER,
@@ -531,6 +532,16 @@ COMMANDS: Mapping[str, Command] = {
             flag(
                 "--no-balance",
                 "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
+            ),
+            option(
+                "--traces",
+                "PATH",
+                "instead of playing, read the conversations in a file or folder of OpenTelemetry spans (OTLP as JSON)",
+            ),
+            option(
+                "--metric",
+                "NAME",
+                "traces: the evaluation (gen_ai.evaluation.name) that says what a call is worth (default: any)",
             ),
             option("--show", "FILE", "summarise a file of graded answers instead of collecting"),
             option("--tasks", "N", "training tasks to play (default: 200)", type=whole(1)),

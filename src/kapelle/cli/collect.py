@@ -164,6 +164,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show is not None:
         return show(Path(arguments.show), as_json=arguments.json)
     _check(arguments)
+    if arguments.traces is not None:
+        return _collect_traces(arguments, Path(arguments.traces), Path(arguments.out))
     hush()
     out = Path(arguments.out)
     if arguments.purpose == "verifier":
@@ -201,6 +203,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
+    if arguments.traces is None and arguments.metric is not None:
+        raise ConfigError("--metric names an evaluation of --traces. Leave it out, or name the traces.")
+    if arguments.traces is not None:
+        played = (
+            arguments.words
+            or arguments.model
+            or arguments.environment
+            or arguments.tasks
+            or arguments.samples
+        )
+        if played or arguments.num_episodes is not None or arguments.real:
+            raise ConfigError(
+                "--traces reads what a program has said; nobody plays. Leave out the player and its settings."
+            )
+        if not Path(arguments.traces).exists():
+            raise ConfigError(f"--traces {arguments.traces}: there is no such file or folder.")
     if arguments.out is None:
         raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
     if arguments.out.endswith((".gz", ".parquet", ".csv")):
@@ -221,6 +239,54 @@ def _check(arguments: argparse.Namespace) -> None:
     arguments.tasks, arguments.samples = arguments.tasks or TASKS, arguments.samples or SAMPLES
     if arguments.purpose == "sft" and arguments.no_balance:
         raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
+
+
+def _collect_traces(arguments: argparse.Namespace, path: Path, out: Path) -> int:
+    """Write the calls in recordings of a program, and say what they can teach."""
+    from kapelle.runs.exports import balance, dump_rows
+    from kapelle.runs.traces import graded_rows, read_traces
+    from kapelle.runs.traces import sft_rows as rows_of_calls
+
+    found = read_traces(path, arguments.metric)
+    scored = sum(call.score is not None for call in found.calls)
+    left = "; ".join(f"{number} left out: {why}" for why, number in found.left_out.items())
+    if arguments.purpose == "verifier":
+        rows: list[Any] = list(balance(graded_rows(found), 0, equal=not arguments.no_balance).rows)
+        nothing = (
+            f"{scored} of {len(found.calls)} calls have a score; a verifier needs right and wrong answers to one question, with scores "
+            "from 0 to 1 (--no-balance keeps all)"
+        )
+    else:
+        rows = rows_of_calls(found, arguments.min_reward)
+        nothing = f"{len(found.calls)} calls of models in {found.spans} spans, {scored} with a score"
+    if not rows:
+        raise DataError(f"Nothing was collected from {path}: {nothing}{f'; {left}' if left else ''}.")
+    with new_file(out, "--out") as file, writing(out, "--out"):
+        write_all(file.fileno(), dump_rows(rows, out))
+    agents = sorted({str(row["agent"]) for row in rows})
+    row = {
+        "out": str(out),
+        "rows": len(rows),
+        "calls": len(found.calls),
+        "scored": scored,
+        "spans": found.spans,
+        "agents": agents,
+        "left_out": dict(found.left_out),
+    }
+    if arguments.json:
+        say(json.dumps(row))
+        return 0
+    say(f"{out}: {len(rows)} of {len(found.calls)} calls, {scored} with a score, by {', '.join(agents)}")
+    if left:
+        say(left)
+    if arguments.purpose == "verifier":
+        say(f"train on it: {command('train', 'verifier_file', f'environment.path={out}')}")
+    else:
+        say(
+            "for SFT (environment trajectories) and, with scores, DPO (preferences). Traces have no log-probs: policy gradients need the "
+            "program's calls themselves (kapelle serve policy, environment external)."
+        )
+    return 0
 
 
 @dataclass(slots=True)
