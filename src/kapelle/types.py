@@ -242,6 +242,9 @@ class Turn:
     usage: tuple[int, int] | None = None
     """Tokens read and written as an endpoint's server counted them; None where the ids above are what was read and written."""
 
+    dropped: int = 0
+    """How many messages of its conversation were dropped before this turn, which `heard` then begins anew (`episode.compaction`)."""
+
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
         assert not self.versions or sum(tokens for _, tokens in self.versions) == len(self.completion_ids)

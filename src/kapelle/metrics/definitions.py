@@ -99,6 +99,12 @@ METRICS: tuple[Metric, ...] = (
         "Rises on train tasks and not in evaluation: the tasks are being memorised.",
     ),
     Metric(
+        "compacted/<agent>",
+        "share",
+        "Share of the agent's turns before which messages were dropped from its conversation; absent where there are none.",
+        "Near 1: almost every turn reads a shortened conversation. Take a longer context, or keep fewer messages.",
+    ),
+    Metric(
         "scored",
         "episodes",
         "Episodes that `success` is the mean of: those without an error that have a score.",
@@ -406,6 +412,8 @@ def _agent_metrics(
     _put_mean(row, f"length/{agent}", [len(turn.completion_ids) for turn in turns])
     _put_mean(row, f"turns/{agent}", [len(episode.by(agent)) for episode in episodes])
     _put_mean(row, f"finish_length/{agent}", [float(turn.finish_reason == "length") for turn in turns])
+    if any(turn.dropped for turn in turns):
+        _put_mean(row, f"compacted/{agent}", [float(turn.dropped > 0) for turn in turns])
     return row
 
 

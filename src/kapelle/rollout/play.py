@@ -31,6 +31,7 @@ from kapelle.metrics.timeline import Timeline
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.branching import Branch, SharedAnswers
+from kapelle.rollout.compaction import CompactionRule
 from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
@@ -96,6 +97,8 @@ class Play:
     """The processes that play the same tasks; `shared_rollout` deals them out."""
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
     """The processes in which worlds live; None for this one."""
+    compaction: CompactionRule | None = None
+    """What is kept of a conversation that no longer fits; None lets its episode fail."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
     """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
 
@@ -133,7 +136,15 @@ def make_play(
     size = config.episode.environment_workers
     workers = EnvironmentWorkers(config.environment, size, config.patience, hold) if size else None
     world = (config.environment, config.workflow)
-    return Play(team, *world, engine, patience=config.patience, ranks=ranks, workers=workers)
+    return Play(
+        team,
+        *world,
+        engine,
+        patience=config.patience,
+        ranks=ranks,
+        workers=workers,
+        compaction=config.episode.compaction,
+    )
 
 
 async def play_episode(

@@ -23,6 +23,7 @@ from kapelle.environment import (
 from kapelle.errors import ContextError, EpisodeError, did_you_mean
 from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.branching import Branch
+from kapelle.rollout.compaction import compacted
 from kapelle.rollout.interventions import Continuation, Record, choose
 from kapelle.rollout.outcomes import payments, share, text
 from kapelle.rollout.partial import PartialEpisode, grown
@@ -69,6 +70,8 @@ class AskedTurn:
     heard: tuple[Message, ...]
     begun: Turn | None
     """The turn that is sampled further, where it had begun before."""
+    dropped: int = 0
+    """How many messages of its conversation were dropped before it."""
 
     def answered(
         self,
@@ -104,7 +107,12 @@ class AskedTurn:
             routing=routing,
             constraint=asked.sampling.constraint,
             usage=usage,
+            dropped=self.dropped,
         )
+
+
+def _fits(renderer: Renderer, most: int, messages: Sequence[Message]) -> bool:
+    return len(renderer.start(messages)) <= most
 
 
 class LiveSeat:
@@ -189,8 +197,18 @@ class LiveSeat:
         else:
             self.messages.extend(messages)
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)
-        own = play.sampling_of(self.agent)
-        return await self._sample(policy, renderer, prompt, messages, own, self.messages)
+        own, dropped = play.sampling_of(self.agent), 0
+        if play.compaction is not None and not begins:
+            most = play.compaction.over or renderer.context - own.max_tokens
+            if (
+                len(prompt) > most
+                and len(self.messages) > len(self._opening) + play.compaction.keep_first + 1
+            ):
+                # What was sampled before is read as a text from here on: the tokens of the prompt are another beginning.
+                fits = partial(_fits, renderer, most)
+                self.messages, dropped = compacted(self.messages, play.compaction, fits)
+                messages, prompt = list(self.messages), renderer.start(self.messages)
+        return await self._sample(policy, renderer, prompt, messages, own, self.messages, dropped)
 
     async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
         """Return an answer in the conversation that ended with the turn `before`, and all that the agent has read for it.
@@ -223,6 +241,7 @@ class LiveSeat:
         messages: list[Message],
         sampling: Sampling,
         conversation: Sequence[Message],
+        dropped: int = 0,
     ) -> list[Turn]:
         """Return the turn that replays a record, or else what the policy answers: several candidates where a tree asks for them."""
         scene, play, name = self._scene, self._scene.play, self.agent.name
@@ -255,7 +274,7 @@ class LiveSeat:
             scene.sample,
             () if given is None else given.completion_ids,
         )
-        asked = scene.asked[name] = AskedTurn(request, policy.trained, seen, tuple(messages), given)
+        asked = scene.asked[name] = AskedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
         count = play.tree.candidates if play.tree and policy.trained else 1
         if count == 1:  # awaited here, without a task of its own
             answers = [

@@ -231,7 +231,7 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
-    for name in ("versions", "copied", "constraint", "usage"):
+    for name in ("versions", "copied", "constraint", "usage", "dropped"):
         if not row[name]:
             del row[name]
     return _by_hash(row)

@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from kapelle.settings.schema import (
     AgentConfig,
+    CompactionConfig,
     CurriculumConfig,
     DifficultyConfig,
     DType,
@@ -625,6 +626,19 @@ class LeagueDict(TypedDict, total=False):
     exploiter: ExploiterConfig | ExploiterDict | None
 
 
+class CompactionDict(TypedDict, total=False):
+    """How a conversation that no longer fits goes on: from its first and last messages."""
+
+    over: int | None
+    """Tokens of a prompt beyond which it is shortened; null is where the answer (`sampling.max_tokens`) would not fit the context."""
+    keep_first: int
+    """Messages that stay from the beginning, after the system message."""
+    keep_last: int
+    """Most messages that stay from the end; fewer where they do not fit."""
+    note: str
+    """What the agent reads in their place; `{dropped}` is their number, and an empty text leaves nothing."""
+
+
 class EpisodeDict(TypedDict, total=False):
     """Limits of an episode, and where its world lives."""
 
@@ -633,6 +647,8 @@ class EpisodeDict(TypedDict, total=False):
     environment_workers: int
     """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
     are the same, to the bit."""
+    compaction: CompactionConfig | CompactionDict | None
+    """What is kept of a conversation that no longer fits; null lets its episode fail."""
 
 
 class GraderDict(TypedDict, total=False):

@@ -768,6 +768,28 @@ class Timed(Settings):
     process is stopped."""
 
 
+class CompactionConfig(Settings):
+    """How a conversation that no longer fits goes on: from its first and last messages."""
+
+    over: int | None = Field(default=None, ge=1)
+    """Tokens of a prompt beyond which it is shortened; null is where the answer (`sampling.max_tokens`) would not fit the context."""
+    keep_first: int = Field(default=1, ge=0)
+    """Messages that stay from the beginning, after the system message."""
+    keep_last: int = Field(default=8, ge=1)
+    """Most messages that stay from the end; fewer where they do not fit."""
+    note: str = "[{dropped} messages were left out here.]"
+    """What the agent reads in their place; `{dropped}` is their number, and an empty text leaves nothing."""
+
+    @field_validator("note")
+    @classmethod
+    def _writable(cls, value: str) -> str:
+        try:
+            value.format(dropped=1)
+        except (KeyError, IndexError, ValueError, AttributeError):
+            raise ValueError("takes `{dropped}` alone; write a brace as {{ or }}") from None
+        return value
+
+
 class EpisodeConfig(Settings):
     """Limits of an episode, and where its world lives."""
 
@@ -776,6 +798,8 @@ class EpisodeConfig(Settings):
     environment_workers: Annotated[int, FREE] = Field(default=0, ge=0)
     """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
     are the same, to the bit."""
+    compaction: CompactionConfig | None = None
+    """What is kept of a conversation that no longer fits; null lets its episode fail."""
 
 
 class GraderConfig(Settings):

@@ -218,6 +218,10 @@ def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
 
 def _check_outside(config: RunConfig) -> None:
     """Refuse to play where, or longer than, outside programs can call."""
+    if config.episode.compaction is not None:
+        raise ConfigError(
+            "`episode.compaction` shortens conversations that kapelle keeps; those of an outside program are its own. Leave it out."
+        )
     for key, other, off in (
         ("training.overlap", config.training.overlap, "false"),
         ("training.partial_rollouts", config.training.partial_rollouts, "0"),
