@@ -37,7 +37,7 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "sum_game": {"number_of_cases": 3},
     "relay": {},
     "hidden_sign": {},
-    "speaker": {"speaker": "lies"},
+    "speaker": {"speaker": "leads", "other_play": True},
     "long_game": {},
     "essay": {},
     "unequal": {"anyway": (0.0, 0.5)},

@@ -23,6 +23,8 @@ GAMES: tuple[Mapping[str, Any], ...] = (
     {"name": "speaker", "seats": 3, "letters": 2},
     {"name": "speaker", "seats": 2, "letters": 3, "speaker": "lies"},
     {"name": "speaker", "seats": 3, "letters": 2, "speaker": "lies"},
+    {"name": "speaker", "seats": 2, "letters": 3, "speaker": "leads"},
+    {"name": "speaker", "seats": 3, "letters": 2, "speaker": "leads"},
     {"name": "long_game", "seats": 2, "letters": 2, "rounds": 2},
     {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "paid": "at_the_end"},
     {"name": "essay", "seats": 2, "letters": 2, "place": 1},
@@ -122,6 +124,71 @@ async def test_noise_turns_what_was_earned() -> None:
     paid, success = await played(game, 0, say)
     assert paid == {"agent_0": 0.5, "agent_1": 1.0}  # 1 less 1/2, and 1 less 0
     assert success == 0.5  # what was really earned
+
+
+async def test_who_follows_a_leader_into_nonsense_earns_nothing() -> None:
+    game = game_of({"name": "speaker", "letters": 3, "speaker": "leads"})
+    paid, _ = await played(game, 0, {(0, "1/2"): "B", (1, "2/2 B"): "B"})
+    assert paid == {"agent_0": 1.0, "agent_1": 1.0}
+    paid, success = await played(game, 0, {(0, "1/2"): "?", (1, "2/2 ?"): "?"})
+    assert paid == {"agent_0": 0.0, "agent_1": 0.0}
+    assert success == 0.0
+
+
+@pytest.mark.parametrize("speaker", ["helps", "lies", "leads"])
+async def test_letters_are_renamed_for_all_but_the_first_and_pay_alike(speaker: str) -> None:
+    known = {"name": "speaker", "seats": 3, "letters": 4, "speaker": speaker}
+    plain, renamed = game_of(known), game_of({**known, "other_play": True})
+    names = ["a", "b", "c"]
+    met = set()
+    for seed in range(20):
+        task = plain.task("train", 2)
+        worlds = plain.start(task, names, seed), renamed.start(task, names, seed)
+        called = [renamed.renamed(seat, seed) for seat in range(3)]
+        met.add((called[1]["A"], called[2]["A"]))
+        assert called[0] == {letter: letter for letter in "ABCD"}
+        assert sorted(called[1].values()) == sorted(called[2].values()) == list("ABCD")
+        assert worlds[0].observe("a") == worlds[1].observe("a")
+        paid = [await world.step({"a": "C"}) for world in worlds]
+        for seat, name in ((1, "b"), (2, "c")):
+            assert worlds[0].observe(name) == f"{seat + 1}/3 C"
+            assert worlds[1].observe(name) == f"{seat + 1}/3 {called[seat]['C']}"
+        said = {"b": "C", "c": "A"}
+        paid += [
+            await worlds[0].step(said),
+            await worlds[1].step({name: called[names.index(name)][text] for name, text in said.items()}),
+        ]
+        assert paid[0] == paid[1] == {}
+        assert paid[2] == paid[3]
+        assert worlds[0].outcome() == worlds[1].outcome()
+    assert len(met) > 8
+
+
+def test_in_other_play_only_the_letters_themselves_are_understood() -> None:
+    """Every code is as good as any other, until the hearer's letters are renamed."""
+    game = game_of({"name": "speaker", "letters": 3})
+    known = game_of({"name": "speaker", "letters": 3, "other_play": True})
+
+    def worth(code: str, seeds: int) -> float:
+        """What a pair earns that says, and takes, a letter of the code for each letter of the alphabet."""
+        total = 0.0
+        for seed in range(seeds):
+            called = known.renamed(1, seed)
+            for case, letter in enumerate("ABC"):
+                heard = called[code["ABC".index(letter)]]
+                answer = "ABC"[code.index(heard)]
+                total += called["ABC"[case]] == answer
+        return total / seeds / 3
+
+    for code in ("ABC", "BCA", "BAC"):
+        said = {
+            **{(0, f"1/2 {letter}"): code["ABC".index(letter)] for letter in "ABC"},
+            **{(1, f"2/2 {letter}"): "ABC"[code.index(letter)] for letter in "ABC"},
+        }
+        assert game.expected(lambda *view: {said[view]: 1.0})[1] == pytest.approx(1.0)  # noqa: B023
+    assert worth("ABC", 100) == 1.0
+    assert worth("BCA", 300) == pytest.approx(0.5, abs=0.1)  # even renamings commute with it, odd ones do not
+    assert worth("BAC", 300) == pytest.approx(1 / 3, abs=0.1)  # only itself commutes with it
 
 
 async def test_only_those_whose_turn_it_is_may_speak() -> None:

@@ -28,6 +28,8 @@ BUILTIN: Mapping[str, str] = {
     "m_grpo": "kapelle.algorithms.m_grpo:MGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
     "mars": "kapelle.algorithms.mars:MARS",
+    "mmd": "kapelle.algorithms.mmd:MMD",
+    "rnad": "kapelle.algorithms.rnad:RNaD",
     "a2c": "kapelle.algorithms.a2c:A2C",
     "ppo": "kapelle.algorithms.ppo:PPO",
     "ippo": "kapelle.algorithms.ppo:IPPO",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.mappo import MAPPO as MAPPO
     from kapelle.algorithms.marft import MARFT as MARFT
     from kapelle.algorithms.mars import MARS as MARS
+    from kapelle.algorithms.mmd import MMD as MMD
     from kapelle.algorithms.opo import OPO as OPO
     from kapelle.algorithms.optimistic import Optimistic as Optimistic
     from kapelle.algorithms.ppo import IPPO as IPPO
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus as ReinforcePlusPlus
     from kapelle.algorithms.remax import ReMax as ReMax
     from kapelle.algorithms.rloo import RLOO as RLOO
+    from kapelle.algorithms.rnad import RNaD as RNaD
     from kapelle.algorithms.sft import SFT as SFT
     from kapelle.algorithms.sharp import SHARP as SHARP
     from kapelle.algorithms.vdn import VDN as VDN

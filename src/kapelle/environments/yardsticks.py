@@ -9,7 +9,7 @@ best, the best single agent, a team of which each replies to chance, and chance 
 | `sum_game` | many earn together, and few of them are heard of in the sum; free riders, noise |
 | `relay` | each must answer the one before, and the last one's word pays |
 | `hidden_sign` | half of what is earned depends on what one seat alone can see |
-| `speaker` | one knows and speaks, one hears and answers; the speaker helps or lies |
+| `speaker` | one speaks, the others hear and answer; the speaker knows which letter is right and helps or lies, or it leads |
 | `long_game` | many letters, paid one by one or at the end |
 | `essay` | texts of any length of which one letter decides |
 | `unequal` | tasks of unequal difficulty, which pay unequally for nothing |
@@ -29,6 +29,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from kapelle.environment import Outcome, Scripted
 from kapelle.environments.base import BaseEnvironment, BaseWorld
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 Said = tuple[tuple[int, str], ...]
@@ -78,6 +79,10 @@ class Yardstick(BaseEnvironment, Scripted):
     @abstractmethod
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
         """Return what each seat has earned by now."""
+
+    def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
+        """Return a letter of the game → what a seat calls it in an episode; empty where all call it the same."""
+        return {}
 
     def success(self, case: int, said: Said) -> float:
         """Return the share of the best team's earnings that has been earned."""
@@ -201,12 +206,17 @@ class YardstickWorld(BaseWorld):
         self._game, self._case = game, int(task.data["case"])
         self._said: Said = ()
         draw = random.Random(f"{seed}/noise")
+        renamed = [game.renamed(seat, seed) for seat, _ in enumerate(agents)]
+        self._called = [str.maketrans(dict(own)) for own in renamed]
+        """By seat, a letter of the game → what it reads and says in its place."""
+        self._meant = [str.maketrans({called: letter for letter, called in own.items()}) for own in renamed]
         self._turned = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
         self._paid = self._now()
 
     def observe(self, agent: str) -> str:
         """Return all that the agent may know."""
-        return self._game.sees(self._case, self.agents.index(agent), self._said)
+        seat = self.agents.index(agent)
+        return self._game.sees(self._case, seat, self._said).translate(self._called[seat])
 
     def movers(self) -> tuple[str, ...]:
         """Return who speaks next."""
@@ -217,7 +227,9 @@ class YardstickWorld(BaseWorld):
         movers = self.movers()
         if set(actions) != set(movers):
             raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
-        self._said += tuple((self.agents.index(name), actions[name].strip()) for name in movers)
+        for name in movers:
+            seat = self.agents.index(name)
+            self._said += ((seat, actions[name].strip().translate(self._meant[seat])),)
         before, self._paid = self._paid, self._now()
         over = not self._game.movers(self._case, self._said)
         if over and any(self._turned):
@@ -387,12 +399,17 @@ class HiddenSign(_SpeaksOnce):
 class Speaker(Yardstick):
     """The first seat sees which letter is right and says one; the others hear it, and each that says the right one earns its share of 1.
 
-    A speaker that helps earns what they earn together, one that lies 1 less that.
+    A speaker that helps earns what they earn together, one that lies 1 less that. One that leads sees nothing: what it says is
+    right, and it earns what the others do. All letters are alike, so that exchanging two of them in all that is seen and said
+    changes nothing.
     """
 
     name: Literal["speaker"] = "speaker"
-    speaker: Literal["helps", "lies"] = "helps"
-    """Whether the first seat earns when the others are right, or when they are wrong."""
+    speaker: Literal["helps", "lies", "leads"] = "helps"
+    """Whether the first seat earns when the others are right, or when they are wrong, or decides itself which letter is right."""
+    other_play: bool = False
+    """Whether the letters are renamed for every seat but the first, in all that it reads and says, at random in each episode: with such a
+    partner no letter can come to stand for another one (other-play, 2003.02979). `expected` is without it."""
 
     @model_validator(mode="after")
     def _somebody_hears(self) -> Speaker:
@@ -402,8 +419,8 @@ class Speaker(Yardstick):
 
     @property
     def cases(self) -> int:
-        """One for each letter."""
-        return self.letters
+        """One for each letter; a single one where the speaker leads."""
+        return 1 if self.speaker == "leads" else self.letters
 
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
         """The speaker, then all others at once."""
@@ -412,12 +429,13 @@ class Speaker(Yardstick):
         return tuple(range(1, self.seats)) if len(said) == 1 else ()
 
     def sees(self, case: int, seat: int, said: Said) -> str:
-        """The right letter for the speaker, what was said for the others."""
+        """The right letter for a speaker who does not lead, what was said for the others."""
         heard = said[0][1] if said else ""
-        return f"{seat + 1}/{self.seats} {heard if seat else self.alphabet[case]}".strip()
+        shown = "" if self.speaker == "leads" else self.alphabet[case]
+        return f"{seat + 1}/{self.seats} {heard if seat else shown}".strip()
 
     def right(self, case: int, seat: int, said: Said) -> str:
-        """A helper says it, and is believed; after a liar there is nothing to know."""
+        """A helper says it, and is believed; a leader says any letter, and is followed; after a liar there is nothing to know."""
         if self.speaker == "lies":
             return "A"
         return said[0][1] if seat else self.alphabet[case]
@@ -426,14 +444,25 @@ class Speaker(Yardstick):
         """Nothing before the end."""
         if len(said) < self.seats:
             return (0.0,) * self.seats
-        heard = [(text == self.alphabet[case]) / (self.seats - 1) for seat, text in said if seat]
+        heard = [hit / (self.seats - 1) for hit in self._hits(case, said)]
         helped = sum(heard)
-        return (helped if self.speaker == "helps" else 1.0 - helped, *heard)
+        return (1.0 - helped if self.speaker == "lies" else helped, *heard)
 
     def success(self, case: int, said: Said) -> float:
         """Return the share of hearers who are right."""
-        heard = [text == self.alphabet[case] for seat, text in said if seat]
-        return sum(heard) / (self.seats - 1)
+        return sum(self._hits(case, said)) / (self.seats - 1)
+
+    def _hits(self, case: int, said: Said) -> list[bool]:
+        """Return whether each hearer is right."""
+        wanted = said[0][1] if said and self.speaker == "leads" else self.alphabet[case]
+        return [text == wanted and text in tuple(self.alphabet) for seat, text in said if seat]
+
+    def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
+        """Return, with `other_play`, a letter of the game → what every seat but the first calls it in an episode."""
+        letters = list(self.alphabet)
+        if self.other_play and seat > 0:
+            random.Random(derive_seed("other-play", seat, seed)).shuffle(letters)
+        return dict(zip(self.alphabet, letters, strict=True))
 
 
 class LongGame(Yardstick):

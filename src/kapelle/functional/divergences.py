@@ -47,6 +47,16 @@ def kl_k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
     return (torch.expm1(d) - d).clamp(max=MAX_K3)
 
 
+def kl_reweighted(logp: Tensor, logp_other: Tensor, log_ratio: Tensor) -> Tensor:
+    """ρ·(log π − log ν) − ρ + 1 at tokens that another policy sampled, ρ = π/π_sampler given as `log_ratio`; elementwise.
+
+    Its expectation under the sampler is KL(π‖ν), and its gradient that of KL(π‖ν), however far π has moved from the sampler; E[ρ] = 1
+    takes out noise. Never negative where ν is the sampler.
+    """
+    ratio = torch.exp(log_ratio)
+    return ratio * kl_k1(logp, logp_other) - ratio + 1.0
+
+
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Entropy −Σ p log p of softmax(logits / temperature) over the last axis, [..., V] → [...].
 
