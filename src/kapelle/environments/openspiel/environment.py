@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -31,7 +31,7 @@ from kapelle.environments.openspiel.games import (
     spiel,
     walk,
 )
-from kapelle.environments.openspiel.hanabi import advise, read_short
+from kapelle.environments.openspiel.hanabi import Colours, advise, read_short
 from kapelle.environments.openspiel.measures import tally_of
 from kapelle.environments.openspiel.text import (
     GameText,
@@ -95,6 +95,9 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
     OpenSpiel says have rewards during play, such as Hanabi, and at the end in all others."""
     rotate: bool = False
     """True shifts all agents by a number of seats drawn from the episode's seed."""
+    other_play: bool = False
+    """Whether every seat but the first calls Hanabi's colours by other names, in all that it reads and says, drawn in each episode: with such a
+    partner no colour can have a meaning of its own (other-play, 2003.02979)."""
     chance: Literal["episode", "task"] = "episode"
     """Whose seed draws chance: with `task` all episodes of a group are dealt the same cards as long as they go
     the same way."""
@@ -204,6 +207,10 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
         if self.wording == "columns" and kind.short_name != "hanabi":
             raise ConfigError(
                 f"`environment.wording: columns` is for Hanabi, and this is {self.game}. Set it to short."
+            )
+        if self.other_play and kind.short_name != "hanabi":
+            raise ConfigError(
+                f"`environment.other_play` exchanges Hanabi's colours, and this is {self.game}, of which no symmetry is known. Remove it."
             )
         if self.demonstrator is not None:
             self.demonstrator.check(game)
@@ -317,7 +324,11 @@ class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scri
                 names[seat] = player
         players = Players(seats, opponents, names, self.rotate)
         level = task.data.get("level")
-        return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level)
+        colours = {
+            seat: Colours.drawn(game, derive_seed("other-play", seat, seed))
+            for seat in (range(1, count) if self.other_play else ())
+        }
+        return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level, colours)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a listed move: the `demonstrator`'s or, without one, half the time any, else the one that a hash of the view prefers.
@@ -363,6 +374,8 @@ class Rules:
     """What stands before every view: the rules, in words."""
     move_in: Callable[[str], str | None] = str
     """A text → the part in which a move is looked for, None where there is none."""
+    colours: Colours | None = None
+    """What the seat calls Hanabi's colours; None takes OpenSpiel's names."""
 
 
 def show(state: Any, seat: int, rules: Rules) -> str:
@@ -373,8 +386,11 @@ def show(state: Any, seat: int, rules: Rules) -> str:
         if rules.view == "information"
         else state.observation_string(seat)
     )
-    view = rules.words.view(raw)
-    moves = listed(legal_moves(state, seat, rules)) if rules.list_moves and _to_move(state, seat) else ""
+    moves = ""
+    if rules.list_moves and _to_move(state, seat):
+        names = _named_moves(state, seat, rules)
+        moves = listed(list(map(rules.words.move, Colours.listed(names) if rules.colours else names)))
+    view = rules.words.view(rules.colours.view(raw) if rules.colours else raw)
     if rules.wording != "full":
         line = " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
         return "\n".join(part for part in (rules.head, line) if part)
@@ -384,7 +400,13 @@ def show(state: Any, seat: int, rules: Rules) -> str:
 
 def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
     """Return the legal moves of a seat in the words of these rules, in OpenSpiel's order of actions."""
-    return [rules.words.move(state.action_to_string(seat, action)) for action in state.legal_actions(seat)]
+    return [rules.words.move(name) for name in _named_moves(state, seat, rules)]
+
+
+def _named_moves(state: Any, seat: int, rules: Rules) -> list[str]:
+    """Return the legal moves of a seat as OpenSpiel writes them, in its order of actions, colours by the seat's own names."""
+    names = [state.action_to_string(seat, action) for action in state.legal_actions(seat)]
+    return names if rules.colours is None else [rules.colours.move(name) for name in names]
 
 
 def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
@@ -393,8 +415,7 @@ def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
     if said is None:
         return None
     legal = state.legal_actions(seat)
-    own = legal_moves(state, seat, rules)
-    names = [(name, state.action_to_string(seat, action)) for name, action in zip(own, legal, strict=True)]
+    names = [(rules.words.move(name), name) for name in _named_moves(state, seat, rules)]
     place = match(said, names)
     return None if place is None else int(legal[place])
 
@@ -431,6 +452,7 @@ class GameWorld:
         chance: random.Random,
         seed: int,
         level: int | None = None,
+        colours: Mapping[int, Colours] | None = None,
     ) -> None:
         self._game = game
         self._tally = tally_of(game)
@@ -439,6 +461,7 @@ class GameWorld:
         """OpenSpiel's: everything, hidden things included."""
         self._players = players
         self._rules = rules
+        self._recoloured = {seat: replace(rules, colours=own) for seat, own in (colours or {}).items()}
         self._chance = chance
         self._fallback = random.Random(f"{seed}/invalid")
         self._invalid: Counter[str] = Counter()
@@ -453,7 +476,11 @@ class GameWorld:
         """Return what the agent may see from the seat that it moves in now, else from its first one."""
         seats = self._players.seats[agent]
         seat = next((seat for seat in seats if _to_move(self.state, seat)), seats[0])
-        return show(self.state, seat, self._rules)
+        return show(self.state, seat, self.rules_of(seat))
+
+    def rules_of(self, seat: int) -> Rules:
+        """Return how a seat (from 0) is shown the game, by its own names of colours where it has some."""
+        return self._recoloured.get(seat, self._rules)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents to move; empty when the game is over."""
@@ -481,7 +508,7 @@ class GameWorld:
                 joint[seat] = self._players.opponents[seat](self.state, seat)
                 continue
             self._acted.add(agent)
-            action = understand(self.state, seat, actions[agent], self._rules)
+            action = understand(self.state, seat, actions[agent], self.rules_of(seat))
             if action is None:
                 charged[agent] += 1
                 action = self._fallback.choice(self.state.legal_actions(seat))

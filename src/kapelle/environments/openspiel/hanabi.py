@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+COLORS = "RYGWB"
+"""OpenSpiel's colours, in its order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -111,6 +114,60 @@ def read_table(raw: str) -> Table:
         deck.strip(),
         discards.strip(),
     )
+
+
+class Colours:
+    """A seat's own names of the colours: what it reads and says is that of a game in which they are called so from the start.
+
+    No rule of Hanabi tells one colour from another, so that such a game is as likely, and pays as much.
+    """
+
+    _RUN = re.compile(r"(?<![A-Za-z])[RYGWB]+(?![a-z])")
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """Take, for every colour of the game, what the seat calls it."""
+        self._names = str.maketrans(dict(names))
+
+    @classmethod
+    def drawn(cls, game: Any, seed: int) -> Colours:
+        """Return names by chance."""
+        colors = COLORS[: sizes_of([game]).colors]
+        names = list(colors)
+        random.Random(seed).shuffle(names)
+        return cls(dict(zip(colors, names, strict=True)))
+
+    def view(self, raw: str) -> str:
+        """Return an observation string of OpenSpiel in these names."""
+        renamed = self._RUN.sub(lambda run: _in_order(run[0].translate(self._names)), raw)
+        # Which colour stands where would give its other name away.
+        return re.sub(
+            r"(?<=Fireworks: )[^\n]*[^\n ]",
+            lambda found: " ".join(sorted(found[0].split(), key=_place)),
+            renamed,
+        )
+
+    def move(self, raw: str) -> str:
+        """Return a move, as OpenSpiel writes it, in these names."""
+        return re.sub(r"(?<=color )[RYGWB]", lambda color: color[0].translate(self._names), raw)
+
+    @staticmethod
+    def listed(moves: Sequence[str]) -> list[str]:
+        """Return legal moves in the order in which OpenSpiel lists them, hints of colours by colour, whatever these are called."""
+        hints: dict[str, list[str]] = {}
+        for move in moves:
+            before, found, color = move.partition("color ")
+            hints.setdefault(before, []).extend([color] if found else [])
+        left = {before: iter(sorted(colors, key=_place)) for before, colors in hints.items()}
+        split = [move.partition("color ") for move in moves]
+        return [f"{before}{found}{next(left[before])}" if found else before for before, found, _ in split]
+
+
+def _place(color: str) -> int:
+    return COLORS.index(color[0])
+
+
+def _in_order(colors: str) -> str:
+    return "".join(sorted(colors, key=_place))
 
 
 _SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kapelle.environments.base import without_tags
-from kapelle.environments.openspiel.hanabi import Card, read_card, read_table, sizes_of
+from kapelle.environments.openspiel.hanabi import COLORS, Card, read_card, read_table, sizes_of
 
 Wording = Literal["full", "short", "columns"]
 View = Literal["information", "observation"]
@@ -114,10 +114,6 @@ def _hanabi_short(raw: str) -> str:
     return f"L{seen.lives} I{seen.hints} D{seen.deck} F{fireworks} X{discards} {hands}"
 
 
-_COLORS = "RYGWB"
-"""OpenSpiel's colours of Hanabi, in its order."""
-
-
 def hanabi_columns(games: Sequence[Any]) -> Show:
     """Return the wording of Hanabi in which every fact stands at the place that it has in the largest of these games.
 
@@ -125,7 +121,7 @@ def hanabi_columns(games: Sequence[Any]) -> Show:
     (colours in turn), and hands, the own one first. A dot is a colour or rank that a card cannot have, or a card that is none.
     """
     sizes = sizes_of(games)
-    colors = _COLORS[: sizes.colors]
+    colors = COLORS[: sizes.colors]
     ranks = "".join(str(rank + 1) for rank in range(sizes.ranks))
     digits = {
         name: len(str(most))

@@ -1,0 +1,100 @@
+"""Hanabi with other names for its colours: the game is the same one, and what is read tells nothing of the names."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+from kapelle.environments.openspiel.environment import OpenSpiel, legal_moves, show
+from kapelle.environments.openspiel.hanabi import Colours
+from kapelle.errors import ConfigError
+
+SMALL: dict[str, Any] = {"players": 3, "colors": 3, "ranks": 3, "hand_size": 2, "max_life_tokens": 3}
+NAMES = {"R": "G", "Y": "R", "G": "Y"}
+
+
+def game_of(**settings: Any) -> OpenSpiel:
+    return OpenSpiel(game="hanabi", parameters=SMALL, rules="none", view="observation", **settings)
+
+
+def called(action: str) -> str:
+    """What is dealt, or said, in the game whose colours are called otherwise from the start."""
+    if action.startswith("(Deal"):
+        return f"(Deal {NAMES[action[6]]}{action[7:]}"
+    return Colours(NAMES).move(action)
+
+
+@pytest.mark.parametrize("wording", ["full", "short", "columns"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seat_reads_what_it_would_if_the_colours_were_called_so(wording: Any, seed: int) -> None:
+    game = game_of(wording=wording)
+    rules = game.conduct
+    renaming = replace(rules, colours=Colours(NAMES))
+    draw = random.Random(seed)
+    state, other = game.loaded.new_initial_state(), game.loaded.new_initial_state()
+    moves = 0
+    while not state.is_terminal():
+        seat = state.current_player()
+        legal = state.legal_actions()
+        if not state.is_chance_node():
+            for each in range(3):
+                assert show(state, each, renaming) == show(other, each, rules)
+            assert sorted(legal_moves(state, seat, renaming)) == sorted(legal_moves(other, seat, rules))
+            moves += 1
+        action = draw.choice(legal)
+        state_action = state.action_to_string(seat, action)
+        there = {other.action_to_string(other.current_player(), each): each for each in other.legal_actions()}
+        state.apply_action(action)
+        other.apply_action(there[called(state_action)])
+    assert moves > 3
+    assert state.returns() == other.returns()
+
+
+@pytest.mark.parametrize("wording", ["full", "short", "columns"])
+async def test_moves_in_a_seat_s_own_names_play_the_same_game(wording: Any) -> None:
+    """Every seat makes the same moves, in its own names: moves, rewards and outcome are the same."""
+    plain, renamed = (
+        game_of(wording=wording, chance="task"),
+        game_of(wording=wording, chance="task", other_play=True),
+    )
+    told = set()
+    for seed in range(6):
+        names = ["a", "b", "c"]
+        task = plain.task("train", seed)
+        worlds = plain.start(task, names, seed), renamed.start(task, names, seed)
+        draw = random.Random(seed)
+        while movers := worlds[0].movers():
+            assert worlds[1].movers() == movers
+            (agent,) = movers
+            seat = names.index(agent)
+            states = [world.state for world in worlds]
+            assert states[0].history() == states[1].history()
+            place = draw.randrange(len(states[0].legal_actions()))
+            said = [legal_moves(world.state, seat, world.rules_of(seat))[place] for world in worlds]
+            told.add(said[0] == said[1])
+            paid = [await world.step({agent: text}) for world, text in zip(worlds, said, strict=True)]
+            assert paid[0] == paid[1]
+        assert worlds[0].outcome() == worlds[1].outcome()
+    assert told == {True, False}
+
+
+def test_the_first_seat_keeps_its_names_and_the_others_are_drawn_anew() -> None:
+    game = game_of(wording="short", other_play=True)
+    views: list[set[str]] = [set(), set()]
+    for seed in range(12):
+        world = game.start(game.task("train", 0), ["a", "b", "c"], seed)
+        fixed = game_of(wording="short").start(game.task("train", 0), ["a", "b", "c"], seed)
+        assert world.observe("a") == fixed.observe("a")
+        for k, agent in enumerate("bc"):
+            views[k].add(str(world.observe(agent) == fixed.observe(agent)))
+    assert all("False" in found for found in views)
+
+
+def test_other_games_have_no_colours() -> None:
+    with pytest.raises(ConfigError, match="exchanges Hanabi's colours"):
+        OpenSpiel(game="kuhn_poker", other_play=True).check(["a", "b"])
