@@ -263,10 +263,10 @@ def _minimised(policy_loss: Any, sampler: Tensor, worth: Tensor, magnet: Tensor 
         total = torch.zeros((), dtype=torch.float64)
         for k, known in enumerate(each):
             total = total + sampler[k] * policy_loss(Outputs(logp[k : k + 1], entropy), known).total
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         return total
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)
     return logits.detach().softmax(0)
 
 
