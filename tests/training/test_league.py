@@ -10,7 +10,7 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, ParityError
 from kapelle.league.pool import MAIN
 from kapelle.models.weights import read_adapter, weights_hash
 from kapelle.setup.team_builder import exploiter_name, slot_name
@@ -63,6 +63,16 @@ def test_members_speak_with_the_weights_with_which_they_entered(tmp_path: Path) 
         folder = tmp_path / "run" / "league" / name / "policies" / "player"
         if folder.exists():
             assert found.endswith(weights_hash(read_adapter(folder)[0])[-8:])
+
+
+def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> None:
+    """Nobody trains on members' turns, so that no update would notice."""
+    with Trainer(**game()) as trainer:
+        assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
+    with Trainer(**game()) as trainer:
+        trainer._loop.league._loads = ()  # type: ignore[union-attr]
+        with pytest.raises(ParityError, match="league:"):
+            trainer.train()
 
 
 def test_an_update_moves_no_slot() -> None:

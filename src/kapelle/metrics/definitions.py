@@ -200,6 +200,12 @@ STEP_METRICS: tuple[Metric, ...] = (
         "Rises: play falls apart. Lower `optimizer.lr`, or add a KL term.",
     ),
     Metric(
+        "league/parity",
+        "nats",
+        "Largest difference of trainer's and sampler's log-prob of a token that a member of the pool said; up to 16 turns of each are compared.",
+        "As parity/max: the run stops. The sampler plays a member with other weights than it entered with.",
+    ),
+    Metric(
         "league/rating",
         "Elo",
         "Rating of the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kapelle.engines.train.protocol import TrainEngine
@@ -27,6 +28,7 @@ from kapelle.league.seating import Chances, MemberSeat, Seating, chances, met_in
 from kapelle.metrics.ratings import effective_diversity, effective_number, linked, meta_strategy, ratings
 from kapelle.models.weights import read_adapter
 from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rows import Column, Sample, turns_of
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runtime.files import replace_file
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
@@ -34,6 +36,7 @@ from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
 from kapelle.settings.schema import FcpPopulation, PsroPopulation, RunConfig
 from kapelle.setup.team_builder import exploiter_name, fixed_members, partner_name, slot_name
+from kapelle.signals.samples import policy_sample
 from kapelle.types import Cast, Group
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -228,6 +231,33 @@ class League:
         }
 
     # -------- After a step
+
+    def met(self, groups: Sequence[Group], most: int) -> list[Sample]:
+        """Return up to `most` turns of each member's policy with the log-probs that they were sampled with.
+
+        Nobody trains on these turns, so that no update would notice a sampler that plays a member with other weights. Turns of
+        members that have left their slot since are left out, as are those of servers, which say no log-probs.
+        """
+        team = self._play.team
+        chosen: dict[str, list[Sample]] = {}
+        for group in groups:
+            for _, turn in turns_of([group], trained_only=False):
+                cast = group.task.cast.get(turn.agent)
+                if turn.trained or cast is None or not turn.logprobs or turn.policy != cast.policy:
+                    continue
+                policy = team.policies[turn.policy]
+                own = chosen.setdefault(policy.name, [])
+                if policy.endpoint is None and self._speaks(policy.name, cast.player) and len(own) < most:
+                    columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
+                    own.append(policy_sample(turn, team, policy.name, columns))
+        return [sample for own in chosen.values() for sample in own]
+
+    def _speaks(self, policy: str, member: str) -> bool:
+        """Return whether a policy has the weights of a member now: those of a slot change with who sits in it."""
+        return all(
+            seated == member or policy not in {slot_name(slot, own) for own in self._learners[MAIN]}
+            for slot, seated in self._in_slot.items()
+        )
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""

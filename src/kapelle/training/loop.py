@@ -134,7 +134,7 @@ def update_in_order(
 
 
 COMPARED = 16
-"""Turns of each policy that are compared with the trainer when a step is played before its turn."""
+"""Turns of each policy that are compared with the trainer when a step is played before its turn, and of each member of a league."""
 
 Source = Callable[[int], list[Group]]
 """Number of a step (from 1) → what it learns from; called once for each step, in order."""
@@ -265,6 +265,9 @@ class Loop:
         if config.training.max_staleness:
             metrics |= {"staleness": self._queue.staleness(groups)}
         metrics |= {**parity, **self.tasks.metrics()}
+        if self.league is not None:
+            others = self._engine.check_parity(self.league.met(groups, COMPARED))
+            metrics |= {"league/parity": others["parity/max"]} if others else {}
         again: Replay = ()
         if (replay := config.tasks.replay) is not None:
             again = replayed(self._queue.replay, replay, number, config.seed, groups)

@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Critics": ("value_loss", "explained_variance", "mixer_loss"),
     "League": (
         "league/rating", "league/points", "league/return", "league/nash_conv", "league/legal", "league/members",
-        "league/effective_members", "league/diversity", "league/invalid",
+        "league/effective_members", "league/diversity", "league/invalid", "league/parity",
     ),
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),

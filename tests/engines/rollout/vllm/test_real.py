@@ -18,8 +18,10 @@ import torch
 from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weights
 from tests.engines.rollout.test_contract import WAYS, ask, ask_for, assert_true, words
 from tests.support.tiny import SIZE, frozen_copy, sections, stir
+from tests.training.test_league import game
 from torch import Tensor
 
+from kapelle.engines.rollout.vllm import settings as settings_of_vllm
 from kapelle.engines.rollout.vllm import worker
 from kapelle.engines.rollout.vllm.engine import VllmEngine, VllmPolicy, WeightFiles, base_model
 from kapelle.engines.rollout.vllm.sampler import (
@@ -156,6 +158,35 @@ def test_a_run_goes_on_with_every_publish(
 ) -> None:
     assert max(trained(3, publish, **over)) <= 1e-4
     assert "started anew" not in caplog.text
+
+
+def test_a_league_plays_past_selves_as_adapters(tmp_path: Path) -> None:
+    """Two past selves and the frozen base are sampled as they are; a run that was broken off goes on alike."""
+    league = {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "members": {"base": "frozen"}}
+    settings = {**game(model=MODEL, league=league), "engine": ENGINE}
+    met: set[str] = set()
+    with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
+        for step in whole.steps(4):
+            met |= {cast.player for group in step.groups for cast in group.task.cast.values()}
+            assert max(step.metrics["parity/max"], step.metrics["league/parity"]) <= 1e-4
+        expected = frozen_copy(whole.engine.weights("player"))
+    assert {"base", "self@1", "self@2"} <= met
+    with Trainer(**settings, run_dir=tmp_path / "again") as first:
+        first.train(2)
+    with Trainer(**settings, run_dir=tmp_path / "again", resume=True) as second:
+        second.train(2)
+        again = frozen_copy(second.engine.weights("player"))
+    for name, weights in expected.items():
+        torch.testing.assert_close(again[name], weights)
+
+
+def test_parity_stops_a_league_whose_base_meets_adapters_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, this version mixes rightly: `settings.MIXES_RIGHTLY`."""
+    monkeypatch.setattr(settings_of_vllm, "mixes_rightly", lambda *_: True)
+    league = {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "members": {"base": "frozen"}}
+    settings = {**game(model=MODEL, league=league), "engine": ENGINE}
+    with Trainer(**settings) as trainer, pytest.raises(ParityError):
+        trainer.train()
 
 
 def test_parity_stops_a_run_whose_tied_head_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
