@@ -1,13 +1,19 @@
-"""Where regularised self-play settles: at the quantal response equilibrium, and with a reference that moves at an equilibrium."""
+"""Where regularised self-play settles: at the quantal response equilibrium, with a reference that moves at an equilibrium, and on average nearer than at last."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from itertools import product
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from experiments.lab import Arm, TableRun, recipe_of
+from experiments.sampled_games import Plan, SampledGame
+
+from kapelle.environments.openspiel.tree import tree_of
 
 LETTERS = "RPS"
 WINS = {"RS": 2.0, "PR": 1.0, "SP": 1.0}
@@ -76,3 +82,57 @@ def test_a_reference_that_follows_draws_nearer_to_the_equilibrium_than_one_that_
     stays, follows = settled(loss), settled(loss, reference_every=20)
     assert apart(stays, equilibrium) > 0.3
     assert apart(follows, equilibrium) < 0.2
+
+
+def game(name: str) -> SampledGame:
+    pytest.importorskip("pyspiel")
+    return SampledGame(tree_of(name))
+
+
+def even(played: SampledGame) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return played.softmax(np.zeros(played.tree.entries))
+
+
+def test_games_on_arrays_are_those_of_the_tree() -> None:
+    kuhn = game("kuhn_poker")
+    assert kuhn.nash_conv(even(kuhn)) == pytest.approx(11 / 12)
+    assert kuhn.nash_conv(kuhn.average([even(kuhn)] * 3)) == pytest.approx(11 / 12)
+    policy_E = kuhn.softmax(np.linspace(-1.0, 2.0, kuhn.tree.entries))
+    move_N, advantage_N = kuhn.play(policy_E, 20_000, 2, np.random.default_rng(0))
+    met = np.bincount(kuhn.tree._state_of_entry[move_N], minlength=len(kuhn.tree.states)) / 40_000
+    assert met == pytest.approx(list(kuhn.tree.visits(kuhn.table(policy_E)).values()), abs=0.01)
+    # In a state that every game on a card meets, what games gain over their group's mean adds up to 0.
+    first_N = np.isin(
+        kuhn.tree._state_of_entry[move_N], [list(kuhn.tree.states).index(card) for card in "012"]
+    )
+    assert advantage_N[first_N].sum() == pytest.approx(0.0, abs=1e-6)
+    assert advantage_N[first_N].std() > 0.5
+
+
+def test_an_average_is_of_whole_games_and_not_of_probabilities() -> None:
+    """Who never bets at first and who always does: after a first pass the average plays as the one that passes."""
+    kuhn = game("kuhn_poker")
+    one, other = (kuhn.softmax(sign * np.tile([8.0, -8.0], kuhn.tree.entries // 2)) for sign in (1, -1))
+    mixed = kuhn.table(kuhn.average([one, other]))
+    first, later = mixed["0"], mixed["0pb"]
+    assert first[0] == pytest.approx(0.5)
+    assert later[0] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_an_average_gains_by_a_rate_that_stays() -> None:
+    """A falling one lets play stand where it is on its way round."""
+    kuhn = game("kuhn_poker")
+    plan = Plan(steps=200, deals=64, group=4, rate=0.06, entropy=0.05)
+    stays = kuhn.measure(plan, 3)
+    falls = kuhn.measure(Plan(**{**asdict(plan), "falling": True}), 3)
+    assert fmean(stays["later half"]) < 0.05 * 11 / 12
+    assert fmean(falls["later half"]) > 1.4 * fmean(stays["later half"])
+    assert fmean(stays["last"]) > 2 * fmean(stays["later half"])
+
+
+@pytest.mark.slow
+def test_leduc_poker_comes_within_a_seventh_of_even_play_on_sampled_games() -> None:
+    leduc = game("leduc_poker")
+    found = leduc.measure(Plan(), 2)
+    assert max(found["later half"]) < 0.15 * leduc.nash_conv(even(leduc))
