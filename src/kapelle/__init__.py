@@ -46,6 +46,8 @@ HOMES: Mapping[str, str] = {
     "Message": "kapelle.types",
     "Outcome": "kapelle.environment",
     "Policy": "kapelle.team",
+    "Ranking": "kapelle.environments.judged",
+    "Rubric": "kapelle.environments.judged",
     "RunConfig": "kapelle.settings.schema",
     "Sampling": "kapelle.types",
     "Scene": "kapelle.workflow",
@@ -80,6 +82,8 @@ if TYPE_CHECKING:
     from kapelle.environment import SeenWorld as SeenWorld
     from kapelle.environment import ShowsImages as ShowsImages
     from kapelle.environment import World as World
+    from kapelle.environments.judged import Ranking as Ranking
+    from kapelle.environments.judged import Rubric as Rubric
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError
     from kapelle.errors import KapelleError as KapelleError

@@ -342,6 +342,30 @@ class PaysEpisodes:
         raise NotImplementedError
 
 
+class PaysGroups:
+    """An environment that pays the episodes of a group by comparing them, once all of them are over."""
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """Return, in words, the settings that compare episodes; empty where each is paid for itself alone."""
+        raise NotImplementedError
+
+    async def pay_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
+        """Return how each episode of a group ended, in order: what it has earned so far, and what the comparison pays.
+
+        Called once for a group, where its agents are played, with the episodes that did not fail. What it raises fails them all.
+        """
+        raise NotImplementedError
+
+
+class CountsCosts:
+    """An environment that counts what paying costs, such as the questions to a judge."""
+
+    def costs(self) -> Mapping[str, float]:
+        """Return metrics of what it cost in this process since the last call, by full name."""
+        raise NotImplementedError
+
+
 class Recorded:
     """An environment of recorded answers, which cannot reward any others."""
 
@@ -434,9 +458,22 @@ class Described:
 
 
 CAPABILITIES = (
-    *(Alive, Answerable, AsksServers, Connecting, Doubting, Enumerable, Holding, InMemory, Mixed, Opposed),
+    *(
+        Alive,
+        Answerable,
+        AsksServers,
+        Connecting,
+        CountsCosts,
+        Doubting,
+        Enumerable,
+        Holding,
+        InMemory,
+        Mixed,
+        Opposed,
+    ),
     *(
         PaysEpisodes,
+        PaysGroups,
         PlayedFromOutside,
         PlaysSeats,
         Private,

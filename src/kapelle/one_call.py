@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
+from kapelle.environments.judged import Ranking, Rubric
 from kapelle.environments.rewarded import (
     IN_MEMORY,
     Reward,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
-Function = Callable[..., Any] | str
-"""A function that pays an episode, or its place: `module:function`."""
+Function = Callable[..., Any] | str | Rubric | Ranking
+"""What pays an episode: a function or its place (`module:function`), or a judge."""
 Functions = Function | Sequence[Function]
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
 """Sections that a call adds to, each with one of its settings."""
@@ -221,8 +222,8 @@ def _rewards(
     reward: Functions | Mapping[str, Functions],
     weights: Sequence[float] | None,
     functions: dict[str, Callable[..., Any]],
-) -> list[Reward]:
-    """Return the settings of every function; functions without an importable name are added to `functions`."""
+) -> list[Reward | Rubric | Ranking]:
+    """Return the settings of every function and judge; functions without an importable name are added to `functions`."""
     if isinstance(reward, Mapping):
         if weights is not None:
             raise ConfigError(
@@ -240,9 +241,13 @@ def _rewards(
             raise ConfigError(
                 f"`reward` is the text '{each}'. Name a function as `module:function` or `file.py:function`."
             )
-        if not isinstance(each, str) and not callable(each):
+        if not isinstance(each, str | Rubric | Ranking) and not callable(each):
             raise ConfigError(
-                f"`reward` is {each!r:.40}. Give a function that returns a number for an episode."
+                f"`reward` is {each!r:.40}. Give a function that returns a number for an episode, a kapelle.Rubric or a kapelle.Ranking."
+            )
+        if isinstance(each, Rubric | Ranking) and each.agent is not None:
+            raise ConfigError(
+                f"A judge in `reward` names the agent '{each.agent}'. Name it as the key instead: `reward={{'{each.agent}': …}}`."
             )
     if weights is not None and not all(
         isinstance(weight, int | float) and math.isfinite(weight) for weight in _listed(weights)
@@ -256,7 +261,9 @@ def _rewards(
             f"There are {len(given)} `reward_weights` for {len(pairs)} reward functions. Give each one."
         )
     return [
-        Reward(function=_target(each, functions), agent=agent, weight=weight)
+        each.model_copy(update={"agent": agent, "weight": each.weight * weight})
+        if isinstance(each, Rubric | Ranking)
+        else Reward(function=_target(each, functions), agent=agent, weight=weight)
         for (agent, each), weight in zip(pairs, given, strict=True)
     ]
 
@@ -265,7 +272,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _target(function: Function, functions: dict[str, Callable[..., Any]]) -> str:
+def _target(function: Callable[..., Any] | str, functions: dict[str, Callable[..., Any]]) -> str:
     if isinstance(function, str):
         return function
     named = name_of(function)

@@ -19,7 +19,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
-from kapelle.environment import Environment, PaysEpisodes, offers
+from kapelle.environment import Environment, PaysEpisodes, PaysGroups, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
@@ -202,7 +202,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             found[name] = environment_named(what, own)
         except KapelleError as error:
             raise type(error)(f"Environment '{name}': {error}") from None
-        if offers(found[name], PaysEpisodes):
+        if offers(found[name], PaysEpisodes) or offers(found[name], PaysGroups):
             raise ConfigError(
                 f"Environment '{name}' pays whole episodes, which happens where the agents are played. Name it as the run's own "
                 "environment instead of serving it."

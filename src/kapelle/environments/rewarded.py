@@ -5,9 +5,9 @@
       path: rows.jsonl
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
-Each row is a question. The functions see what was said and the row (`functions.py`), and pay when the episode is over;
+Each row is a question. The functions see what was said and the row, and pay when the episode is over;
 an agent earns the weighted sum of those that pay it and of those that pay the team. Success is undefined, since a
-function may pay anything.
+function may pay anything. Judges may pay too (`judged.py`): a rubric grades each episode, a ranking compares those of a group.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, PrivateAttr
 
-from kapelle.environment import Answerable, InMemory, Outcome, PaysEpisodes
+from kapelle.environment import Answerable, CountsCosts, InMemory, Outcome, PaysEpisodes, PaysGroups
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.source import DataSettings, DataSource, Splits, Words, question_in, usable
+from kapelle.environments.judged import Ranking, Rubric, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
+from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
+from kapelle.grading.judge import Ask, ask_endpoint, judge_attempts, judge_rubric
 from kapelle.metrics.statistics import finite
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
@@ -208,17 +212,20 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
-    """Questions of a data set; functions pay what was said."""
+class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
+    """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
-    rewards: tuple[Reward, ...] = Field(min_length=1)
+    rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
     question_field: str | None = None
     """Column of the question: text, or a conversation; null takes `question`, `prompt` or `problem`."""
     eval_path: str = "own"
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
+    _ask: Ask | None = PrivateAttr(default=None)
+    _asked: dict[AnyJudge, Asking] = PrivateAttr(default_factory=dict)
+    _told: dict[str, float] = PrivateAttr(default_factory=dict)
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -238,12 +245,20 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         self._held = held
         return self
 
+    def judged_by(self, ask: Ask) -> Rewarded:
+        """Return the same rows before a judge of yours, in the place of all that the settings name."""
+        copy = self.model_copy()
+        copy._ask, copy._asked = ask, {}  # noqa: SLF001 - its own class
+        return copy
+
     @property
     def in_memory(self) -> Sequence[str]:
         """The parts that exist only in this process, in words."""
         rows = ["rows"] if IN_MEMORY in (self.path, self.eval_path) else []
-        functions = [each.function for each in self.rewards if each.function.startswith(f"{IN_MEMORY}:")]
-        return [*rows, *(f"the reward function `{name.partition(':')[2]}`" for name in functions)]
+        named = [each.function for each in self.rewards if isinstance(each, Reward)]
+        functions = [name for name in named if name.startswith(f"{IN_MEMORY}:")]
+        judge = [] if self._ask is None else ["the judge"]
+        return [*rows, *(f"the reward function `{name.partition(':')[2]}`" for name in functions), *judge]
 
     def check(self, agents: Sequence[str]) -> None:
         """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
@@ -252,7 +267,11 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         )  # that column is the question that kapelle gives
         for each, function in zip(self.rewards, self._functions, strict=True):
             need_known("`environment.rewards`", "agent", each.agent, agents)
-            function.check(columns, for_team=each.agent is None)
+            if function is not None:
+                function.check(columns, for_team=each.agent is None)
+            if isinstance(each, Rubric | Ranking):
+                need_known("`environment.rewards`", "column", each.reference, self.columns)
+                self._judge(each)
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -261,9 +280,13 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         return frozenset.intersection(*(frozenset(row.fields) for row in rows))
 
     @cached_property
-    def _functions(self) -> tuple[RewardFunction, ...]:
-        functions = []
+    def _functions(self) -> tuple[RewardFunction | None, ...]:
+        """The function of each reward; None where a judge pays."""
+        functions: list[RewardFunction | None] = []
         for each in self.rewards:
+            if not isinstance(each, Reward):
+                functions.append(None)
+                continue
             module, _, name = each.function.rpartition(":")
             if module != IN_MEMORY:
                 found = find_object(each.function, "reward function")
@@ -279,10 +302,11 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """Name of what each function pays, in an episode's info and in metrics; those of one name are numbered."""
+        """Name of what each reward pays, in an episode's info and in metrics; those of one name are numbered."""
         labels: list[str] = []
         for each, function in zip(self.rewards, self._functions, strict=True):
-            plain = f"reward/{function.name}" + ("" if each.agent is None else f"/{each.agent}")
+            name = "rubric" if isinstance(each, Rubric) else "rank" if function is None else function.name
+            plain = f"reward/{name}" + ("" if each.agent is None else f"/{each.agent}")
             numbered = (f"{plain}_{k}" for k in range(2, len(self.rewards) + 2))
             labels.append(next(label for label in (plain, *numbered) if label not in labels))
         return tuple(labels)
@@ -341,6 +365,8 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         read = super().contents() if self._own_split else self._read_rows[2]
         hashes: dict[str, str] = {}
         for each, function in zip(self.rewards, self._functions, strict=True):
+            if function is None or not isinstance(each, Reward):
+                continue
             with suppress(OSError, TypeError):  # where there is no source to read
                 source = inspect.getsource(function.function)
                 hashes[each.function] = hashlib.sha256(source.encode()).hexdigest()
@@ -378,15 +404,16 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         return text.strip() or None
 
     async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Call every function and add up what each agent earns; one that raises fails the episode."""
+        """Ask every function and rubric, and add up what each agent earns; one that raises fails the episode.
+
+        Likewise a rubric whose judge gives no verdict. Rankings pay when the group is whole.
+        """
         row = split_of(self.rows, episode.task.id)
-        last = {turn.agent: turn.text for turn in episode.turns}
-        said = {agent: last[agent] for agent in episode.agents if agent in last}
-        spoken_last = episode.turns[-1].text if episode.turns else ""
-        answer = outcome.info.get("answer")  # the text that a workflow named as the team's
+        said = last_texts(episode)
+        completion = answer_of(episode, outcome.info)
         given = {
             **row.fields,
-            "completion": spoken_last if answer is None else answer,
+            "completion": completion,
             "completions": said,
             "episode": episode,
             "question": episode.task.question,
@@ -396,16 +423,130 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes):
         for each, function, label in zip(self.rewards, self._functions, self._labels, strict=True):
             if each.agent is not None and each.agent not in said:
                 continue  # it had no turn that could be paid
-            own = {} if each.agent is None else {"agent": each.agent, "completion": said[each.agent]}
-            found = await function({**given, **own})
+            text = completion if each.agent is None else said[each.agent]
+            if function is not None:
+                own = {} if each.agent is None else {"agent": each.agent, "completion": text}
+                found = await function({**given, **own})
+            elif isinstance(each, Rubric):
+                reference = None if each.reference is None else shown(row.fields[each.reference])
+                ask, question = self._judge(each), episode.task.question
+                verdict = await judge_rubric(ask, question, str(text), each.criteria, reference)
+                if verdict.grade.status == "ungraded":
+                    ask.ungraded += 1
+                    raise EpisodeError(f"`{label.removeprefix('reward/')}`: {verdict.grade.explanation}")
+                found = verdict.grade.score
+                info |= {f"{label}/{name}": score for name, score in verdict.criteria.items()}
+            else:
+                continue
             info[label] = found
             if found is None:
                 continue
             for agent in said if each.agent is None else (each.agent,):
                 earned[agent] = earned.get(agent, 0.0) + each.weight * found
         if not earned:
-            info["unscored"] = "no reward function said what this is worth"
+            info[UNSCORED] = ALONE if self.compared else "no reward function said what this is worth"
         return replace(outcome, rewards=earned, info=info)
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """The rankings."""
+        return [
+            f"`environment.rewards.{k}.rank`"
+            for k, each in enumerate(self.rewards)
+            if isinstance(each, Ranking)
+        ]
+
+    async def pay_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
+        """Let every ranking compare the episodes; EpisodeError where its judge gives no verdict.
+
+        Where only one has a text that is compared, there is nothing to compare it with, and the ranking pays it nothing.
+        """
+        earned = [dict(episode.rewards) for episode in episodes]
+        infos: list[dict[str, Json]] = [dict(episode.info) for episode in episodes]
+        texts = [last_texts(episode) for episode in episodes]
+        differing: list[list[float]] = [[] for _ in episodes]
+        task = episodes[0].task
+        for each, label in zip(self.rewards, self._labels, strict=True):
+            if not isinstance(each, Ranking):
+                continue
+            part = [k for k, said in enumerate(texts) if each.agent is None or each.agent in said]
+            for k in part:
+                infos[k][label] = None
+            if len(part) < 2:
+                continue
+            attempts = [
+                answer_of(episodes[k], infos[k]) if each.agent is None else texts[k][each.agent] for k in part
+            ]
+            row = split_of(self.rows, task.id)
+            reference = None if each.reference is None else shown(row.fields[each.reference])
+            ask = self._judge(each)
+            found = await judge_attempts(ask, task.question, attempts, each.rank, reference)
+            missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
+            if missed is not None:
+                ask.ungraded += 1
+                raise EpisodeError(f"`{label.removeprefix('reward/')}`: {missed.explanation}")
+            for k, grade in zip(part, found.grades, strict=True):
+                infos[k][label] = grade.score
+                if found.disagreement is not None:
+                    differing[k].append(found.disagreement)
+                for agent in texts[k] if each.agent is None else (each.agent,):
+                    earned[k][agent] = earned[k].get(agent, 0.0) + each.weight * grade.score
+        for k, info in enumerate(infos):
+            if earned[k]:
+                info.pop(UNSCORED, None)
+            if differing[k]:
+                info[DISAGREEMENT] = fmean(differing[k])
+        return [
+            Outcome(paid, episode.success, info, episode.truncated, episode.roles)
+            for episode, paid, info in zip(episodes, earned, infos, strict=True)
+        ]
+
+    def _judge(self, reward: Rubric | Ranking) -> Asking:
+        """Return whom a reward asks: one for all rewards with the same judge, so that they share its budget."""
+        judge = reward.judge
+        if judge not in self._asked:
+            ask = self._ask
+            if ask is None and isinstance(judge, ModelJudge):
+                raise ConfigError(
+                    f"The judge '{judge.path}' is a model, which is loaded where a team plays, and nothing plays here."
+                )
+            if ask is None:
+                assert isinstance(judge, EndpointJudge), "any other is refused above"
+                ask = ask_endpoint(judge)
+            self._asked[judge] = Asking(judge, ask)
+        return self._asked[judge]
+
+    def costs(self) -> Mapping[str, float]:
+        """Return how often judges were asked, were spared the question, and gave no verdict."""
+        every = self._asked.values()
+        now = {
+            "judge/calls": float(sum(each.calls for each in every)),
+            "judge/cached": float(sum(each.cached for each in every)),
+            "judge/ungraded": float(sum(each.ungraded for each in every)),
+        }
+        row = {name: count - self._told.get(name, 0.0) for name, count in now.items()}
+        self._told = now
+        return row if every else {}
+
+
+UNSCORED = "unscored"
+"""Where an episode's info says why nothing paid it."""
+ALONE = "an attempt that is played alone has no other that it could be ranked with"
+DISAGREEMENT = "judge/disagreement"
+"""Where an episode's info says how far the verdicts in both orders differ (`grading.judge.Compared`)."""
+
+
+def last_texts(episode: Episode) -> dict[str, str]:
+    """Return the last text of every agent that spoke, in seat order."""
+    last = {turn.agent: turn.text for turn in episode.turns}
+    return {agent: last[agent] for agent in episode.agents if agent in last}
+
+
+def answer_of(episode: Episode, info: Mapping[str, Json]) -> Any:
+    """Return the text that a workflow named as the team's, else the last that was said."""
+    spoken_last = episode.turns[-1].text if episode.turns else ""
+    answer = info.get("answer")
+    return spoken_last if answer is None else answer
 
 
 class RewardedWorld(BaseWorld):

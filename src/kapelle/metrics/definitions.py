@@ -44,6 +44,42 @@ METRICS: tuple[Metric, ...] = (
         "Equal to reward/<agent>: all attempts earn the same, and RL has nothing to reinforce.",
     ),
     Metric(
+        "paid/<reward>",
+        "reward",
+        "Mean of what one of several rewards returned, before its weight: a function, a rubric or a ranking of `rewarded`.",
+        "One rises and the others fall: it is cheaper to please. Look at its episodes, or change the weights.",
+    ),
+    Metric(
+        "paid/<reward>/<part>",
+        "share",
+        "Mean score of one criterion of a rubric in [0, 1], or the reward of a function that pays one agent.",
+        "A criterion stays at 1 or at 0: it tells no answers apart. Ask for less, or for more.",
+    ),
+    Metric(
+        "judge/calls",
+        "replies",
+        "Replies that judges were asked for in the step, by this process; kept ones are not among them.",
+        "More than attempts × rewards with a judge: verdicts are asked for again and again. See judge/ungraded.",
+    ),
+    Metric(
+        "judge/cached",
+        "replies",
+        "Replies that were kept from before, so that nobody was asked.",
+        "Near judge/calls from the start: attempts repeat one another. See dead_groups.",
+    ),
+    Metric(
+        "judge/ungraded",
+        "verdicts",
+        "Replies without a verdict in the form asked for; their episodes fail.",
+        "Above a few of 100: the judge is too weak for the form, or `judge.max_tokens` cuts its replies off.",
+    ),
+    Metric(
+        "judge/disagreement",
+        "share",
+        "Mean difference between an attempt's scores when a ranking is shown the attempts in opposite orders, in [0, 1].",
+        "Above 0.2: the judge goes by places more than by texts. Take a better one, or a rubric.",
+    ),
+    Metric(
         "return/<part>/<agent>",
         "reward",
         "return/<agent> over the episodes of one part of a mixture of environments.",
@@ -351,6 +387,8 @@ def rollout_metrics(
     )
     for name, values in _reported(valid).items():
         _put_mean(row, f"info/{name}", values)
+    for name, values in _paid(valid).items():
+        _put_mean(row, name, values)
     for agent in _names(episode.agents for episode in played):
         seated = [episode for episode in valid if agent in episode.agents]
         row |= _agent_metrics(agent, seated, returns)
@@ -387,6 +425,19 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
                     found.setdefault(place, []).append(float(number))
     kept = {*sorted({place.partition("/")[0] for place in found})[:MOST_REPORTED]}
     return {place: found[place] for place in sorted(found) if place.partition("/")[0] in kept}
+
+
+def _paid(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Return by metric what each reward returned, and how far a judge disagreed with itself."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for key, value in episode.info.items():
+            name = str(key)  # worlds may put anything there
+            metric = f"paid/{name.removeprefix(PAID_BY)}" if name.startswith(PAID_BY) else name
+            known = metric != name or name == DISAGREEMENT
+            if known and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(metric, []).append(float(value))
+    return {metric: found[metric] for metric in sorted(found)[:MOST_REPORTED]}
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -461,7 +512,9 @@ def none_scored(row: Mapping[str, float]) -> bool:
 
 
 PAID_BY = "reward/"
-"""Prefix of what each reward function returned, in an episode's `info`; None where it had nothing to say."""
+"""Prefix of what each reward function or judge returned, in an episode's `info`; None where it had nothing to say."""
+DISAGREEMENT = "judge/disagreement"
+"""Where an episode's `info` says how far a judge's verdicts in both orders differ; also the metric."""
 
 
 def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:

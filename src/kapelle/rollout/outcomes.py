@@ -176,10 +176,10 @@ def asked_to_stop() -> int:
 def fault(error: BaseException, asked_before: int) -> str:
     """Return why an episode failed; raise an error that is not the episode's fault.
 
-    That is KeyboardInterrupt, EngineError, and a cancellation from outside while it was played (`asked_before` is
+    That is KeyboardInterrupt, EngineError, TrainingHalted (a budget that is spent), and a cancellation from outside while it was played (`asked_before` is
     `asked_to_stop` at its start), even if the environment has turned it into another error.
     """
-    if isinstance(error, KeyboardInterrupt | EngineError):
+    if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
         raise error
     if asked_to_stop() > asked_before:
         if isinstance(error, asyncio.CancelledError):

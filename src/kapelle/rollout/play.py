@@ -20,7 +20,9 @@ from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
     Environment,
     Holding,
+    Outcome,
     PaysEpisodes,
+    PaysGroups,
     PlayedFromOutside,
     RemoteWorld,
     WorkerLost,
@@ -336,10 +338,77 @@ async def rollout(
 
     episodes = await play_seats(play, seats, play_one, max_concurrent)
     groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+    groups = await compare_episodes(play, groups)
     if play.interventions is None:
         return groups
     play_all = partial(play_continuations, play, max_concurrent=max_concurrent)
     return await intervene(groups, play.interventions, play.team, step, play.environment.name, play_all)
+
+
+async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
+    """Let an environment that `PaysGroups` pay whole groups, and return them; each episode that failed stays as it is.
+
+    What goes wrong becomes the error of all episodes of a group, as it does in `play_episode`.
+    """
+    environment = play.environment
+    if not (offers(environment, PaysGroups) and environment.compared):
+        return list(groups)
+
+    async def paid(group: Group) -> Group:
+        whole, asked = group.valid, asked_to_stop()
+        if not whole:
+            return group
+        patience_here.set(play.patience)
+        try:
+            paying = environment.pay_group(whole)
+            work = within("Paying a group", "grader", play.patience.grader, paying)
+            found = await play.timeline.during("grade", work)
+            if len(found) != len(whole):
+                raise EpisodeError(
+                    f"`pay_group` of '{environment.name}' returned {len(found)} outcomes for {len(whole)} episodes."
+                )
+            taken = [
+                accepted(outcome, episode.turns, environment.reward_range, play.team.names)
+                for outcome, episode in zip(found, whole, strict=True)
+            ]
+        except BaseException as error:  # noqa: BLE001 - as for one episode, in `_attempt`
+            return unpaid(group, fault(error, asked))
+        ends = iter(taken)
+        return replace(
+            group,
+            episodes=tuple(
+                each if each.error is not None else _ended(each, next(ends)) for each in group.episodes
+            ),
+        )
+
+    def without(place: int, why: GaveUp) -> Group:
+        return unpaid(groups[place], f"GaveUp: {why}")
+
+    def unpaid(group: Group, reason: str) -> Group:
+        return replace(
+            group,
+            episodes=tuple(
+                each
+                if each.error is not None
+                else Episode(
+                    each.task, each.seed, each.agents, each.turns, error=reason, continued=each.continued
+                )
+                for each in group.episodes
+            ),
+        )
+
+    return await gather_abandonable([partial(paid, group) for group in groups], without)
+
+
+def _ended(episode: Episode, outcome: Outcome) -> Episode:
+    return replace(
+        episode,
+        rewards=outcome.rewards,
+        success=outcome.success,
+        info=outcome.info,
+        truncated=outcome.truncated,
+        roles=outcome.roles,
+    )
 
 
 async def play_continuation(play: Play, run: Continuation) -> Episode:

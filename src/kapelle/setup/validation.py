@@ -23,6 +23,7 @@ from kapelle.environment import (
     OpensWorlds,
     Opposed,
     PaysEpisodes,
+    PaysGroups,
     PlayedFromOutside,
     PlaysSeats,
     Recorded,
@@ -50,6 +51,7 @@ from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, Ru
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
+from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
@@ -199,7 +201,7 @@ def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Co
 def check_paying(settings: object) -> None:
     """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
     for at, part in parts_of(settings):
-        if at and offers(part, PaysEpisodes):
+        if at and (offers(part, PaysEpisodes) or offers(part, PaysGroups)):
             raise ConfigError(
                 f"`{getattr(part, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
                 f"(`environment.{at}`). Let it be the environment itself."
@@ -286,6 +288,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     pools_of(config, team)
     _check_selection(config, algorithm)
+    _check_compared(config, algorithm)
     _check_worlds(config, algorithm, team)
     environment = config.environment
     _check_own_rewards(config, environment, team)
@@ -461,6 +464,27 @@ def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
             f"`{algorithm.name}` needs a score of every turn, but the workflow asks for none. Set "
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
         )
+
+
+def _check_compared(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse rewards that compare the attempts of a group where an attempt is played without its group."""
+    environment, data = config.environment, algorithm.data
+    if not (offers(environment, PaysGroups) and environment.compared):
+        return
+    reasons = {
+        f"`{algorithm.name}` plays each task once. Set `algorithm.group_size` to 2 or more, or name an algorithm that has it": (
+            data.group_size < 2
+        ),
+        "`training.partial_rollouts` leaves groups unfinished. Set it to 0": config.training.partial_rollouts,
+        f"`{algorithm.name}` pays the candidates of a tree one by one. Set `algorithm.tree: false`": data.tree,
+        f"`{algorithm.name}` plays single episodes again, without their group. Name another algorithm": data.interventions,
+        f"`{algorithm.name}` compares with an attempt that is played alone. Name another algorithm": (
+            algorithm.need(GreedyBaseline)
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"{environment.compared[0]} compares the attempts of a group, and {reason}.")
 
 
 def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:

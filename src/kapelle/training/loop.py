@@ -18,6 +18,7 @@ from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditMemory, Mover, Orde
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.league.seating import Seating
@@ -268,6 +269,8 @@ class Loop:
         if self.league is not None:
             others = self._engine.check_parity(self.league.met(groups, COMPARED))
             metrics |= {"league/parity": others["parity/max"]} if others else {}
+        if offers(play.environment, CountsCosts):
+            metrics |= play.environment.costs()
         again: Replay = ()
         if (replay := config.tasks.replay) is not None:
             again = replayed(self._queue.replay, replay, number, config.seed, groups)

@@ -1,0 +1,88 @@
+"""Judges among the rewards of `rewarded`: a rubric grades each answer, a ranking compares the attempts of a group.
+
+    rewards:
+      - rubric: {right: {asks: "Is the result right?", weight: 2}, clear: "Can a beginner follow it?"}
+        judge: {endpoint: "http://localhost:8000/v1", model: Qwen/Qwen3-32B}
+        reference: answer
+      - rank: "It is right, and shorter."
+        judge: {path: Qwen/Qwen3-4B}
+
+How they ask is in `grading.judge`, whom they ask in `grading.asking`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
+
+from kapelle.grading.asking import EndpointJudge, ModelJudge
+from kapelle.grading.judge import CRITERION
+from kapelle.settings.base import Settings
+from kapelle.types import Json
+
+
+class Criterion(Settings):
+    """One thing that a judge grades from 0 to 10."""
+
+    asks: str = Field(min_length=1)
+    """What the judge is asked about an answer, such as `Is the result right?`."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Its part of the weighted mean."""
+
+
+def _question(given: object) -> object:
+    return {"asks": given} if isinstance(given, str) else given
+
+
+class Rubric(Settings):
+    """A judge that grades each answer by several criteria; it pays their weighted mean, in [0, 1]."""
+
+    rubric: Mapping[str, Annotated[Criterion, BeforeValidator(_question)]] = Field(min_length=1)
+    """Criteria by name: what each asks, or `{asks: …, weight: …}`."""
+    judge: EndpointJudge | ModelJudge
+    """Who grades: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    reference: str | None = None
+    """Column of the rows with a good answer, which the judge reads too; null shows none."""
+    agent: str | None = None
+    """Whose last text is graded, and who is paid for it; null grades the team's answer and pays every agent."""
+    weight: FiniteFloat = 1.0
+    """Factor of what it pays."""
+
+    @field_validator("rubric")
+    @classmethod
+    def _named(cls, rubric: Mapping[str, Criterion]) -> Mapping[str, Criterion]:
+        for name in rubric:
+            if not re.fullmatch(CRITERION, name):
+                raise ValueError(
+                    f"'{name}' cannot name a criterion: take letters, digits and _, such as `clear`."
+                )
+        return rubric
+
+    @property
+    def criteria(self) -> Mapping[str, tuple[str, float]]:
+        """By name what each asks, and its weight."""
+        return {name: (each.asks, each.weight) for name, each in self.rubric.items()}
+
+
+class Ranking(Settings):
+    """A judge that compares the attempts of a group side by side; it pays each attempt a score in [0, 1]."""
+
+    rank: str = Field(min_length=1)
+    """What makes one answer better than another, such as `It is right, and shorter.`"""
+    judge: EndpointJudge | ModelJudge
+    """Who compares: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    reference: str | None = None
+    """Column of the rows with a good answer, which the judge reads too; null shows none."""
+    agent: str | None = None
+    """Whose last texts are compared, and who is paid for it; null compares the team's answers and pays every agent."""
+    weight: FiniteFloat = 1.0
+    """Factor of what it pays."""
+
+
+def shown(value: Json) -> str | None:
+    """Return a column's value as a judge reads it; None where a row has none."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
