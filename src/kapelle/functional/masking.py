@@ -104,6 +104,13 @@ def segment_whiten(
     return keep_masked((x_K - mean_S[segment_K]) * scale_S[segment_K], mask_K)
 
 
+def allowed_words(bits_RW: Tensor, first: int, last: int) -> Tensor:
+    """Return `_RC` which of the places from `first` to before `last` have their bit set, 32 in each int32, the lowest first."""
+    place_C = torch.arange(first, last, device=bits_RW.device)
+    shifted_RC = bits_RW[:, place_C >> 5] >> (place_C & 31).to(torch.int32)
+    return (shifted_RC & 1).bool()
+
+
 def pack(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """Take the unmasked entries of a padded batch, row after row → [K]."""
     return x_NT[mask_NT.bool()]

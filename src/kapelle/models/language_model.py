@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer, context_of
 from kapelle.models.routing import RouterChoices
+from kapelle.models.token_masks import TokenMasks
 from kapelle.models.vision import Vision, auto_class, need_pillow, read_image_processor
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image
@@ -180,6 +181,11 @@ class LanguageModel:
         ends = generation.eos_token_id if generation else None
         found = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
         return frozenset(int(token) for token in found if token is not None)
+
+    @cached_property
+    def masks(self) -> TokenMasks:
+        """What constraints allow of its tokens."""
+        return TokenMasks(self.tokenizer, len(self.model.get_output_embeddings().weight), self.end_ids)
 
     @contextmanager
     def computing(

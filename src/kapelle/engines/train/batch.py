@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kapelle.algorithm import Targets
+from kapelle.functional.masking import allowed_words
 from kapelle.models.fast.attention import AttentionPlan, Span, plan_spans
 from kapelle.models.routing import unpacked
+from kapelle.models.token_masks import TokenMasks
 from kapelle.rows import Sample
 from kapelle.runtime.tensors import send_together
 from kapelle.types import Image, Routing
@@ -38,6 +41,31 @@ class MicroBatch:
     """Which samples (by index in what was packed) the S segments are."""
     counts: tuple[int, ...]
     """How many targets each of them has."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTargets:
+    """Which tokens could stand in the places of targets. Many places have the same, which are held once.
+
+    M distinct masks, W words of 32 tokens each (`TokenMasks`).
+    """
+
+    bits_MW: Tensor
+    """The first one allows all tokens."""
+    mask_K: Tensor
+    """Each target's number among them."""
+
+    def among(self, place: slice) -> AllowedTargets:
+        """Return those of some targets."""
+        return replace(self, mask_K=self.mask_K[place])
+
+    def cut(self, logits_KC: Tensor, first: int = 0, rows: slice = slice(None)) -> Tensor:
+        """Set logits of tokens from `first` on to −∞ where they could not stand, and return them; without a copy.
+
+        `rows` are the targets that they are of.
+        """
+        bits_KW = self.bits_MW[self.mask_K[rows]]
+        return logits_KC.masked_fill_(~allowed_words(bits_KW, first, first + logits_KC.shape[1]), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,8 @@ class Batch:
     """Experts that tokens take again (int16), negative for those that choose; None where all choose."""
     images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
     """First flat token of a sequence → the pictures in it."""
+    allowed: AllowedTargets | None = None
+    """Which tokens constraints allowed in the place of targets; None where no sample has one."""
 
 
 @dataclass(slots=True)
@@ -136,20 +166,27 @@ def _kind(sample: Sample) -> tuple[str, tuple[str, ...], bytes]:
 
 
 def pack(
-    samples: Sequence[Sample], max_tokens: int, device: torch.device | str = "cpu", share: bool = True
+    samples: Sequence[Sample],
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+    share: bool = True,
+    masks: TokenMasks | None = None,
 ) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` tokens (at least one sequence) that hold every sample once."""
+    """Yield batches of at most `max_tokens` tokens (at least one sequence) that hold every sample once.
+
+    `masks` say what constraints of samples allow.
+    """
     waiting: list[TokenTree] = []
     filled = 0
     for tree in unfold(samples, share):
         for piece in pieces(tree, max_tokens):
             if waiting and filled + piece.size > max_tokens:
-                yield _laid_flat(waiting, samples, device)
+                yield _laid_flat(waiting, samples, device, masks)
                 waiting, filled = [], 0
             waiting.append(piece)
             filled += piece.size
     if waiting:
-        yield _laid_flat(waiting, samples, device)
+        yield _laid_flat(waiting, samples, device, masks)
 
 
 def blank(learner: str, device: torch.device | str) -> Batch:
@@ -174,7 +211,12 @@ def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     yield replace(tree, branches=branches)
 
 
-def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
+def _laid_flat(
+    trees: Sequence[TokenTree],
+    samples: Sequence[Sample],
+    device: torch.device | str,
+    masks: TokenMasks | None,
+) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []
@@ -222,6 +264,7 @@ def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: to
         tokens=tuple(tokens),
         images=images,
         experts_NLk=_at_their_places(experts, len(tokens)),
+        allowed=_allowed(chosen, masks),
     )
     return _sent(here, device)
 
@@ -235,6 +278,28 @@ def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None
     for first, own_TLk in experts.items():
         experts_NLk[first : first + len(own_TLk)] = own_TLk
     return experts_NLk
+
+
+def _allowed(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
+    """Return what the samples' constraints allow in the places of their targets; None where there are none."""
+    if all(sample.constraint is None for sample in samples):
+        return None
+    assert masks is not None, "samples with constraints need the model's masks"
+    known: dict[bytes, int] = {b"": 0}
+    rows = [np.full(masks.words, -1, dtype=np.int32)]
+    number: list[int] = []
+    for sample in samples:
+        if sample.constraint is None:
+            number += [0] * len(sample.targets)
+            continue
+        first, last = sample.targets[0], sample.targets[-1] + 1
+        assert sample.targets == tuple(range(first, last)), "a constraint is one of a whole completion"
+        for bits_W in masks.of(sample.constraint, sample.tokens[first:last]):
+            found = known.setdefault(bits_W.tobytes(), len(rows))
+            if found == len(rows):
+                rows.append(bits_W)
+            number.append(found)
+    return AllowedTargets(torch.from_numpy(np.stack(rows)), torch.tensor(number))
 
 
 def _parts_by_learner(
@@ -271,6 +336,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
         return batch
     tensors = [batch.tokens_N, batch.positions_N, batch.source_K, batch.token_K, batch.temperature_K]
     tensors += [] if batch.experts_NLk is None else [batch.experts_NLk]
+    tensors += [] if batch.allowed is None else [batch.allowed.bits_MW, batch.allowed.mask_K]
     for part in batch.parts.values():
         targets = part.targets
         tensors += [targets.segment_K, targets.mask_K, *targets.columns.values()]
@@ -290,6 +356,9 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
     return replace(
         batch,
         experts_NLk=there.get(id(batch.experts_NLk)),
+        allowed=None
+        if batch.allowed is None
+        else AllowedTargets(there[id(batch.allowed.bits_MW)], there[id(batch.allowed.mask_K)]),
         tokens_N=there[id(batch.tokens_N)],
         positions_N=there[id(batch.positions_N)],
         source_K=there[id(batch.source_K)],

@@ -29,13 +29,14 @@ from kapelle.engines.rollout.local.decode_strategies import (
     Rows,
     decode_strategy,
 )
-from kapelle.engines.rollout.local.sampling import SamplingRows, sample
+from kapelle.engines.rollout.local.sampling import AllowedTokens, SamplingRows, sample
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.kv_cache import Prefixes
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.token_masks import Walk
 
 LOG = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class Decoder:
         self._sampling: SamplingRows
         self._stopping = False
         """Whether any row has stop strings."""
+        self._constrained = False
+        """Whether any row has a constraint."""
         self._longest = 0
         """Tokens of the longest completion in flight."""
         self._finished = 0
@@ -189,7 +192,7 @@ class Decoder:
 
     def _advance(self, steps: int) -> None:
         for _ in range(steps if self._flying else 0):
-            token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R)
+            token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R, self._allowed())
             self._record(token_R, logp_R)
             tight = self._tight()
             if self._finished < IDLE_SHARE * len(self._flying) and not (self._finished and tight):
@@ -293,6 +296,19 @@ class Decoder:
             *(tried, tried // 2, self._model.name, tried // 2),
         )
 
+    def _allowed(self) -> AllowedTokens | None:
+        """Return what the rows with a constraint may sample next; None where no row has one."""
+        if not self._constrained:
+            return None
+        # A GPU reads the last tokens meanwhile.
+        own = {
+            number: row.walk
+            for number, row in enumerate(self._flying)
+            if row.walk is not None and row.length is None
+        }
+        bits_CW = self._model.masks.next(list(own.values()))
+        return AllowedTokens.of(list(own), bits_CW, self._model.device)
+
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
         """Record each row's next token, and mark the rows that it ends."""
         if self._longest == self._tokens_RT.shape[1]:
@@ -305,9 +321,11 @@ class Decoder:
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
         ended_R &= self._live_R
         # The only wait for a GPU in a step, whatever rows there are.
-        if self._stopping:
+        if self._stopping or self._constrained:
             tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
             for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
+                if row.walk is not None and row.length is None:
+                    row.walk.take(token)
                 if row.stop is not None and row.length is None:
                     row.output.text = row.stop.text_before_stop(token)
                     if row.output.text is not None:
@@ -343,6 +361,7 @@ class Decoder:
         self._longest = max((row.job.begun + self._steps - row.joined for row in self._flying), default=0)
         self._finished = sum(row.length is not None for row in self._flying)
         self._stopping = any(row.stop is not None for row in self._flying)
+        self._constrained = any(row.walk is not None for row in self._flying)
 
     def _settings(self) -> SamplingRows:
         jobs = [row.job for row in self._flying]
@@ -462,9 +481,22 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
 class _FlyingRow:
     """A row in flight."""
 
-    __slots__ = ("first", "ids", "job", "joined", "length", "logprobs", "output", "reported", "stop")
+    __slots__ = (
+        "first",
+        "ids",
+        "job",
+        "joined",
+        "length",
+        "logprobs",
+        "model",
+        "output",
+        "reported",
+        "stop",
+        "walk",
+    )
 
     def __init__(self, model: LanguageModel, job: Job) -> None:
+        self.model = model
         self.job = self.first = job
         """What it continues: what it had generated when it was preempted is the end of the prompt."""
         self.ids: list[int] = []
@@ -479,12 +511,19 @@ class _FlyingRow:
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
+        self.walk = self._walk(begun)
+        """Where its completion stands in the grammar of its constraint; None without one."""
+
+    def _walk(self, begun: Sequence[int]) -> Walk | None:
+        constraint = self.job.sampling.constraint
+        return None if constraint is None else self.model.masks.begin(constraint, begun)
 
     def preempt(self, ids: list[int], logprobs: list[float]) -> None:
         """Go on from these tokens, all that it has generated here, when it joins again."""
         self.ids, self.logprobs = ids, logprobs
         first = self.first
-        self.job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
+        self.job = job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
+        self.walk = self._walk(job.prompt[len(job.prompt) - job.begun :])
 
     def newest(self) -> list[int]:
         """Return what a finished row has generated since it joined."""

@@ -175,6 +175,10 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
         queue = self._policy(request.policy).queue
+        if request.sampling.constraint is not None:
+            queue.model.masks.begin(
+                request.sampling.constraint
+            )  # one that is refused fails this request alone
         self._start_pump()
         return await queue.answer_to(request, on_tokens)
 

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Likeliest
+from kapelle.functional.masking import allowed_words
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.token_masks import Bits
 from kapelle.types import Sampling
 
 _WORD = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -99,13 +101,36 @@ RANKED = 4096
 """Most tokens that are sorted to find those that hold top-p; of more than that, the others are ruled out before."""
 
 
-def processed_logits(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the logits `_RV` of the distributions that are sampled from: tempered, then cut to top-k, then to top-p.
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """What the rows with a constraint may sample next; other rows are not among them."""
+
+    row_C: Tensor
+    """Their indices."""
+    bits_CW: Tensor
+    """Their tokens (`TokenMasks`)."""
+
+    @classmethod
+    def of(cls, rows: Sequence[int], bits_CW: Bits, device: torch.device) -> AllowedTokens:
+        """Return the tokens of these rows on a device."""
+        return cls(torch.tensor(rows, device=device), torch.from_numpy(bits_CW).to(device))
+
+    def cut(self, logits_RV: Tensor) -> Tensor:
+        """Return logits in which these rows have only the tokens that they may sample; others are as they were."""
+        own_CV = logits_RV[self.row_C]
+        own_CV.masked_fill_(~allowed_words(self.bits_CW, 0, own_CV.shape[1]), -torch.inf)
+        return logits_RV.index_copy(0, self.row_C, own_CV)
+
+
+def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedTokens | None = None) -> Tensor:
+    """Return the logits `_RV` of the distributions that are sampled from: what is `allowed`, tempered, cut to top-k, then to top-p.
 
     Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while those before it
     hold less than p. A greedy row (temperature 0) keeps its untempered distribution. What no row asks for costs nothing, and
     a row that does not ask for it stays as it is.
     """
+    if allowed is not None:
+        logits_RV = allowed.cut(logits_RV)
     if rows.tempers:
         temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
         logits_RV = logits_RV / temperature_R[:, None]
@@ -209,9 +234,11 @@ def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor
     return torch.log_softmax(logp_RV.masked_fill_(out_RV, -torch.inf), dim=-1)
 
 
-def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits_RV: Tensor, rows: SamplingRows, position_R: Tensor, allowed: AllowedTokens | None = None
+) -> tuple[Tensor, Tensor]:
     """Return one token `_R` per row and its log-prob `_R` under the distribution it was drawn from."""
-    logits_RV = processed_logits(logits_RV, rows)
+    logits_RV = processed_logits(logits_RV, rows, allowed)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     mass_RV = (logits_RV - top_R1).exp_().cumsum(-1, dtype=torch.float64)
     point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
@@ -242,7 +269,11 @@ def likeliest(
         hidden_ND = model.hidden(tokens_N, positions_N, plan_sequences([len(tokens_N)], model.device))
         logits_TV = model.logits(hidden_ND[len(prompt) - 1 : -1])
     rows = SamplingRows.of([sampling] * len(ids), [0] * len(ids), model.device)
-    best = torch.log_softmax(processed_logits(logits_TV, rows), dim=-1).topk(
+    allowed = None
+    if sampling.constraint is not None:
+        bits_TW = model.masks.of(sampling.constraint, tuple(ids))
+        allowed = AllowedTokens.of(range(len(ids)), bits_TW, model.device)
+    best = torch.log_softmax(processed_logits(logits_TV, rows, allowed), dim=-1).topk(
         min(count, logits_TV.shape[1]), dim=-1
     )
     return [

@@ -593,7 +593,7 @@ class ForwardPass:
             model = self._placements[names[base]].model
             for members, room in passes(chosen, samples, self._room(model)):
                 own = [samples[k] for k in members]
-                packed = pack(own, room, model.device, share=model.flat is not None)
+                packed = pack(own, room, model.device, model.flat is not None, model.masks)
                 found[names[base]].extend((members, batch) for batch in packed)
         taken = [each for own in found.values() for each in own]
         if self._equalise is not None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from kapelle.engines.train.batch import Batch, MicroBatch
+from kapelle.engines.train.batch import AllowedTargets, Batch, MicroBatch
 from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
 from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
@@ -62,10 +62,13 @@ def token_statistics(
     """Return log-probs (and entropies, else zeros) of a part's target tokens, of the tempered distributions."""
     here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
+    allowed = None if batch.allowed is None else batch.allowed.among(here)
     head = model.head
     if len(columns[0]) * len(head.weight_VD) <= LOGIT_BUDGET:
         hidden_KD, token_K, temperature_K = columns
         logits_KV = model.logits(hidden_KD) / temperature_K[:, None]
+        if allowed is not None:
+            logits_KV = allowed.cut(logits_KV)
         logp_K = token_logprobs(logits_KV, token_K)
         if entropy is Entropy.LEFT_OUT:
             return TokenStatistics(logp_K, torch.zeros_like(logp_K))
@@ -77,6 +80,7 @@ def token_statistics(
         *statistics_in_pieces(
             head,
             *columns,
+            allowed,
             entropy=entropy is not Entropy.LEFT_OUT,
             learned=entropy is Entropy.LEARNED,
         )
@@ -97,11 +101,14 @@ def statistics_in_pieces(
     hidden_KD: Tensor,
     token_K: Tensor,
     temperature_K: Tensor,
+    allowed: AllowedTargets | None = None,
     *,
     entropy: bool,
     learned: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs [K] and entropies [K] (else zeros) of softmax(logits / temperature), in nats and ≥ float32.
+
+    With `allowed` it is the distribution over the tokens that could stand there.
 
     No more than a piece of the logits is ever in memory. Entropies have a gradient if `learned`.
     """
@@ -111,6 +118,7 @@ def statistics_in_pieces(
         head.bias_V,
         head,
         (token_K, temperature_K),
+        allowed,
         (entropy, learned, torch.is_grad_enabled()),
     )
     return answer
@@ -142,6 +150,7 @@ class _Problem:
     hidden_KD: Tensor
     token_K: Tensor
     temperature_K: Tensor
+    allowed: AllowedTargets | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -164,6 +173,8 @@ class _Problem:
                 logits_KC = self.head.finish(linear(self.hidden_KD[some], weight_CD, bias_C))
                 slope_KC = self.head.slope(logits_KC)
                 logits_KC.div_(self.temperature_K[some, None])
+                if self.allowed is not None:
+                    self.allowed.cut(logits_KC, first, some)
                 place_K1 = self.token_K[some, None] - first
                 here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
                 target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
@@ -293,6 +304,7 @@ class _Pieces(torch.autograd.Function):
         bias_V: Tensor | None,
         head: OutputHead,
         asked: tuple[Tensor, Tensor],
+        allowed: AllowedTargets | None,
         flags: tuple[bool, bool, bool],
     ) -> tuple[Tensor, Tensor]:
         entropy, learned, grad = flags
@@ -304,9 +316,9 @@ class _Pieces(torch.autograd.Function):
             entropy and learned,
             hidden_KD.dtype,
         )
-        ctx.scale, ctx.softcap = head.scale, head.softcap
+        ctx.scale, ctx.softcap, ctx.allowed = head.scale, head.softcap, allowed
         with torch.autocast(hidden_KD.device.type, enabled=False):
-            problem = _Problem(head, hidden_KD.to(ctx.compute), *asked)
+            problem = _Problem(head, hidden_KD.to(ctx.compute), *asked, allowed)
             sums = _Sums(problem, wanted)
             for piece in problem.pieces():
                 sums.add(piece)
@@ -327,19 +339,19 @@ class _Pieces(torch.autograd.Function):
         logp_grad_K, entropy_grad_K = given
         if ctx.head_learns:
             with torch.autocast(logp_grad_K.device.type, enabled=False):
-                return (*_gradients(ctx, logp_grad_K, entropy_grad_K), None, None, None)
+                return (*_gradients(ctx, logp_grad_K, entropy_grad_K), None, None, None, None)
         logp_slope_KD, entropy_slope_KD = ctx.saved_tensors
         grad_KD = logp_slope_KD * logp_grad_K[:, None]
         if entropy_slope_KD is not None:
             grad_KD.addcmul_(entropy_slope_KD, entropy_grad_K[:, None])
-        return grad_KD.to(ctx.hidden_dtype), None, None, None, None, None
+        return grad_KD.to(ctx.hidden_dtype), None, None, None, None, None, None
 
 
 def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of hidden states, weight and bias, from logits that are computed again."""
     hidden_KD, weight_VD, bias_V, token_K, temperature_K, minus_total_K, entropy_K = ctx.saved_tensors
     head = OutputHead(weight_VD, bias_V, ctx.scale, ctx.softcap)
-    problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K)
+    problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K, ctx.allowed)
     of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
     hidden_grad_KD = torch.zeros_like(hidden_KD, dtype=problem.dtype) if of_hidden else None
     weight_grad_VD = None

@@ -1,0 +1,233 @@
+"""Which tokens a constraint allows after which others, for one model's tokeniser; the only module that knows llguidance.
+
+A mask is computed from the constraint and the tokens before, by the same function where tokens are sampled and where they are
+scored for training: so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled once and
+kept; a completion's walk through its grammar begins as a copy.
+
+Special tokens are never allowed, but for those that end a turn, which are allowed exactly where the text is complete. Where a
+text can neither end nor go on (a vocabulary without the bytes, a grammar that grows beyond `LIMITS`) the turn ends.
+
+Shapes: R rows, T tokens of a completion, V vocabulary, W = ⌈V / 32⌉ words of 32 tokens each, the lowest bit first.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import takewhile
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kapelle.errors import ConfigError
+from kapelle.runtime.constraints import lark_of
+from kapelle.types import Constraint
+
+LOG = logging.getLogger(__name__)
+
+Bits = npt.NDArray[np.int32]
+
+LIMITS: Mapping[str, int | bool] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": False,
+    "verbose_errors": False,
+}
+"""How far a grammar may go, in llguidance's units: some ten milliseconds of a step, some 100 MB."""
+
+COMPILED = 256
+"""Grammars that are kept; the one that was used longest ago goes first."""
+
+KEPT_BYTES = 1 << 26
+"""Bytes of completions' masks that are kept for the next pass over the same tokens."""
+
+MANY_TOKENS, MANY_ROWS = 1 << 12, 4
+"""From so many tokens and rows on, masks are computed by several threads."""
+
+
+def check_installed() -> None:
+    """Raise ConfigError where llguidance is missing."""
+    if find_spec("llguidance") is None:
+        raise ConfigError(
+            "Constrained sampling needs the package llguidance. Install it: `pip install 'kapelle[constrain]'`."
+        )
+
+
+def check_constraint(constraint: Constraint) -> None:
+    """Raise ConfigError for a constraint that no text can satisfy or that the library refuses, whatever the model."""
+    check_installed()
+    from llguidance import LLTokenizer
+
+    compiled(constraint, LLTokenizer("byte"))
+
+
+def compiled(constraint: Constraint, tokenizer: Any) -> Any:
+    """Return the library's grammar for a constraint, nothing of it taken; ConfigError where it is refused or cannot begin."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, lark_of(constraint), log_level=0, limits=_limits())
+    told = matcher.get_error()
+    if not told:
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if not first.is_error():
+            return matcher
+        told = "no text satisfies it, or no token begins one"
+    # The reason, without the places in the grammar that follow it.
+    lines = list(takewhile(lambda line: not re.match(r"\s*\d+ \||<", line), told.splitlines()))
+    reason = " ".join(" ".join(lines).split())[:300].rstrip(".")
+    shown = constraint.text if len(constraint.text) <= 60 else f"{constraint.text[:60]}…"
+    raise ConfigError(f"The constraint {constraint.kind} {shown!r} is refused: {reason}.")
+
+
+def _limits() -> Any:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+
+
+class _Words:
+    """A vocabulary in the form that the library reads. It asks for the tokens of texts only where it would force some."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: Sequence[int] = ()
+
+    def __init__(self, words: Sequence[bytes], end: int) -> None:
+        self.tokens, self.eos_token_id = words, end
+
+    def __call__(self, text: str) -> Sequence[int]:
+        raise AssertionError("no token is forced")
+
+
+class Walk:
+    """One completion on its way through its grammar."""
+
+    __slots__ = ("matcher",)
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def take(self, token: int) -> None:
+        """Go on with a token that was allowed."""
+        if not self.matcher.consume_token(token) and not self.matcher.is_stopped():
+            LOG.warning("A constraint cannot go on, and its turn ends: %s", self.matcher.get_error()[:200])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self.matcher.is_accepting())
+
+
+class TokenMasks:
+    """The masks of one vocabulary."""
+
+    def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
+        """Read the tokens of a fast tokeniser of `tokenizers`, for logits of so many tokens, of which `ends` end a turn."""
+        self._tokenizer, self._size, self._ends = tokenizer, size, sorted(ends)
+        self.words = -(-size // 32)
+        """W."""
+        self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Constraint, tuple[int, ...]], Bits] = OrderedDict()
+        self._kept_bytes = 0
+
+    @cached_property
+    def _read(self) -> tuple[Any, Bits]:
+        """The library's tokeniser, and the tokens `_W` that may ever be allowed."""
+        check_installed()
+        from llguidance import LLTokenizer
+
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"The tokeniser of '{self._tokenizer.name_or_path}' has no `tokenizer.json`, whose tokens are known byte by byte. "
+                "Leave constraints out, or save it as a fast tokeniser of transformers."
+            )
+        try:
+            found = LLTokenizer(backend.to_str(), n_vocab=self._size, eos_token=self._ends)
+        except ValueError as error:
+            raise ConfigError(
+                f"llguidance cannot read the tokeniser of '{self._tokenizer.name_or_path}' ({str(error)[:200]}). Leave constraints out."
+            ) from None
+        words = [
+            b"" if found.is_special_token(token) else found.decode_bytes([token])
+            for token in range(self._size)
+        ]
+        # The library takes whatever looks like `<tool_call>` for special; the tokeniser says which tokens are.
+        for token, added in backend.get_added_tokens_decoder().items():
+            if token < self._size:
+                words[token] = b"" if added.special else added.content.encode()
+        # No text has this byte, by which the library marks special tokens.
+        words = [b"" if b"\xff" in word else word for word in words]
+        allowed = np.zeros(self.words * 32, dtype=np.uint8)
+        allowed[: self._size] = [bool(word) for word in words]
+        allowed[self._ends] = 1
+        read = LLTokenizer(cast("Any", _Words(words, self._ends[0])), eos_token=self._ends)
+        return read, np.packbits(allowed, bitorder="little").view(np.int32)
+
+    @cached_property
+    def _executor(self) -> Any:
+        from llguidance import LLExecutor
+
+        return LLExecutor()
+
+    def begin(self, constraint: Constraint, ids: Sequence[int] = ()) -> Walk:
+        """Return a walk that has taken these tokens; ConfigError for a constraint that the library refuses."""
+        found = self._compiled.get(constraint)
+        if found is None:
+            found = self._compiled[constraint] = compiled(constraint, self._read[0])
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(constraint)
+        walk = Walk(found.deep_copy())
+        for token in ids:
+            walk.take(token)
+        return walk
+
+    def next(self, walks: Sequence[Walk]) -> Bits:
+        """Return what may come next in each walk, `_RW`."""
+        bits_RW = np.empty((len(walks), self.words), dtype=np.int32)
+        start, step = bits_RW.ctypes.data, self.words * 4
+        if self._size >= MANY_TOKENS and len(walks) >= MANY_ROWS:
+            places = [(walk.matcher, row) for row, walk in enumerate(walks)]
+            self._executor.unsafe_compute_mask_ptr(places, start, step, len(walks))
+        else:
+            for row, walk in enumerate(walks):
+                walk.matcher.unsafe_compute_mask_ptr(start + row * step, step)
+        bits_RW &= self._read[1]
+        stuck = ~bits_RW.any(axis=1)
+        if stuck.any():
+            bits_RW[stuck] = self._only_ends
+        return bits_RW
+
+    @cached_property
+    def _only_ends(self) -> Bits:
+        bits = np.zeros(self.words * 32, dtype=np.uint8)
+        bits[self._ends] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
+        """Return what was allowed in the place of each of a completion's tokens, `_TW`."""
+        key = constraint, ids
+        found = self._kept.get(key)
+        if found is None:
+            walk = self.begin(constraint)
+            found = np.empty((len(ids), self.words), dtype=np.int32)
+            for place, token in enumerate(ids):
+                found[place] = self.next([walk])[0]
+                walk.take(token)
+            self._kept[key] = found
+            self._kept_bytes += found.nbytes
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        self._kept.move_to_end(key)
+        return found

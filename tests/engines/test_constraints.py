@@ -1,0 +1,330 @@
+"""Constrained completions: what is sampled, with which log-probs, and the gradient that training takes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.support.tiny import LORA, tiny_model, train_engine
+from torch import Tensor
+
+from kapelle.algorithm import Outputs, Targets
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.train.batch import pack
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.large_head import statistics_in_pieces
+from kapelle.errors import ConfigError, ParityError
+from kapelle.models.language_model import LanguageModel
+from kapelle.rows import Column, Sample
+from kapelle.team import Policy
+from kapelle.types import Constraint, Message, Sampling, Task
+
+YES_NO = Constraint.choices(["yes", "no", "nobody"])
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Köln"]}, "sure": {"type": "boolean"}},
+    "required": ["city", "sure"],
+    "additionalProperties": False,
+}
+EVERY = {
+    "choices": YES_NO,
+    "regex": Constraint.regex("[ab]{2,5}/€"),
+    "schema": Constraint.json_schema(SCHEMA),
+    "grammar": Constraint.grammar('start: "(" start ")" | "x"'),
+}
+
+
+def job(model: LanguageModel, said: str, seed: int, **sampling: object) -> Job:
+    prompt = model.renderer.start([Message("user", said)])
+    return Job(None, prompt, Sampling(**{"max_tokens": 60, **sampling}), seed)  # type: ignore[arg-type]
+
+
+def text_of(model: LanguageModel, output: RowOutput) -> str:
+    return model.renderer.spoken(output.ids)
+
+
+def legal(kind: str, text: str) -> bool:
+    if kind == "choices":
+        return text in ("yes", "no", "nobody")
+    if kind == "regex":
+        head, _, tail = text.partition("/")
+        return 2 <= len(head) <= 5 and set(head) <= {"a", "b"} and tail == "€"
+    if kind == "grammar":
+        depth = text.count("(")
+        return text == "(" * depth + "x" + ")" * depth
+    found = json.loads(text)
+    return (
+        found.keys() == {"city", "sure"} and found["city"] in ("Bern", "Köln") and type(found["sure"]) is bool
+    )
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_text_that_ends_is_what_was_asked_for(kind: str) -> None:
+    model = tiny_model()
+    outputs = decode(model, [job(model, "?", seed, constraint=EVERY[kind]) for seed in range(24)])
+    ended = [output for output in outputs if output.finish_reason == "stop"]
+    assert len(ended) >= 12
+    assert all(legal(kind, text_of(model, output)) for output in ended)
+    assert len({text_of(model, output) for output in ended}) > 1, "or sampling is forced"
+
+
+def test_a_limit_cuts_a_text_as_ever() -> None:
+    model = tiny_model()
+    [output] = decode(model, [job(model, "?", 0, constraint=EVERY["schema"], max_tokens=9)])
+    assert (output.finish_reason, len(output.ids)) == ("length", 9)
+    assert text_of(model, output).startswith('{"city":'[:7])
+
+
+def test_rows_without_a_constraint_are_bitwise_unaffected() -> None:
+    model = tiny_model()
+    free = [job(model, said, seed) for seed, said in enumerate(("a", "bc", "def"))]
+    alone = decode(model, free)
+    among = decode(model, [*free, *(job(model, "?", seed, constraint=YES_NO) for seed in range(3))])[:3]
+    # Another number of rows is another matrix product: the same rows with and without the others' constraints.
+    others = decode(model, [*free, *(job(model, "?", seed) for seed in range(3))])[:3]
+    shortest = min(
+        len(output.ids)
+        for output in decode(model, [job(model, "?", seed, constraint=YES_NO) for seed in range(3)])
+    )
+    for each, with_others, own in zip(among, others, alone, strict=True):
+        assert each.ids == with_others.ids == own.ids
+        assert each.logprobs[:shortest] == with_others.logprobs[:shortest]
+
+
+def test_log_probs_are_those_over_what_was_allowed() -> None:
+    model = tiny_model()
+    [output] = decode(model, [job(model, "?", 3, constraint=YES_NO, temperature=0.7)])
+    word = {"yes": b"yes", "no": b"no", "nobody": b"nobody"}[text_of(model, output)]
+    total = 0.0
+    for place in range(len(output.ids)):
+        said = word[:place]
+        follow = {
+            choice[place]
+            for choice in (b"yes", b"no", b"nobody")
+            if choice[:place] == said and len(choice) > place
+        }
+        ids = [model.renderer.start([Message("user", "?")]), tuple(output.ids[:place])]
+        logits = logits_after(model, (*ids[0], *ids[1]))
+        allowed = [byte_id(model, byte) for byte in follow] + (
+            [1] if said in (b"yes", b"no", b"nobody") else []
+        )
+        logp = torch.log_softmax(logits[allowed] / 0.7, 0)
+        expected = logp[allowed.index(output.ids[place])].item()
+        assert output.logprobs[place] == pytest.approx(expected, abs=1e-5)
+        total += expected
+    assert total < 0
+
+
+def logits_after(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model.model(torch.tensor([list(tokens)])).logits[0, -1].double()
+        return found
+
+
+def byte_id(model: LanguageModel, byte: int) -> int:
+    [found] = model.renderer._ids(chr(byte))
+    return found
+
+
+# -------- The engine: what is begun, kept and interrupted
+
+
+def policy_of(name: str = "p", *, trained: bool = True) -> Policy:
+    return Policy(name, "base", lora=LORA, trained=trained)
+
+
+def asked(model: LanguageModel, sampling: Sampling, seed: int = 0, begun: tuple[int, ...] = ()) -> Request:
+    said = (Message("user", "?"),)
+    return Request("p", "a", said, model.renderer.start(said), sampling, seed, Task("t", "?"), begun=begun)
+
+
+def answers(engine: LocalEngine, *requests: Request) -> list[Completion]:
+    async def all_of_them() -> list[Completion]:
+        return list(await asyncio.gather(*map(engine.generate, requests)))
+
+    return asyncio.run(all_of_them())
+
+
+def test_a_completion_that_had_begun_goes_on_where_it_was() -> None:
+    model = tiny_model()
+    model.bank.add("p", LORA, 0)
+    engine = LocalEngine({"base": model}, [policy_of()])
+    sampling = Sampling(max_tokens=60, constraint=EVERY["schema"])
+    [whole] = answers(engine, asked(model, sampling, seed=5))
+    for cut in range(1, len(whole.ids)):
+        [rest] = answers(engine, asked(model, sampling, seed=5, begun=whole.ids[:cut]))
+        assert rest.ids == whole.ids[cut:]
+        assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-5)
+        assert rest.text == whole.text
+
+
+def test_a_refused_constraint_fails_its_request_alone() -> None:
+    model = tiny_model()
+    model.bank.add("p", LORA, 0)
+    engine = LocalEngine({"base": model}, [policy_of()])
+
+    async def both() -> list[Completion | BaseException]:
+        good, bad = Sampling(constraint=YES_NO), Sampling(constraint=Constraint.regex("(yes"))
+        requests = (asked(model, good), asked(model, bad))
+        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+
+    good, bad = asyncio.run(both())
+    assert isinstance(good, Completion)
+    assert good.text in ("yes", "no", "nobody")
+    assert isinstance(bad, ConfigError)
+    assert "unclosed group" in str(bad) or "invalid regex" in str(bad)
+
+
+def test_alternatives_are_those_that_were_allowed() -> None:
+    model = tiny_model()
+    model.bank.add("p", LORA, 0)
+    engine = LocalEngine({"base": model}, [policy_of()])
+    request = asked(model, Sampling(constraint=YES_NO))
+    [answer] = answers(engine, request)
+    first, *_ = engine.alternatives(request, answer.ids, 20)
+    assert {token for token, _ in first} == {byte_id(model, byte) for byte in b"yn"}
+    assert sum(math.exp(logp) for _, logp in first) == pytest.approx(1.0, abs=1e-5)
+
+
+# -------- Training
+
+
+def samples_of(
+    model: LanguageModel, outputs: Sequence[RowOutput], jobs: Sequence[Job], learner: str
+) -> list[Sample]:
+    rows = []
+    for output, each in zip(outputs, jobs, strict=True):
+        tokens = (*each.prompt, *output.ids)
+        rows.append(
+            Sample(
+                learner,
+                tokens,
+                tuple(range(len(each.prompt), len(tokens))),
+                {Column.BEHAVIOUR: torch.tensor(output.logprobs)},
+                temperature=each.sampling.temperature,
+                constraint=each.sampling.constraint,
+            )
+        )
+    return rows
+
+
+def test_the_trainer_scores_what_was_sampled() -> None:
+    engine = train_engine([policy_of()])
+    model = engine.model_of("p")
+    jobs = [
+        job(model, "?" * (1 + seed % 2), seed, constraint=constraint, temperature=0.8)._replace(adapter="p")
+        for seed, constraint in enumerate([*EVERY.values(), None, None] * 3)
+    ]
+    samples = samples_of(model, decode(model, jobs), jobs, "p")
+    gap = engine.check_parity(samples)
+    assert max(value for name, value in gap.items() if "max" in name or "gap" in name) < 1e-4
+    with pytest.raises(ParityError):
+        engine.check_parity([replace(sample, constraint=None) for sample in samples])
+
+
+def test_pieces_of_a_large_vocabulary_have_the_same_numbers_and_gradients() -> None:
+    model = tiny_model()
+    jobs = [job(model, "?", seed, constraint=EVERY["schema"]) for seed in range(3)]
+    samples = samples_of(model, decode(model, jobs), jobs, "p")
+    [batch] = pack(samples, 4096, share=False, masks=model.masks)
+    generator = torch.Generator().manual_seed(0)
+    targets, size = len(batch.token_K), model.hidden_size
+    found = []
+    for learns in (False, True):
+        hidden_KD = torch.randn(
+            targets, size, generator=generator.manual_seed(0), dtype=torch.float64
+        ).requires_grad_()
+        weight_VD = model.head.weight_VD.detach().double().requires_grad_(learns)
+        head = model.head._replace(weight_VD=weight_VD)
+        assert batch.allowed is not None
+        logits_KV = batch.allowed.cut(head.finish(hidden_KD @ weight_VD.T) / batch.temperature_K[:, None])
+        logp_K = torch.log_softmax(logits_KV, -1).gather(1, batch.token_K[:, None])[:, 0]
+        entropy_K = torch.special.entr(logits_KV.softmax(-1)).sum(-1)
+        inputs = [hidden_KD, weight_VD] if learns else [hidden_KD]
+        plain = torch.autograd.grad((logp_K * torch.arange(targets)).sum(), inputs, retain_graph=True)
+        pieces = statistics_in_pieces(
+            head, hidden_KD, batch.token_K, batch.temperature_K, batch.allowed, entropy=True, learned=False
+        )
+        torch.testing.assert_close(pieces[0], logp_K, rtol=0, atol=1e-10)
+        torch.testing.assert_close(pieces[1], entropy_K, rtol=0, atol=1e-10)
+        made = torch.autograd.grad((pieces[0] * torch.arange(targets)).sum(), inputs)
+        for one, other in zip(made, plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+        found.append(made[0])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
+
+
+def test_the_expected_gradient_is_that_of_the_expected_return() -> None:
+    """Σ p(y) R(y) ∇ log p(y) over every completion that is allowed, as the engine computes it, against ∇ Σ p(y) R(y).
+
+    Without the trainer's masks the same sum has another direction: probability flows to what cannot be sampled.
+    """
+    texts = ["a", "ab", "ba", "bb", "c"]
+    constraint, returns = Constraint.choices(texts), [1.0, -0.5, 2.0, 0.25, -1.0]
+    exact, masked, unmasked = gradients(constraint, texts, returns)
+    for name, expected in exact.items():
+        torch.testing.assert_close(masked[name], expected, rtol=1e-4, atol=1e-5)
+    assert cosine(masked, exact) > 1 - 1e-6
+    assert cosine(unmasked, exact) < 0.9
+
+
+def cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    a, b = (torch.cat([each[name].flatten() for name in sorted(each)]) for each in (one, other))
+    return torch.nn.functional.cosine_similarity(a, b, dim=0).item()
+
+
+def gradients(
+    constraint: Constraint, texts: Sequence[str], returns: Sequence[float]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradient of the expected return, and the expectation of the engine's own with and without masks."""
+    engine = train_engine([policy_of()])
+    model = engine.model_of("p")
+    prompt = model.renderer.start([Message("user", "?")])
+    words = [model.renderer.completion(text) for text in texts]
+    weights = engine.learners["p"].parameters
+
+    # The exact one, from the model's own logits: at each place softmax over the tokens with which some text goes on.
+    def log_prob(ids: tuple[int, ...]) -> Tensor:
+        total = torch.zeros(())
+        for place, token in enumerate(ids):
+            follow = sorted({word[place] for word in words if word[:place] == ids[:place]})
+            with model.computing([("p", 0, len(prompt) + place)]):
+                logits_V = model.model(torch.tensor([[*prompt, *ids[:place]]])).logits[0, -1]
+            total = total + torch.log_softmax(logits_V[follow], 0)[follow.index(token)]
+        return total
+
+    logps = torch.stack([log_prob(word) for word in words])
+    assert logps.exp().sum().item() == pytest.approx(1.0, abs=1e-5), "these are all completions"
+    expected = (logps.exp() * torch.tensor(returns)).sum()
+    exact = dict(zip(weights, torch.autograd.grad(expected, list(weights.values())), strict=True))
+
+    # The engine's: each completion as a sample, weighed by its probability times its return.
+    def of_engine(asked_for: Constraint | None) -> dict[str, Tensor]:
+        samples = [
+            Sample(
+                "p",
+                (*prompt, *word),
+                tuple(range(len(prompt), len(prompt) + len(word))),
+                {Column.WEIGHT: torch.full((len(word),), logp.exp().item() * paid)},
+                constraint=asked_for,
+            )
+            for word, logp, paid in zip(words, logps.detach(), returns, strict=True)
+        ]
+
+        def loss(outputs: Outputs, targets: Targets) -> object:
+            from kapelle.algorithm import Loss
+
+            return Loss((outputs.logp_K * targets[Column.WEIGHT]).sum(), torch.tensor(1.0), {})
+
+        engine._accumulate(Objective(loss, parity=False), False, samples)  # type: ignore[arg-type]
+        return {name: tensor.grad.clone() for name, tensor in weights.items() if tensor.grad is not None}
+
+    return exact, of_engine(constraint), of_engine(None)

@@ -1,0 +1,399 @@
+"""Masks of constraints: for tokens of any tokeniser, of calls of tools, and for grammars that mean harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from kapelle.errors import ConfigError
+from kapelle.grading.text.tool_call import ReadCall, parse_calls
+from kapelle.models.embedded import light_tokenizer
+from kapelle.models.token_masks import TokenMasks, check_constraint
+from kapelle.runtime.constraints import LLAMA, forced_call, lark_of
+from kapelle.types import Constraint
+
+END = "<|end|>"
+
+
+class Words:
+    """A tokeniser as a renderer has it."""
+
+    def __init__(self, raw: Tokenizer) -> None:
+        self.backend_tokenizer, self.name_or_path = raw, "words"
+
+
+def byte_level() -> Tokenizer:
+    """Merges of bytes, as GPT-2 and Qwen have them: tokens of parts of characters among them."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    text = ['yes no nobody Köln Bern €uro {"city": "Köln", "sure": true} the cat sat 東京 東 京'] * 4
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    )
+    return with_ends(raw)
+
+
+def byte_fallback() -> Tokenizer:
+    """Pieces with `▁` for a space and `<0xE2>` for bytes, as Llama 2, Mistral and Gemma have them."""
+    pieces = [*'abcdefghijklmnopqrstuvwxyz{}":,.', "yes", "no", "▁", "▁no", "▁yes", "body", "ö", "K", "B"]
+    vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    for piece in pieces:
+        vocabulary.setdefault(piece, len(vocabulary))
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))  # noqa: S106
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return with_ends(raw)
+
+
+def with_ends(raw: Tokenizer) -> Tokenizer:
+    raw.add_special_tokens([END, "<|user|>"])
+    raw.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
+    return raw
+
+
+def embedded() -> Tokenizer:
+    return light_tokenizer().backend_tokenizer
+
+
+TOKENISERS = {"bytes": embedded, "byte level": byte_level, "byte fallback": byte_fallback}
+
+
+def masks_of(raw: Tokenizer) -> TokenMasks:
+    end = raw.token_to_id(END)
+    assert end is not None
+    return TokenMasks(Words(raw), raw.get_vocab_size() + 5, frozenset({end}))
+
+
+def allowed(bits_W: Any) -> list[int]:
+    return [int(token) for token in np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0]]
+
+
+def drawn(masks: TokenMasks, constraint: Constraint, end: int, seed: int, most: int = 80) -> list[int]:
+    """Return a completion, every allowed token equally likely."""
+    draw = np.random.default_rng(seed)
+    walk, ids = masks.begin(constraint), list[int]()
+    while len(ids) < most:
+        token = int(draw.choice(allowed(masks.next([walk])[0])))
+        ids.append(token)
+        if token == end:
+            return ids
+        walk.take(token)
+    return ids
+
+
+@pytest.mark.parametrize("kind", TOKENISERS)
+def test_every_spelling_of_a_choice_is_allowed_and_nothing_else(kind: str) -> None:
+    raw = TOKENISERS[kind]()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    constraint = Constraint.choices(["yes", "no", "nobody", "Köln"])
+    found = [drawn(masks, constraint, end, seed) for seed in range(60)]
+    texts = [raw.decode(ids[:-1], skip_special_tokens=False) for ids in found]
+    assert set(texts) == {"yes", "no", "nobody", "Köln"}
+    assert all(ids[-1] == end for ids in found)
+    if kind != "bytes":
+        assert len({tuple(ids) for ids, text in zip(found, texts, strict=True) if text == "nobody"}) > 1
+
+
+@pytest.mark.parametrize("kind", TOKENISERS)
+def test_the_end_is_allowed_exactly_where_the_text_is_complete(kind: str) -> None:
+    raw = TOKENISERS[kind]()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    walk = masks.begin(Constraint.regex("[ab]{1,3}"))
+    for place in range(4):
+        now = allowed(masks.next([walk])[0])
+        assert (end in now) == walk.complete == (place > 0)
+        if place == 3:
+            assert now == [end]
+            return
+        token = raw.encode("ab"[place % 2]).ids[-1]
+        walk.take(token)
+
+
+@pytest.mark.parametrize("kind", TOKENISERS)
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint.regex("(?s:.*)"),
+        Constraint.json_object(),
+        Constraint.grammar("start: (<[0-20]> | /[a-z]/)*"),
+        Constraint.grammar("start: <[*]>*"),
+        forced_call([{"name": "f", "parameters": {"type": "object"}}], words=True),
+    ],
+    ids=["any text", "object", "tokens by number", "any token", "call"],
+)
+def test_special_tokens_are_never_allowed(kind: str, constraint: Constraint) -> None:
+    raw = TOKENISERS[kind]()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    special = {number for number, token in raw.get_added_tokens_decoder().items() if token.special}
+    beyond = set(range(raw.get_vocab_size(), raw.get_vocab_size() + 32))
+    for seed in range(3):
+        walk = masks.begin(constraint)
+        for token in drawn(masks, constraint, end, seed, most=30):
+            now = set(allowed(masks.next([walk])[0]))
+            assert not now & (special - {end})
+            assert not now & beyond
+            if token == end:
+                break
+            walk.take(token)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4, unique=True), st.integers(0, 9))
+def test_any_texts_can_be_chosen(texts: list[str], seed: int) -> None:
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]
+    raw = BYTE_LEVEL
+    end = raw.token_to_id(END)
+    assert end is not None
+    ids = drawn(BYTE_LEVEL_MASKS, Constraint.choices(texts), end, seed)
+    assert BYTE_LEVEL_MASKS._read[0].decode_bytes(ids[:-1]).decode() in texts
+
+
+BYTE_LEVEL = byte_level()
+BYTE_LEVEL_MASKS = masks_of(BYTE_LEVEL)
+
+
+def test_masks_of_a_whole_completion_are_those_of_its_steps() -> None:
+    raw = byte_level()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    constraint = Constraint.json_schema(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string", "maxLength": 4}},
+            "additionalProperties": False,
+        }
+    )
+    ids = tuple(drawn(masks, constraint, end, 4))
+    bits_TW = masks.of(constraint, ids)
+    assert (masks_of(raw).of(constraint, ids) == bits_TW).all(), "another process finds the same"
+    walk = masks.begin(constraint, ids[:2])
+    assert (masks.next([walk, masks.begin(constraint)]) == bits_TW[[2, 0]]).all()
+    assert all(token in allowed(bits_W) for token, bits_W in zip(ids, bits_TW, strict=True))
+
+
+# -------- Calls of tools
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Bern", "Köln"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"name": "time"}
+
+
+def spoken(constraint: Constraint, seed: int) -> str:
+    end = BYTE_LEVEL.token_to_id(END)
+    assert end is not None
+    ids = drawn(BYTE_LEVEL_MASKS, constraint, end, seed, most=400)
+    assert ids[-1] == end
+    return BYTE_LEVEL.decode(ids[:-1], skip_special_tokens=False)
+
+
+def test_a_forced_call_is_one_that_is_read() -> None:
+    texts = [spoken(forced_call([WEATHER, TIME]), seed) for seed in range(20)]
+    calls = [parse_calls(text, ["hermes"]) for text in texts]
+    assert all(len(each) == 1 for each in calls)
+    assert {each[0].name for each in calls} == {"weather", "time"}
+    assert all(legal_call(each[0]) for each in calls)
+
+
+def legal_call(call: ReadCall) -> bool:
+    given = call.arguments
+    if call.name == "time":
+        return given == {}
+    return (
+        given["city"] in ("Bern", "Köln")
+        and given.get("days", 1) in range(1, 10)
+        and given.keys() <= {"city", "days"}
+    )
+
+
+def test_a_call_of_a_named_tool_in_another_form() -> None:
+    texts = [spoken(forced_call([WEATHER, TIME], "weather", LLAMA), seed) for seed in range(6)]
+    for text in texts:
+        [call] = parse_calls(text, ["llama"])
+        assert call.name == "weather"
+        assert legal_call(call)
+
+
+def test_a_marker_of_calls_that_is_one_token_may_be_that_token() -> None:
+    walk, marker = BYTE_LEVEL_MASKS.begin(forced_call([TIME])), BYTE_LEVEL.token_to_id("<tool_call>")
+    assert set(allowed(BYTE_LEVEL_MASKS.next([walk])[0])) == {marker, BYTE_LEVEL.token_to_id("<")}
+
+
+def test_words_may_stand_before_a_call_and_calls_may_follow() -> None:
+    masks, constraint = BYTE_LEVEL_MASKS, forced_call([TIME], words=True, several=True)
+    call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    for text in (call, f"Let me see.\n{call}", f"{call}\n{call}"):
+        walk = masks.begin(constraint, BYTE_LEVEL.encode(text).ids)
+        assert walk.complete, text
+    assert not masks.begin(constraint, BYTE_LEVEL.encode("Let me see.").ids).complete
+    with pytest.raises(ConfigError, match=r"the tool 'clock' is asked for, and the tools are: time"):
+        forced_call([TIME], "clock")
+
+
+# -------- What cannot be, and what means harm
+
+
+@pytest.mark.parametrize(
+    ("constraint", "told"),
+    [
+        (Constraint.regex("(yes"), "invalid regex"),
+        (Constraint.regex(r"(a)\1"), "backreferences"),
+        (Constraint.regex("(?=a)b"), "look-around"),
+        (Constraint("json_schema", "{"), "no JSON"),
+        (Constraint.json_schema({"type": "banana"}), "banana"),
+        (Constraint.json_schema({"enum": []}), "nsatisfiable"),
+        (Constraint.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
+        (Constraint.json_schema({"$ref": "https://example.com/schema"}), "example.com"),
+        (Constraint.json_schema({"if": {"type": "object"}}), "if"),
+        (Constraint.choices([]), "at least one"),
+        (Constraint("choices", "[1]"), "Choices are texts"),
+        (Constraint.grammar("start: nothing"), "nothing"),
+        (Constraint.grammar("begin: /a/"), "start"),
+        (Constraint.grammar('start: start "a"'), ""),
+    ],
+)
+def test_what_no_text_can_be_is_refused_in_one_line(constraint: Constraint, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_constraint(constraint)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        BYTE_LEVEL_MASKS.begin(constraint)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HOSTILE = {
+    "deep": Constraint.json_schema(nested(5000))
+    if sys.getrecursionlimit() > 20_000
+    else Constraint("json_schema", '{"type":"array","items":' * 5000 + "{}" + "}" * 5000),
+    "not so deep": Constraint.json_schema(nested(60)),
+    "many": Constraint.json_schema({"enum": [f"value {number}" for number in range(50_000)]}),
+    "many choices": Constraint.choices([f"value {number} of {number * 7919}" for number in range(20_000)]),
+    "exponential": Constraint.regex("(a|b)*a(a|b){400}"),
+    "nested counts": Constraint.regex("((a{1,100}){1,100}){1,100}"),
+    "long": Constraint.regex("a" * 2_000_000),
+    "self": Constraint.json_schema({"$ref": "#"}),
+    "all of": Constraint.json_schema(
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}} for j in range(8)]}
+                for i in range(12)
+            ]
+        }
+    ),
+    "recursive": Constraint.grammar('start: a\na: a a | "x" | "y"'),
+    "patterns": Constraint.json_schema({"type": "string", "pattern": "^(a+)+(b+)+(c{1,500}){1,500}$"}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_harm_is_bounded(kind: str) -> None:
+    """Each is compiled, or refused, and some tokens are drawn: in seconds, in a process of its own with 2 GB."""
+    program = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+from tests.models.test_token_masks import *
+masks, end = BYTE_LEVEL_MASKS, BYTE_LEVEL.token_to_id(END)
+try:
+    print(len(drawn(masks, HOSTILE[{kind!r}], end, 0, most=60)))
+except ConfigError as error:
+    print("refused:", error)
+    assert len(str(error)) < 600
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert time.monotonic() - begun < 60
+    peak = re.search(r"peak (\d+)", done.stdout)
+    assert peak is not None
+    assert int(peak[1]) < 2_000_000, done.stdout
+
+
+def test_a_grammar_that_cannot_go_on_ends_the_turn() -> None:
+    raw = Tokenizer(models.BPE(vocab={"y": 0, "e": 1, "s": 2}, merges=[]))
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([END])
+    masks = TokenMasks(Words(raw), 4, frozenset({3}))
+    walk = masks.begin(Constraint.choices(["yo"]))
+    assert allowed(masks.next([walk])[0]) == [0]
+    walk.take(0)
+    assert allowed(masks.next([walk])[0]) == [3]
+    assert not walk.complete
+    with pytest.raises(ConfigError, match="no token begins one"):
+        masks.begin(Constraint.choices(["no"]))
+
+
+def test_a_missing_package_is_named_in_one_line() -> None:
+    program = """
+import sys
+sys.modules["llguidance"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "llguidance" else found(name, *more)
+from kapelle.models.token_masks import check_constraint
+from kapelle.types import Constraint
+check_constraint(Constraint.choices(["a"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pip install 'kapelle[constrain]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_slash_in_a_regex_is_a_slash() -> None:
+    for pattern in ("a/b", r"a\/b", r"a\\/b"):
+        text = {"a/b": "a/b", r"a\/b": "a/b", r"a\\/b": r"a\/b"}[pattern]
+        assert BYTE_LEVEL_MASKS.begin(Constraint.regex(pattern), BYTE_LEVEL.encode(text).ids).complete
+
+
+def test_json_has_at_most_one_space_in_a_row() -> None:
+    constraint = Constraint.json_schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    )
+    assert json.loads(lark_of(constraint).partition("%json ")[2])["x-guidance"] == {
+        "whitespace_pattern": "[ ]?"
+    }
+    for text, right in (('{"a": 1}', True), ('{"a":1}', True), ('{"a":  1}', False)):
+        assert accepts(constraint, text) == right
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    walk, ids = BYTE_LEVEL_MASKS.begin(constraint), BYTE_LEVEL.encode(text).ids
+    for token in ids:
+        if token not in allowed(BYTE_LEVEL_MASKS.next([walk])[0]):
+            return False
+        walk.take(token)
+    return walk.complete
