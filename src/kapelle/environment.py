@@ -134,6 +134,18 @@ class SeenWorld:
         raise NotImplementedError
 
 
+class ListsMoves:
+    """An environment whose worlds know what an agent that is to move may write (`KnowsMoves`): `sampling.choices: legal`."""
+
+
+class KnowsMoves:
+    """A world of an environment that `ListsMoves`."""
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return every text by which this agent may move now, as it is to be written; empty where it is not to move."""
+        raise NotImplementedError
+
+
 class Mixed:
     """An environment whose tasks belong to several environments; `Task.part` names the one."""
 
@@ -468,6 +480,7 @@ CAPABILITIES = (
         Enumerable,
         Holding,
         InMemory,
+        ListsMoves,
         Mixed,
         Opposed,
     ),
@@ -486,7 +499,7 @@ CAPABILITIES = (
     ),
     Symmetric,
 )
-"""What an environment can declare; `SeenWorld`, `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
+"""What an environment can declare; `SeenWorld`, `KnowsMoves`, `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
 
 
 def environment_class(name: str) -> type:
@@ -538,6 +551,10 @@ class RemoteWorld:
         if "error" in shown:
             raise environment_error(*shown["error"])
         return str(shown["value"])
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the moves that an agent has now; see `KnowsMoves`."""
+        return tuple(self._shown[agent].get("legal", ()))
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move, or raise what the environment raised."""

@@ -69,8 +69,9 @@ class Sample:
     routing: Routing | None = None
     """Experts that its tokens take again; None leaves them to the routers."""
     constraint: Constraint | None = None
-    """What the targets, the beginning of one completion, had to look like: log-probs are of the distribution over what was
-    allowed."""
+    """What the completion had to look like that the targets stand in: log-probs are of the distribution over what was allowed."""
+    begin: int = 0
+    """Index of this completion's first token, where there is a constraint."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

@@ -132,6 +132,16 @@ class Constraint:
         )
 
     @classmethod
+    def legal(cls) -> Constraint:
+        """Return: one of the moves that the world lists when the agent is to move (`environment.KnowsMoves`)."""
+        return cls("choices", "legal")
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether it stands for the moves that the world will list."""
+        return self == Constraint.legal()
+
+    @classmethod
     def grammar(cls, lark: str) -> Constraint:
         """Return: a text of this grammar, in llguidance's form of Lark (`%json {…}` embeds a schema)."""
         return cls("grammar", lark)

@@ -196,6 +196,7 @@ def test_samples_survive_the_way() -> None:
             (1,),
             routing=Routing(2, 1, b"\x00\x01\xff\x00"),
             constraint=Constraint.choices(["yes", "no"]),
+            begin=1,
         ),
     ]
     found = load_samples(dump_samples(told))

@@ -33,7 +33,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.setup.team_builder import build_algorithm, build_team, pools_of
-from kapelle.types import Image, Message, Routing, Sampling, Task
+from kapelle.types import Constraint, Image, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.engines.rollout.protocol import EngineSettings
@@ -286,6 +286,7 @@ def _row(answer: Completion) -> dict[str, Any]:
         "version": answer.version,
         "weights_hash": answer.weights_hash,
         "routing": None if routing is None else [routing.layers, routing.chosen, b64(routing.data)],
+        "constraint": None if answer.constraint is None else asdict(answer.constraint),
     }
 
 
@@ -299,6 +300,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         row["version"],
         row["weights_hash"],
         None if routing is None else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
+        constraint=None if row["constraint"] is None else Constraint(**row["constraint"]),
     )
 
 

@@ -224,6 +224,7 @@ def dump_samples(samples: Sequence[Sample]) -> bytes:
             if sample.routing is None
             else [sample.routing.layers, sample.routing.chosen, b64(sample.routing.data)],
             "constraint": None if sample.constraint is None else asdict(sample.constraint),
+            "begin": sample.begin,
         }
         for sample in samples
     ]
@@ -255,6 +256,7 @@ def load_samples(data: bytes) -> list[Sample]:
                 if routing is None
                 else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
                 constraint=None if row["constraint"] is None else Constraint(**row["constraint"]),
+                begin=row["begin"],
             )
         )
         place = end

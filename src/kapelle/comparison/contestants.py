@@ -25,7 +25,7 @@ from kapelle.runtime.plugins import known_names
 from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
 from kapelle.setup.team_builder import BASE, build_algorithm, build_team, seats_of
 from kapelle.team import Agent, Endpoint, Place, Policy, Team
-from kapelle.types import Json, Sampling
+from kapelle.types import Json
 
 if TYPE_CHECKING:
     from kapelle.evaluation.arena import Contestant
@@ -405,8 +405,7 @@ def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
     from kapelle.evaluation.playing import base_and_adapter
     from kapelle.models.adapters import read_lora
 
-    s = config.team.sampling
-    agent = Agent(entry.label, sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.stop))
+    agent = Agent(entry.label, sampling=config.team.sampling.build())
     name = f"{entry.label}:{BASE}"
     if entry.endpoint is not None:
         policy = Policy(name, base="", trained=False, endpoint=entry.endpoint)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from kapelle.environment import Decision, Enumerable, Opposed, Outcome, Scripted
+from kapelle.environment import Decision, Enumerable, KnowsMoves, ListsMoves, Opposed, Outcome, Scripted
 from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.randomness import derive_seed
@@ -141,7 +141,7 @@ MOST_LISTED = 64
 """Most joint moves whose payoffs the rules list."""
 
 
-class Matrix(GameSettings, Enumerable, Opposed, Scripted):
+class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
     """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
@@ -337,7 +337,7 @@ class Matrix(GameSettings, Enumerable, Opposed, Scripted):
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
-class MatrixWorld(BaseWorld):
+class MatrixWorld(BaseWorld, KnowsMoves):
     """One match: every player moves at once in each round."""
 
     def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], told: str, seed: int) -> None:
@@ -361,6 +361,10 @@ class MatrixWorld(BaseWorld):
         past = ["".join(written.get(letter, letter) for letter in joint) for joint in shown]
         line = " ".join([seat, self._moves[agent], *past])
         return f"{self._told}\n{line}" if self._told else line
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the player's letters."""
+        return tuple(self._moves[agent]) if self.movers() else ()
 
     def movers(self) -> tuple[str, ...]:
         """Return all players until the last round is over."""

@@ -19,6 +19,7 @@ from kapelle.environment import (
     Doubting,
     Environment,
     Holding,
+    KnowsMoves,
     Mixed,
     Opposed,
     Outcome,
@@ -234,7 +235,7 @@ def _inner(task: Task) -> Task:
     return Task(str(task.data["id"]), task.question, task.data["data"], part, task.cast)
 
 
-class MixtureWorld(Resets, Scorable, Retriable):
+class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):
     """A part's world, whose outcome names the part."""
 
     def __init__(self, name: str, world: World) -> None:
@@ -253,6 +254,10 @@ class MixtureWorld(Resets, Scorable, Retriable):
     def observe(self, agent: str) -> str:
         """Return what the part shows."""
         return self._world.observe(agent)
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the moves that the part lists."""
+        return self._world.legal(agent) if isinstance(self._world, KnowsMoves) else ()
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move."""

@@ -516,7 +516,8 @@ async def _vote(
     play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
 ) -> tuple[Evaluation, int]:
     limit = max(1, int(tokens // answers))
-    sampling = Sampling(limit, temperature=1.0, stop=play.sampling_of(play.team[agent]).stop)
+    own = play.sampling_of(play.team[agent])
+    sampling = Sampling(limit, temperature=1.0, stop=own.stop, constraint=own.constraint)
     seed = derive_seed(seed, "vote", agent)
     groups = await rollout(_alone(play, agent, sampling), tasks, answers, seed)
     chosen = [Group(group.task, (chosen_by_majority(play.environment, group, seed),)) for group in groups]

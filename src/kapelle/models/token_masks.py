@@ -95,6 +95,10 @@ def _limits() -> Any:
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 
 
+WIDTH, TRIED = 4, 6
+"""Of the search for a short completion: texts at a time, and tokens at either end of the ranking that each goes on with."""
+
+
 class _Words:
     """A vocabulary in the form that the library reads. It asks for the tokens of texts only where it would force some."""
 
@@ -214,6 +218,38 @@ class TokenMasks:
         bits = np.zeros(self.words * 32, dtype=np.uint8)
         bits[self._ends] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def shortest(self, constraint: Constraint, most: int) -> int | None:
+        """Return the tokens of the shortest completion that a narrow search finds, its end included, or `most` + 1 for more.
+
+        None where the search is stuck. It goes on with a few texts at a time, first with those after which little may follow:
+        a text between quotes ends soon, and what is fixed is passed in long tokens.
+        """
+        longest_first = sorted(range(self._size), key=lambda token: -self._lengths[token])
+        rank = np.empty(self._size, dtype=np.int64)
+        rank[longest_first] = range(self._size)
+        walks = [self.begin(constraint)]
+        for count in range(1, most + 1):
+            if any(walk.complete for walk in walks):
+                return count
+            found: list[tuple[int, Walk]] = []
+            for walk, bits_W in zip(walks, self.next(walks), strict=True):
+                places = np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0]
+                few = places[np.argsort(rank[places])]
+                tried = few if len(few) <= 2 * TRIED else np.concatenate([few[:TRIED], few[-TRIED:]])
+                for token in map(int, tried):
+                    after = Walk(walk.matcher.deep_copy())
+                    if token not in self._ends and after.matcher.consume_token(token):
+                        follow = int(np.unpackbits(self.next([after])[0].view(np.uint8)).sum())
+                        found.append((follow - self._lengths[token], after))
+            if not found:
+                return None
+            walks = [walk for _, walk in sorted(found, key=lambda each: each[0])[:WIDTH]]
+        return most + 1
+
+    @cached_property
+    def _lengths(self) -> Sequence[int]:
+        return [len(self._read[0].decode_bytes([token])) for token in range(self._size)]
 
     def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
         """Return what was allowed in the place of each of a completion's tokens, `_TW`."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from kapelle.environment import (
     Environment,
+    KnowsMoves,
     OpensWorlds,
     Outcome,
     RemoteWorld,
@@ -119,6 +120,17 @@ class BoundedWorld:
             return cast("Sequence[Image]", found)
         raise EpisodeError(
             f"`images` of environment '{self._name}' returns {found!r:.60}; return a list of kapelle.Image, empty for none."
+        )
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """See `environment.KnowsMoves`; worlds that are none list no moves."""
+        if not isinstance(self.inner, KnowsMoves):
+            return ()
+        found: Sequence[object] = self._now("legal", self.inner.legal, agent)
+        if isinstance(found, list | tuple) and all(isinstance(each, str) and each for each in found):
+            return cast("Sequence[str]", found)
+        raise EpisodeError(
+            f"`legal` of environment '{self._name}' returns {found!r:.60}; return a list of texts, empty for an agent that is not to move."
         )
 
     def movers(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy
 from kapelle.types import (
+    Constraint,
     Episode,
     FinishReason,
     Image,
@@ -83,10 +84,13 @@ class AskedTurn:
         text: str = "",
         routing: Routing | None = None,
         usage: tuple[int, int] | None = None,
+        constraint: Constraint | None = None,
     ) -> Turn:
         """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
         if self.begun is not None:
-            known = replace(self.begun, finish_reason=finish_reason, text=text, routing=routing)
+            known = replace(
+                self.begun, finish_reason=finish_reason, text=text, routing=routing, constraint=constraint
+            )
             return grown(known, ids, logprobs, version, weights_hash)
         asked = self.request
         return Turn(
@@ -105,7 +109,7 @@ class AskedTurn:
             trained=self.trained,
             images=images_in(asked.messages),
             routing=routing,
-            constraint=asked.sampling.constraint,
+            constraint=constraint,
             usage=usage,
             dropped=self.dropped,
         )
@@ -255,6 +259,9 @@ class LiveSeat:
         self._turn_count += 1
         given = None if recorded is None else recorded.take(name, number, prompt, scene.turns)
         begun = None if recorded is None else recorded.begun.get(name)
+        if sampling.constraint is not None and sampling.constraint.is_legal:
+            moves = scene.legal(name)  # none where it is not to move: then it says what it likes
+            sampling = replace(sampling, constraint=Constraint.choices(moves) if moves else None)
         if given is not None and given is not begun:
             turn = replace(given, reward=0.0, score=None, worth=None, parent=None)
             scene.drafts[name] = turn
@@ -287,7 +294,8 @@ class LiveSeat:
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
         turns = [
             asked.answered(
-                a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage
+                *(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage),
+                constraint=a.constraint,
             )
             for a in answers
         ]
@@ -412,7 +420,9 @@ class LiveScene:
                 asked = self.asked[agent]
                 more = sampled.get(id(asked.request))
                 if more is not None:
-                    begun.append(asked.answered(more.ids, more.logprobs, more.version, more.weights_hash))
+                    own = asked.request.sampling.constraint
+                    sampled_for = (more.ids, more.logprobs, more.version, more.weights_hash)
+                    begun.append(asked.answered(*sampled_for, constraint=own))
                 else:
                     begun.append(asked.begun or asked.answered())
         drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
@@ -487,6 +497,10 @@ class LiveScene:
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""
         return text(self._world.observe(agent), f"What the world shows '{agent}'")
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the moves that the world lists for an agent now; empty where it is not to move."""
+        return self._world.legal(agent)
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
         """Return what an agent reads, with the pictures that the world shows it beyond those that it knows."""

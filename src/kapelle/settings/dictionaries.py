@@ -243,6 +243,15 @@ class SamplingDict(TypedDict, total=False):
     top_p: float
     top_k: int
     stop: Sequence[str]
+    choices: Literal["legal"] | Sequence[str] | None
+    """Every completion is one of these texts. `legal`: one of the moves that the environment lists for the agent when it is to move, so that
+    none is invalid; elsewhere it says what it likes."""
+    regex: str | None
+    """Every completion matches this whole regular expression (Rust's syntax: no look-around, no back-references)."""
+    json_schema: dict[str, object] | None
+    """Every completion is JSON that this schema describes."""
+    grammar: str | None
+    """Every completion is a text of this grammar, in llguidance's form of Lark."""
 
 
 class RateDict(TypedDict, total=False):

@@ -28,6 +28,7 @@ from kapelle.settings.base import (
     named_settings,
 )
 from kapelle.team import ALL_LINEAR
+from kapelle.types import Constraint, Sampling
 
 # -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
@@ -312,6 +313,45 @@ class SamplingConfig(Settings):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
+    choices: Literal["legal"] | tuple[str, ...] | None = None
+    """Every completion is one of these texts. `legal`: one of the moves that the environment lists for the agent when it is to move, so that
+    none is invalid; elsewhere it says what it likes."""
+    regex: str | None = None
+    """Every completion matches this whole regular expression (Rust's syntax: no look-around, no back-references)."""
+    json_schema: dict[str, object] | None = None
+    """Every completion is JSON that this schema describes."""
+    grammar: str | None = None
+    """Every completion is a text of this grammar, in llguidance's form of Lark."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> SamplingConfig:
+        forms = {
+            "choices": self.choices,
+            "regex": self.regex,
+            "json_schema": self.json_schema,
+            "grammar": self.grammar,
+        }
+        given = [form for form, said in forms.items() if said is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"a completion has one form, and `{given[0]}` and `{given[1]}` are set: leave one out"
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What a completion has to look like; None where it is free."""
+        if self.choices is not None:
+            return Constraint.legal() if self.choices == "legal" else Constraint.choices(self.choices)
+        if self.regex is not None:
+            return Constraint.regex(self.regex)
+        if self.json_schema is not None:
+            return Constraint.json_schema(self.json_schema)
+        return None if self.grammar is None else Constraint.grammar(self.grammar)
+
+    def build(self) -> Sampling:
+        """Return how an agent samples."""
+        return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.stop, self.constraint)
 
 
 Schedule = Literal["constant", "linear", "cosine"]

@@ -32,7 +32,6 @@ from kapelle.settings.schema import (
 )
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
-from kapelle.types import Sampling
 
 BASE = "base"
 REWARD_BASE = "base@reward"
@@ -158,8 +157,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             critics[name] = Critic(name, base, lora, trained=refresh is not None, rate=rate)
     agents = []
     for seat in seats:
-        s = seat.sampling or config.team.sampling
-        sampling = Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.stop)
+        sampling = (seat.sampling or config.team.sampling).build()
         agents.append(Agent(seat.name, seat.system, seat.prompt, sampling))
     team = Team(
         tuple(agents), policies, policy_of, bases.paths, critics, critic_of, turns_of, places=bases.places

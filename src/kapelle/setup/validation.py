@@ -13,12 +13,19 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself, RecordsRouting, SeesImages
+from kapelle.engines.rollout.protocol import (
+    AllowsInterrupts,
+    ChecksItself,
+    HoldsToConstraints,
+    RecordsRouting,
+    SeesImages,
+)
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
     Environment,
     InMemory,
+    ListsMoves,
     Mixed,
     OpensWorlds,
     Opposed,
@@ -72,6 +79,7 @@ def check_run(
     environment = config.environment
     workflow = config.workflow
     _check_images(config, algorithm, team, given)
+    _check_constraints(config, team, elsewhere=elsewhere)
     if config.model.routing == "replayed" and not isinstance(config.engine, RecordsRouting):
         raise ConfigError(
             f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {config.engine.name}` does not say which "
@@ -146,6 +154,50 @@ def check_run(
             for tracker in config.trackers:
                 check_tracker(tracker.name)
         _check_training(config, algorithm, team)
+
+
+def _check_constraints(config: RunConfig, team: Team, *, elsewhere: bool) -> None:
+    """Refuse completions of a form that nothing holds them to, or that no text has."""
+    for agent in team.agents:
+        constraint = agent.sampling.constraint
+        if constraint is None:
+            continue
+        policies = [team.policies[name] for name in team.policies_of(agent.name)]
+        served = [policy for policy in policies if policy.endpoint is not None]
+        if served and constraint.kind not in ("json_schema", "json_object"):
+            raise ConfigError(
+                f"Agent '{agent.name}' is an endpoint, and servers share no way to ask for {constraint.kind}. Set `json_schema` in its "
+                "`sampling`, or leave its form free."
+            )
+        if len(served) < len(policies) and not isinstance(config.engine, HoldsToConstraints):
+            raise ConfigError(
+                f"Agent '{agent.name}' has a constraint (`sampling`), and `engine.name: {config.engine.name}` samples by masks of its "
+                "own, of which training could not be sure. Leave `engine` out, or the constraint."
+            )
+        silent = _without_moves(config.environment) if constraint.is_legal else None
+        if silent is not None:
+            raise ConfigError(
+                f"`sampling.choices: legal` of agent '{agent.name}' takes the moves that the environment lists, and '{silent}' lists none. "
+                "Write the texts themselves, `choices: [a, b]`, or let its class declare `ListsMoves` and its world `KnowsMoves` "
+                "(`kapelle.environment`)."
+            )
+        if not elsewhere and len(served) < len(policies):
+            from kapelle.models.token_masks import check_constraint, check_installed
+
+            if constraint.is_legal:
+                check_installed()
+                continue
+            try:
+                check_constraint(constraint)
+            except ConfigError as error:
+                raise ConfigError(f"Agent '{agent.name}': {error}") from None
+
+
+def _without_moves(environment: Environment) -> str | None:
+    """Return the name of an environment, or of a member of a mixture, that lists no moves; None if all do."""
+    if offers(environment, Mixed):
+        return next(filter(None, map(_without_moves, environment.members.values())), None)
+    return None if offers(environment, ListsMoves) else environment.name
 
 
 def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str]) -> None:

@@ -40,6 +40,7 @@ def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Te
         images=turn.images,
         routing=turn.routing,
         constraint=turn.constraint,
+        begin=start,
     )
 
 

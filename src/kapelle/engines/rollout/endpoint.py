@@ -18,7 +18,7 @@ from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
 from kapelle.settings.base import open_address
 from kapelle.team import Endpoint
-from kapelle.types import conversation
+from kapelle.types import Constraint, Json, conversation
 
 if TYPE_CHECKING:
     import httpx
@@ -28,6 +28,16 @@ RETRIES = 6
 
 WITHHELD = ("content_filter", "error")
 """Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
+
+
+def _response_format(constraint: Constraint | None) -> dict[str, Json]:
+    """Return how servers are asked for JSON; other constraints have no form that they share, and are left out."""
+    if constraint is None or constraint.kind not in ("json_schema", "json_object"):
+        return {}
+    if constraint.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "answer", "schema": json.loads(constraint.text)}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 class EndpointEngine(RolloutEngine):
@@ -78,6 +88,7 @@ class EndpointEngine(RolloutEngine):
             "top_p": request.sampling.top_p,
             "seed": request.seed % (1 << 31),
             **({"stop": list(request.sampling.stop)} if request.sampling.stop else {}),
+            **_response_format(request.sampling.constraint),
         }
         headers = bearer(endpoint.api_key_env, endpoint.url)
         url = f"{endpoint.url.rstrip('/')}/chat/completions"

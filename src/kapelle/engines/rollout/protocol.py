@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.types import FinishReason, Message, Routing, Sampling, Task
+from kapelle.types import Constraint, FinishReason, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -60,6 +60,9 @@ class Completion:
     """The experts that prompt and completion took, from engines that record them (`RecordsRouting`)."""
     usage: tuple[int, int] | None = None
     """Tokens read and written as a server counted them, where `ids` are not its tokens."""
+    constraint: Constraint | None = None
+    """What it was held to, with log-probs of the distribution over what was allowed; None from what takes no notice of
+    constraints: scripts, people, endpoints, whose answers may have another form."""
 
 
 class Renderer(Protocol):
@@ -181,6 +184,10 @@ class RecordsRouting:
 
 class SeesImages:
     """Settings of an engine that samples from prompts with images (`Message.images`); they have nothing else to say."""
+
+
+class HoldsToConstraints:
+    """Settings of an engine that holds completions to `Sampling.constraint`; they have nothing else to say."""
 
 
 class ChecksItself:

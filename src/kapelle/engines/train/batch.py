@@ -55,6 +55,10 @@ class AllowedTargets:
     mask_K: Tensor
     """Each target's number among them."""
 
+    def to(self, device: torch.device) -> AllowedTargets:
+        """Return them on a device."""
+        return AllowedTargets(self.bits_MW.to(device), self.mask_K.to(device))
+
     def among(self, place: slice) -> AllowedTargets:
         """Return those of some targets."""
         return replace(self, mask_K=self.mask_K[place])
@@ -264,7 +268,7 @@ def _laid_flat(
         tokens=tuple(tokens),
         images=images,
         experts_NLk=_at_their_places(experts, len(tokens)),
-        allowed=_allowed(chosen, masks),
+        allowed=allowed_targets(chosen, masks),
     )
     return _sent(here, device)
 
@@ -280,8 +284,8 @@ def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None
     return experts_NLk
 
 
-def _allowed(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
-    """Return what the samples' constraints allow in the places of their targets; None where there are none."""
+def allowed_targets(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
+    """Return what the samples' constraints allow in the places of their targets, on the CPU; None where there are none."""
     if all(sample.constraint is None for sample in samples):
         return None
     assert masks is not None, "samples with constraints need the model's masks"
@@ -292,9 +296,9 @@ def _allowed(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTarg
         if sample.constraint is None:
             number += [0] * len(sample.targets)
             continue
-        first, last = sample.targets[0], sample.targets[-1] + 1
-        assert sample.targets == tuple(range(first, last)), "a constraint is one of a whole completion"
-        for bits_W in masks.of(sample.constraint, sample.tokens[first:last]):
+        completion = sample.tokens[sample.begin : sample.targets[-1] + 1]
+        bits_TW = masks.of(sample.constraint, completion)
+        for bits_W in (bits_TW[target - sample.begin] for target in sample.targets):
             found = known.setdefault(bits_W.tobytes(), len(rows))
             if found == len(rows):
                 rows.append(bits_W)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kapelle.engines.train.batch import AllowedTargets, allowed_targets
 from kapelle.engines.train.torch.sharing import Gaps, add_metric
 from kapelle.errors import ParityError
 from kapelle.models.language_model import LanguageModel
@@ -339,9 +340,12 @@ def _against_float64(sample: Sample, trainer_T: Tensor, models: LearnerModels) -
     """Return how far sampler and trainer are from float64 `_2T` (nats), and what rounding makes `_T`."""
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
-    exact_T = exact_logprobs(*arguments)
+    allowed = allowed_targets([sample], model.masks)
+    exact_T = exact_logprobs(*arguments, allowed=allowed)
     logprobs_2T = torch.stack([sample.columns[Column.BEHAVIOUR], trainer_T])
-    return (logprobs_2T.double() - exact_T).abs().nan_to_num(torch.inf), rounding_of(*arguments, exact_T)
+    return (logprobs_2T.double() - exact_T).abs().nan_to_num(torch.inf), rounding_of(
+        *arguments, exact_T, allowed=allowed
+    )
 
 
 # The log-probs of one sequence in float64: the reference when trainer and sampler disagree.
@@ -368,12 +372,16 @@ def exact_logprobs(
     tokens: Sequence[int],
     targets: Sequence[int],
     temperature: float,
+    *,
+    allowed: AllowedTargets | None = None,
 ) -> Tensor:
     """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
 
+    With `allowed` they are of the distributions over the tokens that could stand there.
+
     The model must have a flat pass: what another architecture computes is not known here.
     """
-    return _Pass(model, adapter, None).logprobs(tokens, targets, temperature)
+    return _Pass(model, adapter, None).logprobs(tokens, targets, temperature, allowed)
 
 
 @torch.no_grad()
@@ -384,11 +392,16 @@ def rounding_of(
     targets: Sequence[int],
     temperature: float,
     exact_T: Tensor,
+    *,
+    allowed: AllowedTargets | None = None,
 ) -> Tensor:
     """Return the root mean square `_T` by which rounding errors move `exact_logprobs`; the same at each call."""
     generator = torch.Generator(model.device).manual_seed(0)
     noisy_RT = torch.stack(
-        [_Pass(model, adapter, generator).logprobs(tokens, targets, temperature) for _ in range(DRAWS)]
+        [
+            _Pass(model, adapter, generator).logprobs(tokens, targets, temperature, allowed)
+            for _ in range(DRAWS)
+        ]
     )
     return (noisy_RT - exact_T).square().mean(0).sqrt()
 
@@ -404,7 +417,13 @@ class _Pass:
         self._generator = generator
         self._eps = torch.finfo(rounded_as(model)).eps / 2
 
-    def logprobs(self, tokens: Sequence[int], targets: Sequence[int], temperature: float) -> Tensor:
+    def logprobs(
+        self,
+        tokens: Sequence[int],
+        targets: Sequence[int],
+        temperature: float,
+        allowed: AllowedTargets | None,
+    ) -> Tensor:
         flat, device = self._flat, self._model.device
         tokens_L = torch.tensor(tokens, device=device)
         x_LD = self._off(flat.body.embed_tokens(tokens_L).double())
@@ -421,7 +440,8 @@ class _Pass:
         before_T = torch.tensor([target - 1 for target in targets], device=device)
         h_TD = self._norm(x_LD[before_T], flat.body.norm)
         logits_TV = self._times(flat.head, h_TD) / temperature
-        logp_TV = self._off(logits_TV).log_softmax(-1)
+        noisy_TV = self._off(logits_TV)
+        logp_TV = (noisy_TV if allowed is None else allowed.to(device).cut(noisy_TV)).log_softmax(-1)
         target_T = tokens_L[torch.tensor(list(targets), device=device)]
         return self._off(logp_TV.gather(1, target_T[:, None])[:, 0]).cpu()
 

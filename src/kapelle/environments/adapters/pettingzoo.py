@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Outcome
+from kapelle.environment import KnowsMoves, ListsMoves, Outcome
 from kapelle.environments.adapters.gymnasium import actions_text, legal_numbers, observation_text, read_number
 from kapelle.environments.base import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
-class PettingZoo(GameSettings):
+class PettingZoo(GameSettings, ListsMoves):
     """An environment by its module; agents take its seats in order and write actions as numbers."""
 
     name: Literal["pettingzoo"] = "pettingzoo"
@@ -150,7 +150,7 @@ class _AtOnce:
         return {player: float(reward) for player, reward in rewards.items()}
 
 
-class ZooWorld:
+class ZooWorld(KnowsMoves):
     """One episode; an agent that earns something before it has spoken is paid at its first move."""
 
     def __init__(
@@ -180,6 +180,11 @@ class ZooWorld:
         seen, _ = self._turns.observe(player)
         legal = self._legal(player) if player in self._turns.movers() else None
         return "\n".join(part for part in (self._told, observation_text(seen), actions_text(legal)) if part)
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the numbers of the player's legal actions; none where actions are no numbers."""
+        numbers = self._legal(self._player[agent]) if agent in self.movers() else None
+        return [str(number) for number in numbers or ()]
 
     def _legal(self, player: str) -> list[int] | None:
         seen, info = self._turns.observe(player)

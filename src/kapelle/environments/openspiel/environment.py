@@ -13,6 +13,8 @@ from pydantic import Field, FiniteFloat
 from kapelle.environment import (
     Decision,
     Enumerable,
+    KnowsMoves,
+    ListsMoves,
     Opposed,
     Outcome,
     PlaysSeats,
@@ -60,7 +62,7 @@ class Level(Settings):
     """Of the game, laid over `environment.parameters`."""
 
 
-class OpenSpiel(GameSettings, Enumerable, Opposed, PlaysSeats, Progressive, Scripted):
+class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progressive, Scripted):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
@@ -441,7 +443,7 @@ class Players:
     """Whether seats are drawn anew for each episode."""
 
 
-class GameWorld:
+class GameWorld(KnowsMoves):
     """One game from its first move to its end."""
 
     def __init__(
@@ -481,6 +483,13 @@ class GameWorld:
     def rules_of(self, seat: int) -> Rules:
         """Return how a seat (from 0) is shown the game, by its own names of colours where it has some."""
         return self._recoloured.get(seat, self._rules)
+
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return the legal moves of the seat that the agent moves in now, in the words of the rules."""
+        if agent not in self.movers():
+            return ()
+        seat = next(seat for seat in self._players.seats[agent] if _to_move(self.state, seat))
+        return legal_moves(self.state, seat, self._rules)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents to move; empty when the game is over."""

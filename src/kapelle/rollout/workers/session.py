@@ -149,6 +149,9 @@ class WorkerSession:
             agent: _asked(lambda who: text(self.world.observe(who), f"What the world shows '{who}'"), agent)
             for agent in self._agents
         }
+        for agent, each in shown.items():
+            if "value" in each and (moves := self.world.legal(agent)):
+                shown[agent] = {**each, "legal": list(moves)}
         changed = {agent: each for agent, each in shown.items() if self.shown.get(agent) != each}
         self.shown.update(shown)
         return {"movers": _asked(lambda: tuple(self.world.movers())), "shown": changed}

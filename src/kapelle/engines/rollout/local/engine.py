@@ -380,6 +380,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
                 loaded.version,
                 loaded.hash,
                 output.routing,
+                constraint=request.sampling.constraint,
             )
             answers.append((pending, completion))
         queue.in_flight = unfinished

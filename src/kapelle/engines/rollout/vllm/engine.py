@@ -129,6 +129,11 @@ class VllmEngine(HasNotes):
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, sampled together with the other requests of this moment."""
+        if request.sampling.constraint is not None:
+            raise EngineError(
+                "Completions of a given form are sampled by kapelle's own engine, whose masks training applies too. Leave "
+                "`engine: {name: vllm}` out, or the constraint."
+            )
         queue = self._queue(request.policy)
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
