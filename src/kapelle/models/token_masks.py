@@ -99,7 +99,7 @@ WIDTH, TRIED = 4, 6
 """Of the search for a short completion: texts at a time, and tokens at either end of the ranking that each goes on with."""
 
 
-class _Words:
+class _TokenBytes:
     """A vocabulary in the form that the library reads. It asks for the tokens of texts only where it would force some."""
 
     is_tokenizer_wrapper = True
@@ -175,7 +175,7 @@ class TokenMasks:
         allowed = np.zeros(self.words * 32, dtype=np.uint8)
         allowed[: self._size] = [bool(word) for word in words]
         allowed[self._ends] = 1
-        read = LLTokenizer(cast("Any", _Words(words, self._ends[0])), eos_token=self._ends)
+        read = LLTokenizer(cast("Any", _TokenBytes(words, self._ends[0])), eos_token=self._ends)
         return read, np.packbits(allowed, bitorder="little").view(np.int32)
 
     @cached_property
