@@ -286,7 +286,8 @@ def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None
 
 def allowed_targets(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
     """Return what the samples' constraints allow in the places of their targets, on the CPU; None where there are none."""
-    if all(sample.constraint is None for sample in samples):
+    constraints = [sample.constraint for sample in samples]
+    if constraints.count(None) == len(constraints):
         return None
     assert masks is not None, "samples with constraints need the model's masks"
     known: dict[bytes, int] = {b"": 0}

@@ -192,7 +192,8 @@ class Decoder:
 
     def _advance(self, steps: int) -> None:
         for _ in range(steps if self._flying else 0):
-            token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R, self._allowed())
+            allowed = self._allowed() if self._constrained else None
+            token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R, allowed)
             self._record(token_R, logp_R)
             tight = self._tight()
             if self._finished < IDLE_SHARE * len(self._flying) and not (self._finished and tight):
@@ -297,15 +298,15 @@ class Decoder:
         )
 
     def _allowed(self) -> AllowedTokens | None:
-        """Return what the rows with a constraint may sample next; None where no row has one."""
-        if not self._constrained:
-            return None
+        """Return what the unfinished rows with a constraint may sample next; None where all of these are finished."""
         # A GPU reads the last tokens meanwhile.
         own = {
             number: row.walk
             for number, row in enumerate(self._flying)
             if row.walk is not None and row.length is None
         }
+        if not own:
+            return None
         bits_CW = self._model.masks.next(list(own.values()))
         return AllowedTokens.of(list(own), bits_CW, self._model.device)
 
@@ -361,7 +362,8 @@ class Decoder:
         self._longest = max((row.job.begun + self._steps - row.joined for row in self._flying), default=0)
         self._finished = sum(row.length is not None for row in self._flying)
         self._stopping = any(row.stop is not None for row in self._flying)
-        self._constrained = any(row.walk is not None for row in self._flying)
+        walks = [row.walk for row in self._flying]
+        self._constrained = walks.count(None) < len(walks)
 
     def _settings(self) -> SamplingRows:
         jobs = [row.job for row in self._flying]
@@ -511,7 +513,7 @@ class _FlyingRow:
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
-        self.walk = self._walk(begun)
+        self.walk = None if job.sampling.constraint is None else self._walk(begun)
         """Where its completion stands in the grammar of its constraint; None without one."""
 
     def _walk(self, begun: Sequence[int]) -> Walk | None:
