@@ -93,6 +93,9 @@ class Message:
     """Name of the agent that wrote it; None for a message that the environment or workflow wrote."""
     images: tuple[Image, ...] = ()
     """Pictures that stand before its text."""
+    structured: str | None = None
+    """The message as JSON in OpenAI's shape, with tool calls and `tools` (before the first message that needs them), for chat
+    templates that write these in a form of their own; `content` says the same in words. None where it says no more."""
 
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]

@@ -119,6 +119,9 @@ def start_words(given: Sequence[str] | None) -> list[str]:
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
 """Defaults of `kapelle serve`: most answers in progress, seconds for one answer, and answers that are scored together."""
 
+TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "harmony")
+"""Those of `grading.text.tool_call.Form`, which is not imported to print help."""
+
 WORLD_IDLE, SESSION_IDLE = 600.0, 3600.0
 """Default seconds without a call after which a world, or a session without a reward, may be closed."""
 
@@ -642,7 +645,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "serve": Command(
-        "((policy | reward) RUN [--record FOLDER] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "((policy | reward) RUN [--record FOLDER] [--tool-form FORM] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
         "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
         "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
         "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, or environments to runs "
@@ -654,6 +657,12 @@ COMMANDS: Mapping[str, Command] = {
                 "what to serve, and its run directory; for environments their settings, name.key=value",
             ),
             option("--record", "FOLDER", "record sessions of programs as episodes, once they post a reward"),
+            option(
+                "--tool-form",
+                "FORM",
+                f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
+                choices=TOOL_FORMS,
+            ),
             option(
                 "--name",
                 "NAME",

@@ -106,7 +106,7 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
     name = (arguments.name or served.config.name).replace("/", "-")  # clients write TEAM/AGENT
     limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
     return until_stopped(
-        serve_policy(served.play, name, binding, limits, record),
+        serve_policy(served.play, name, binding, limits, record, arguments.tool_form),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
 

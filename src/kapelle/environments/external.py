@@ -31,6 +31,7 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline
@@ -551,6 +552,9 @@ class External(Settings, Alive, Holding, PlayedFromOutside):
     """How many tasks the program has to train on; null for an endless supply."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest reward of an agent; one outside is refused when it is posted."""
+
+    tool_form: Form | None = None
+    """How agents call the tools that a program offers; null for the form of their chat template, or else `hermes`."""
 
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
     """Seconds for which a program that asked for its episode may be disconnected before it counts as dead."""

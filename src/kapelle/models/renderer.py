@@ -18,6 +18,7 @@ conversations; what it does not take becomes a part of a user's message, which e
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import sys
 import threading
@@ -75,9 +76,14 @@ class ChatTokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: list[dict[str, Json]], *, tokenize: bool = ..., add_generation_prompt: bool = ...
+        self,
+        conversation: list[dict[str, Json]],
+        tools: Any = ...,
+        *,
+        tokenize: bool = ...,
+        add_generation_prompt: bool = ...,
     ) -> Any:
-        """Return a conversation as text."""
+        """Return a conversation as text, perhaps with tools in OpenAI's shape."""
         ...
 
     def __call__(self, text: str, *, add_special_tokens: bool = ...) -> Mapping[str, Any]:
@@ -111,7 +117,10 @@ class ChatRenderer:
         _disable_word_cache(tokenizer)
         self.context = context
         """Maximum number of tokens of prompt and completion together."""
+        self.template = str(tokenizer.chat_template)
+        """The text of its chat template."""
         self._form = TemplateForm(self._render)
+        self._tools = ToolTemplate(self._render_with, self._special_end)
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
         # The samples of a group begin with one prompt: it is rendered and tokenised once. A template that asks for the time
         # writes another text each time.
@@ -123,6 +132,11 @@ class ChatRenderer:
         """A sentence on what the chat template does not take, and what is done about it; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
         return (f"The chat template of '{name}' {'; it '.join(limits)}.",) if limits else ()
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template writes tools, calls of them and their results itself (`Message.structured`)."""
+        return self._tools.known
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -137,11 +151,14 @@ class ChatRenderer:
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
         # By their texts: what is remembered holds no message of an episode that is over.
-        return self._start(*[(m.role, m.content, m.speaker, m.images) for m in messages])
+        return self._start(*[(m.role, m.content, m.speaker, m.images, m.structured) for m in messages])
 
-    def _ids_of_start(self, *said: tuple[str, str, str | None, tuple[Image, ...]]) -> tuple[int, ...]:
+    def _ids_of_start(
+        self, *said: tuple[str, str, str | None, tuple[Image, ...], str | None]
+    ) -> tuple[int, ...]:
         messages = self._unmarked([Message(*each) for each in said])
-        return self._spread(self._form.text(messages, speak=True), messages)
+        text = self._tools.start(messages) or self._form.text(messages, speak=True)
+        return self._spread(text, messages)
 
     def _unmarked(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages whose texts hold no mark of a picture: whoever writes one would move the others' places.
@@ -177,11 +194,27 @@ class ChatRenderer:
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
         """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids."""
-        tail = self._after_completion(self._unmarked(heard), speak=True)
+        heard = self._unmarked(heard)
+        tail = self._tools.after_calls(heard) or self._after_completion(heard, speak=True)
         if completion:
             # A model may end its turns with another special token than its tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
         return (*prompt, *completion, *self._spread(tail, heard))
+
+    def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the ids of a prompt that is no conversation, with what the tokeniser itself puts before a text; or check given ids.
+
+        Raises ContextError for a text that is too long, and for ids that the model does not know.
+        """
+        if isinstance(prompt, str):
+            self._ids(prompt)  # raises where it is too long
+            return tuple(self._tokenizer(replace_surrogates(prompt), add_special_tokens=True)["input_ids"])
+        known = min(self._embeddings, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
+        if max(prompt, default=0) >= known:
+            raise ContextError(
+                f"A prompt holds the id {max(prompt):,}, and the model knows the ids 0 to {known - 1:,}."
+            )
+        return tuple(prompt)
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion that is written by hand, end of turn included."""
@@ -216,10 +249,22 @@ class ChatRenderer:
         return tail
 
     def _render(self, turns: list[dict[str, Json]], speak: bool) -> str:
+        return self._render_with(turns, speak, None)
+
+    def _render_with(self, turns: list[dict[str, Json]], speak: bool, tools: Json) -> str:
         with rendering(str(self._tokenizer.name_or_path)):
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=speak)
+            text = self._tokenizer.apply_chat_template(
+                turns, tools, tokenize=False, add_generation_prompt=speak
+            )
         assert isinstance(text, str)
         return text
+
+    def _special_end(self, text: str) -> str:
+        """Return the special token at a text's end and the spaces behind it; empty where another token ends it."""
+        last = text.rstrip()
+        ends = [name for name in self._special.values() if name and last.endswith(name)]
+        ends = [name for name in ends if not self.spoken(self._ids(name)).strip()]
+        return text[len(last) - len(max(ends, key=len)) :] if ends else ""
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # A text of so many characters has too many tokens; counting them might take minutes.
@@ -499,6 +544,117 @@ class TemplateForm:
         return self._render(turns, speak)
 
 
+RenderTools = Callable[[list[dict[str, Json]], bool, Json], str]
+"""Returns a conversation as text, with tools in OpenAI's shape or None; see `Render`."""
+
+
+@dataclass(slots=True)
+class ToolTemplate:
+    """How a template writes tools, calls and their results itself; found out by rendering a small conversation."""
+
+    _render: RenderTools
+    _special_end: Callable[[str], str]
+    _as_text: bool = False
+    """Whether the arguments of a call are a text of JSON; most templates take an object."""
+    _known: bool | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the template writes all of it."""
+        if self._known is None:
+            self._known = False
+            for self._as_text in (False, True):
+                with suppress(ModelError):
+                    told = self._written(_EXAMPLE, speak=False)
+                    if all(word in told for word in (*WORDS, "kapelletool", "kapellecalled")):
+                        self._known = True
+                        break
+        return self._known
+
+    def start(self, messages: Sequence[Message]) -> str | None:
+        """Return a new conversation as text; None where plain messages say the same, or the template fails at it."""
+        if not self.known or all(message.structured is None for message in messages):
+            return None
+        with suppress(ModelError):
+            return self._written(_rows(messages), speak=True)
+        return None
+
+    def after_calls(self, heard: Sequence[Message]) -> str | None:
+        """Return what the template writes after an answer whose calls got these results, and after what was said since; else None."""
+        rows = _rows(heard)
+        results = list(itertools.takewhile(lambda row: "tool_call_id" in row, rows))
+        if not self.known or not results:
+            return None
+        calls = [
+            {
+                "id": row["tool_call_id"],
+                "type": "function",
+                "function": {"name": row["name"], "arguments": {}},
+            }
+            for row in results
+        ]
+        asking: dict[str, Json] = {"role": "user", "content": "?"}
+        before = [asking, {"role": "assistant", "content": "", "tool_calls": calls}]
+        with suppress(ModelError):
+            called = self._written(before, speak=False)
+            whole = self._written([*before, *rows], speak=True)
+            if whole.startswith(called):
+                # The model ends its turn by a token of its own; what comes before it are the calls.
+                return self._special_end(called) + whole.removeprefix(called)
+        return None
+
+    def _written(self, rows: Sequence[dict[str, Json]], *, speak: bool) -> str:
+        tools = next((row["tools"] for row in rows if "tools" in row), None)
+        turns = [{name: each for name, each in row.items() if name != "tools"} for row in rows]
+        if self._as_text:
+            turns = [
+                {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]}
+                if "tool_calls" in turn
+                else turn
+                for turn in turns
+            ]
+        return self._render(turns, speak, tools)
+
+
+def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    return [
+        {"role": message.role, "content": message.content}
+        if message.structured is None
+        else json.loads(message.structured)
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Json]) -> Json:
+    function = {
+        **call["function"],
+        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+    }
+    return {**call, "function": function}
+
+
+_TOOL = {
+    "name": "kapelletool",
+    "description": "?",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "?"}},
+        "required": ["a"],
+    },
+}
+_CALL = {"name": "kapelletool", "arguments": {"a": "kapellecalled"}}
+_EXAMPLE: Sequence[dict[str, Json]] = (
+    {"role": "user", "content": WORDS[0], "tools": [{"type": "function", "function": _TOOL}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_kapelle00", "type": "function", "function": _CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_kapelle00", "name": "kapelletool", "content": WORDS[1]},
+    {"role": "assistant", "content": WORDS[2]},
+)
+
+
 # -------- A tokeniser without transformers, for checks before anything is loaded; and how many tokens a model reads
 #
 # transformers reads some families' files in ways of its own. So what a run samples and learns from comes from its tokenisers
@@ -564,13 +720,14 @@ class LightTokenizer:
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],
+        tools: Any = None,
         *,
         tokenize: bool = False,
         add_generation_prompt: bool = False,
     ) -> str:
         """Return a conversation as text."""
         assert not tokenize, "the renderer tokenises by itself"
-        given = {"tools": None, "documents": None, **self._named}
+        given = {"tools": tools, "documents": None, **self._named}
         rendered = self._template.render(
             messages=conversation, add_generation_prompt=add_generation_prompt, **given
         )

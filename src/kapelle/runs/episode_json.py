@@ -243,8 +243,10 @@ def _intervention(row: Mapping[str, Json]) -> Intervention:
 
 
 def _by_hash(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the hashes of its images, or without the field where there are none."""
+    """Return a row with the hashes of its images, without fields of which there are none."""
     images = row.pop("images")
+    if row.get("structured", "") is None:
+        del row["structured"]
     return {**row, "images": [image.hash for image in images]} if images else row
 
 

@@ -263,7 +263,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
         except Refusal:
             raise
         except ClientDisconnect:
-            return Response(status_code=499)  # reaches no one: the caller is gone
+            return Response(status_code=GONE)  # reaches no one: the caller is gone
         except Exception as error:
             raise _failed(f"A call of {request.method} failed.", error) from None
 
@@ -340,7 +340,12 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T:
 class Application(Guard):
     """Routes behind the guard, an ASGI application; errors are answered in OpenAI's form."""
 
-    def __init__(self, binding: Binding, routes: Sequence[Route]) -> None:
+    def __init__(self, binding: Binding, routes: Sequence[Route], observe: Observe | None = None) -> None:
+        """`observe` is told of every call that is over: its method, the route, the status and how many seconds it took.
+
+        A call that no route takes has an empty route, and its method is left out: callers choose both.
+        """
+
         async def refused(request: Request, error: Exception) -> Response:
             if isinstance(error, Refusal):
                 return answer_refusal(error)
@@ -355,13 +360,44 @@ class Application(Guard):
         super().__init__(self._route, binding)
         self._routed = Starlette(routes=routes, exception_handlers={Refusal: refused, HTTPException: refused})
         self._routed.router.redirect_slashes = False
+        self._routes, self._observe = routes, observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        if self._observe is None or scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        begun, status = time.monotonic(), GONE
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, sending)
+        finally:
+            own = _in_session(scope)
+            found = (each.path for each in self._routes if each.matches(own)[0] is Match.FULL)
+            path = next(found, "")
+            self._observe(scope["method"] if path else "", path, status, time.monotonic() - begun)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # `/sessions/NAME/v1/…` names a session, for programs that take only an address.
-        parts = scope["path"].split("/", 3)
-        if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
-            scope = {**scope, "path": f"/{parts[3]}", SESSION: parts[2]}
-        await self._routed(scope, receive, send)
+        await self._routed(_in_session(scope), receive, send)
+
+
+Observe = Callable[[str, str, int, float], None]
+GONE = 499
+"""Status of a call whose caller went away before its answer."""
+
+
+def _in_session(scope: Scope) -> Scope:
+    """Return a call with its session: `/sessions/NAME/v1/…` names one, for programs that take only an address."""
+    parts = scope["path"].split("/", 3)
+    if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
+        return {**scope, "path": f"/{parts[3]}", SESSION: parts[2]}
+    return scope
 
 
 # -------- The server: uvicorn on a thread of its own

@@ -59,7 +59,9 @@ async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, J
     said: dict[str, Json]
     try:
         # What an agent is asked; what the program says of temperatures does not count in training.
-        messages = tuple(Message(role, content) for role, content in asked["messages"])
+        messages = tuple(
+            Message(role, content, structured=structured) for role, content, structured in asked["messages"]
+        )
         limits = asked["max_tokens"], tuple(asked["stop"])
         turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits)}))[agent]
         said = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kapelle.engines.rollout.protocol import Completion
-from kapelle.services.policy.chat_form import message_of, read_messages, read_request
+from kapelle.services.policy.chat_form import PLAINLY, message_of, read_request
 from kapelle.services.policy.recording import Sessions
+from kapelle.services.policy.speech import SpeechForm
 from kapelle.services.refusals import Refusal
 from kapelle.types import Turn
 
@@ -26,13 +26,13 @@ def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def answer(text: str) -> tuple[dict[str, Any], str]:
-    return message_of(Completion((1,), (0.0,), "stop", text, 0, ""), tools=True)
+def answer(text: str) -> dict[str, Any]:
+    return message_of(SpeechForm().read(text))
 
 
 def test_an_agent_reads_of_tools_where_agents_of_ours_do() -> None:
     request = read_request(body())
-    [system, user] = read_messages(request.messages, request.tools, "Be brief.")
+    [system, user] = PLAINLY.conversation(request.messages, request.tools, "Be brief.")
     assert (system.role, system.content) == ("system", "Be brief.")
     assert user.content.startswith("You can call these tools:\n<tools>\n")
     assert json.dumps(TOOL["function"]["name"]) in user.content  # type: ignore[index]
@@ -40,26 +40,25 @@ def test_an_agent_reads_of_tools_where_agents_of_ours_do() -> None:
 
 
 def test_a_text_that_calls_is_a_call() -> None:
-    message, reason = answer(TEXT)
-    assert reason == "tool_calls"
+    message = answer(TEXT)
     assert message["content"] == "I add."
     [call] = message["tool_calls"]
     assert call["function"]["name"] == "add"
     assert json.loads(call["function"]["arguments"]) == {"a": 1.5, "b": [True, None, "x"]}
-    assert call["id"] != answer(TEXT)[0]["tool_calls"][0]["id"]
+    assert call["id"] != answer(TEXT)["tool_calls"][0]["id"]
 
 
 @pytest.mark.parametrize("text", ["3", '<tool_call>\n{"name": "add"', "<tool_call></tool_call>"])
 def test_a_text_that_breaks_the_form_stays_a_text(text: str) -> None:
-    message, reason = answer(text)
-    assert (message["content"], reason) == (text, "stop")
+    message = answer(text)
+    assert message["content"] == text
     assert "tool_calls" not in message
 
 
 def test_a_call_and_its_result_are_read_as_tools_of_ours_are() -> None:
-    called, _ = answer(TEXT)
+    called = answer(TEXT)
     request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
-    *_, said, result = read_messages(request.messages, request.tools, None)
+    *_, said, result = PLAINLY.conversation(request.messages, request.tools, None)
     assert said.content.startswith("I add.\n<tool_call>\n")
     assert (
         json.loads(said.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"] == 1.5
@@ -72,8 +71,8 @@ def test_a_conversation_goes_on_after_a_call_however_its_arguments_are_written()
     sessions = Sessions()
     place = sessions.place("first", read_request(body()), None)
     turn = Turn("first", "p", 0, "", -1, 0, (1,), (2,), (0.0,), "stop", TEXT)
-    sessions.keep(place, turn)
-    called, _ = answer(TEXT)
+    sessions.keep(place, turn, SpeechForm().read(TEXT))
+    called = answer(TEXT)
     function = called["tool_calls"][0]["function"]
     function["arguments"] = json.dumps(dict(reversed(json.loads(function["arguments"]).items())), indent=1)
     result = {"role": "tool", "tool_call_id": "x", "content": "3.5"}
@@ -104,4 +103,4 @@ def test_a_number_beyond_floats_is_read_as_any_other() -> None:
 def test_calls_that_are_none_are_refused(message: dict[str, Any]) -> None:
     request = read_request(body(message))
     with pytest.raises(Refusal):
-        read_messages(request.messages, request.tools, None)
+        PLAINLY.conversation(request.messages, request.tools, None)

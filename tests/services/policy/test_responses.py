@@ -359,3 +359,72 @@ def test_a_stream_that_fails_ends_with_an_event_that_says_so(play: Play) -> None
     last: Any = events[-1]
     assert last.response.status == "failed"
     assert "its log says why" in last.response.error.message
+
+
+def test_thoughts_are_an_item_of_their_own(play: Play, tmp_path: Path) -> None:
+    """In streams too; sent back or left out, the next prompt has them in the tokens that were sampled."""
+    with reciting(play, tmp_path, f"<think>\nHm, hm.\n</think>\n\nI add.\n{ADD}", "3") as (client, engine):
+        asked: Any = {"model": "first", "tools": TOOLS}
+        events = list(client.responses.create(**asked, input="1+2?", stream=True))
+        told = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        last: Any = events[-1]
+        thought, said, call = last.response.output
+        assert "".join(told) == thought.content[0].text == "Hm, hm."
+        assert len(told) > 1
+        assert said.content[0].text == "I add."
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        for event in events:
+            if event.type in ("response.output_item.added", "response.output_item.done"):
+                assert event.item.id == last.response.output[event.output_index].id
+        whole = client.responses.create(**asked, input="1+2?")
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        for kept in ([thought, said, call], [said, call]):
+            items: Any = [{"role": "user", "content": "1+2?"}, *(each.model_dump() for each in kept), result]
+            client.responses.create(**asked, input=items)
+        client.responses.create(**asked, input=[result], previous_response_id=last.response.id)
+        assert whole.output_text == "3"
+    first = engine.asked[0].prompt_ids
+    for again in engine.asked[2:]:
+        assert again.prompt_ids[: len(first)] == first
+        assert bytes(again.prompt_ids).count(b"Hm, hm.") == 1
+
+
+def test_thoughts_of_a_conversation_that_begins_anew_are_read(play: Play) -> None:
+    with reciting(play, None, "3") as (client, engine):
+        items: Any = [
+            {"role": "user", "content": "1+2?"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"role": "assistant", "content": "3"},
+            {"role": "user", "content": "Sure?"},
+        ]  # fmt: skip
+        client.responses.create(model="first", input=items)
+    assert [message.content for message in engine.asked[0].messages][-2] == "<think>\nHm.\n</think>\n\n3"
+
+
+def test_what_has_no_effect_is_said_once(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with reciting(play, None, "3") as (client, _):
+        for _ in range(2):
+            client.responses.create(model="first", input="x", reasoning={"effort": "low"})
+            client.chat.completions.create(
+                model="first", messages=[{"role": "user", "content": "x"}], reasoning_effort="high"
+            )
+    assert caplog.text.count("`reasoning_effort` was asked for and has no effect") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_alone_where_calls_side_by_side_are_not_wanted(
+    play: Play, tmp_path: Path, *, stream: bool
+) -> None:
+    """The engine stops behind it; a recited text is cut here as the engine would."""
+    with reciting(play, tmp_path, f"Both.\n{ADD}".removesuffix("</tool_call>"), "3") as (client, engine):
+        asked: Any = {"model": "first", "tools": TOOLS, "parallel_tool_calls": False}
+        said: Any = client.responses.create(**asked, input="1+2?", stream=stream)
+        said = list(said)[-1].response if stream else said
+        assert engine.asked[0].sampling.stop == ("</tool_call>",)
+        assert [item.type for item in said.output] == ["message", "function_call"]
+        call = said.output[1]
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        client.responses.create(**asked, input=[result], previous_response_id=said.id)
+        client.responses.create(model="first", input="x", parallel_tool_calls=False)
+    assert engine.asked[1].prompt_ids[: len(engine.asked[0].prompt_ids)] == engine.asked[0].prompt_ids
+    assert engine.asked[2].sampling.stop == (), "without tools it says nothing"

@@ -22,9 +22,10 @@ TOKEN = "the-right-token-0123456789"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
-def guarded(play: Play) -> Iterator[PolicyServer]:
+def guarded(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyServer]:
+    folder = tmp_path_factory.mktemp("guarded")
     with serve_policy(
-        play, "duo", Binding(token=TOKEN, names=("trainer.example",)), ServingLimits()
+        play, "duo", Binding(token=TOKEN, names=("trainer.example",)), ServingLimits(), folder
     ) as served:
         yield served
 
@@ -66,6 +67,9 @@ def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
     ]
     assert ("POST", "/v1/chat/completions") in paths
     assert ("GET", "/health") in paths
+    assert ("GET", "/metrics") in paths
+    assert ("DELETE", "/v1/responses/") in paths
+    assert ("POST", "/v1/reward") in paths
     elsewhere = [("GET", "/none"), ("POST", "/none"), ("DELETE", "/v1/models"), ("HEAD", "/health")]
     with httpx.Client(base_url=guarded.url) as client:
         for method, path in [

@@ -24,6 +24,18 @@ def test_the_team_and_its_agents_are_models(client: OpenAI) -> None:
         client.models.retrieve("duo/frist")
 
 
+@pytest.mark.parametrize(
+    ("called", "known"),
+    [("second", "duo/second"), ("team/second", "duo/second"), ("team", "duo"), ("duo", "duo")],
+)
+def test_an_agents_own_name_will_do(client: OpenAI, called: str, known: str) -> None:
+    """Some clients take what stands before a slash for a provider; and in training the team is called `team`."""
+    assert client.models.retrieve(called).id == known
+    for unknown in (f"{called}/", f"/{called}", f"other/{called}"):
+        with pytest.raises(NotFoundError):
+            client.models.retrieve(unknown)
+
+
 def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI, play: Play) -> None:
     """What the server says is what the engine says of the same prompt, seed and settings."""
     messages = (Message("system", "You speak first."), Message("user", "2+2?"))

@@ -27,7 +27,7 @@ TEXTS = {
     "words and one call": (f"I add.\n\n{ADD}", "I add.", ["add"]),
     "thoughts and two calls": (
         f"<think>I could <tool_call> at once.</think>\n Both: \n{ADD}\n{LOOK}",
-        "<think>I could <tool_call> at once.</think>\n Both:",
+        "Both:",
         ["add", "look"],
     ),
     "words between and behind": (

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.services.policy.agents import TextStream
+from kapelle.services.policy.agents import SpeechStream, TextStream
+from kapelle.services.policy.speech import Speech, SpeechForm
 
 
 def spoken(ids: Sequence[int]) -> str:
@@ -34,19 +35,20 @@ def test_pieces_are_whole_characters_and_make_the_text(
 
 
 def test_a_call_is_not_told_in_pieces() -> None:
-    words = TextStream(spoken, marks=("<tool_call>",))
-    assert words.hear(b"I call <tool_") == "I call "
-    assert words.hear(b"box> and <tool_call>{") == "<tool_box> and "
-    assert words.hear(b"}") == ""
-    assert words.end("I call <tool_box> and <tool_call>{}") == "<tool_call>{}"
+    words = SpeechStream(TextStream(spoken), SpeechForm())
+    assert words.hear(b"I call <tool_") == ("", "I call")
+    assert words.hear(b"box> and <tool_call>{") == ("", " <tool_box> and")
+    assert words.hear(b"}") == ("", "")
+    text = "I call <tool_box> and <tool_call>{}"
+    assert words.end(SpeechForm().read(text)) == ("", " <tool_call>{}"), "it breaks the form"
 
 
 def test_spaces_wait_for_the_word_behind_them() -> None:
     """Before a call they are no part of the words."""
-    words = TextStream(spoken, marks=("<tool_call>",), trims=True)
-    assert words.hear(b" I call ") == " I call"
-    assert words.hear(b"\nit <tool_call>{") == " \nit"
-    assert words.end(" I call \nit") == ""
-    words = TextStream(spoken, marks=("<tool_call>",), trims=True)
-    assert words.hear(b"No. \n") == "No."
-    assert words.end("No. \n") == " \n", "an answer that calls nothing has them"
+    words = SpeechStream(TextStream(spoken), SpeechForm())
+    assert words.hear(b" I call ") == ("", " I call")
+    assert words.hear(b"\nit <tool_call>{") == ("", " \nit")
+    assert words.end(Speech("", " I call \nit", ())) == ("", "")
+    words = SpeechStream(TextStream(spoken), SpeechForm())
+    assert words.hear(b"No. \n") == ("", "No.")
+    assert words.end(Speech("", "No. \n", ())) == ("", " \n"), "an answer that calls nothing has them"

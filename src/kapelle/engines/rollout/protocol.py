@@ -5,7 +5,7 @@ and content hash of the weights that did it. It batches as it likes; a request's
 seed, never on the other requests in its batch.
 
 What an engine or its settings can do beyond the protocols is a class below that they inherit from, as with environments (ADR
-0068): `Interruptible`, `HasNotes`, `ServesCallers` and `KnowsAlternatives`, of settings `AllowsInterrupts` and `ChecksItself`. An
+0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`, of settings `AllowsInterrupts` and `ChecksItself`. An
 attribute that happens to be called `notes` means nothing.
 """
 
@@ -211,6 +211,15 @@ class HasNotes:
         raise NotImplementedError
 
 
+class HasQueue:
+    """An engine whose requests may wait before it begins with them."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait now; asked from any thread."""
+        raise NotImplementedError
+
+
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 """Takes the next token ids of an answer and their log-probs."""
 
@@ -256,6 +265,7 @@ async def stream_or_generate(
 ABILITIES: Sequence[tuple[type, str]] = (
     (Interruptible, "interrupt"),
     (HasNotes, "notes"),
+    (HasQueue, "waiting"),
     (ServesCallers, "stream"),
     (KnowsAlternatives, "alternatives"),
 )

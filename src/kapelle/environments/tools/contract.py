@@ -157,6 +157,23 @@ _HOW: Mapping[Form, str] = {
         "To call tools, answer with a list of calls and nothing else; every argument is named:\n"
         '[tool_name(argument="value"), other_tool(argument=1)]'
     ),
+    "mistral": (
+        "To call tools, end your answer with a list of calls:\n"
+        '[TOOL_CALLS] [{"name": "tool name", "arguments": {"argument": "value"}}]'
+    ),
+    "deepseek": (
+        "To call tools, end your answer with the calls, each between the marks of one:\n"
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool name<｜tool▁sep｜>"
+        '{"argument": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "glm": (
+        "Write each call on lines of its own, every argument as a key and a value:\n"
+        "<tool_call>tool name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
+    ),
+    "harmony": (
+        "Call a tool by a message to it in the commentary channel:\n"
+        '<|channel|>commentary to=functions.tool_name <|constrain|>json<|message|>{"argument": "value"}<|call|>'
+    ),
 }
 
 
@@ -164,6 +181,15 @@ _HOW_SHORT: Mapping[Form, str] = {
     "hermes": '<tool_call>{"name": "tool", "arguments": {"argument": "value"}}</tool_call>',
     "llama": '{"name": "tool", "parameters": {"argument": "value"}}',
     "pythonic": '[tool(argument="value")]',
+    "mistral": '[TOOL_CALLS] [{"name": "tool", "arguments": {"argument": "value"}}]',
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool<｜tool▁sep｜>"
+        '{"argument": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "glm": "<tool_call>tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>",
+    "harmony": (
+        '<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{"argument": "value"}<|call|>'
+    ),
 }
 
 Listing = Literal["schemas", "signatures"]

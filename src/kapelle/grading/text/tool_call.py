@@ -19,7 +19,7 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import Literal
 
-from kapelle.grading.text.extraction import said
+from kapelle.grading.text.extraction import MAX_TEXT, clean, said
 from kapelle.grading.text.json_answer import NotJson, parse_json, same_json, unfenced
 from kapelle.grading.text.match import composed
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
@@ -27,13 +27,16 @@ from kapelle.types import Json
 
 # -------- Calls of tools as models write them, read without running any of it
 #
-# Three forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen),
+# Seven forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen),
 # `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
 # these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
 # (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
-# stands outside the strings can only be calls and literals; nothing is evaluated.
+# stands outside the strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or
+# `[TOOL_CALLS]name[ARGS]{…}`, words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without),
+# `glm` (4.5: `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns) and `harmony` (gpt-oss: messages of the channel
+# `commentary` to `functions.name`) are those of the chat templates of these families.
 
-Form = Literal["hermes", "llama", "pythonic"]
+Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "harmony"]
 
 MAX_CALLS = 64
 MAX_PYTHON = 10_000
@@ -54,16 +57,24 @@ class NotCalls(Exception):
     """A text that tries to call tools and does not succeed."""
 
 
-def parse_calls(text: str, forms: Sequence[Form]) -> tuple[ReadCall, ...]:
+def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
     """Return the calls of a text in the first of the forms that it uses; empty when it calls nothing.
 
-    NotCalls for a text that uses a form and breaks it.
+    NotCalls for a text that uses a form and breaks it. The `schemas` of the tools say which values of `glm` are texts, which it
+    writes without quotes.
     """
     spoken = said(text)
-    if spoken.text is None:
-        raise NotCalls(spoken.problem)
+    # What ends a message of harmony ends the turn elsewhere.
+    own = clean(text) if "harmony" in forms and len(text) <= MAX_TEXT else None
     for form in forms:
-        calls = _FORMS[form](spoken.text)
+        if form != "harmony" and spoken.text is None:
+            raise NotCalls(spoken.problem)
+        if form == "harmony":
+            calls = None if own is None else _harmony(own)
+        elif form == "glm":
+            calls = _glm(spoken.text or "", _parameters(schemas))
+        else:
+            calls = _FORMS[form](spoken.text or "")
         if calls is not None:
             if len(calls) > MAX_CALLS:
                 raise NotCalls(f"It makes {len(calls)} calls; at most {MAX_CALLS} are read.")
@@ -108,6 +119,124 @@ def _llama(text: str) -> list[ReadCall] | None:
         return None
     parts = [_json(part) for part in _values(body)]
     return [_call(each, _ARGUMENTS) for part in parts for each in _unwrapped(part)]
+
+
+def _mistral(text: str) -> list[ReadCall] | None:
+    place = text.find(_MISTRAL)
+    return None if place < 0 else _llama(text[place:])
+
+
+_DEEPSEEK = re.compile(
+    "<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]{1,128}?)"
+    "(?:<｜tool▁sep｜>(?P<plain>.*?)|\n```json\n(?P<fenced>.*?)\n```)(?:<｜tool▁call▁end｜>|$)",
+    re.DOTALL,
+)
+_DEEPSEEK_MARK = re.compile("</?｜tool▁(?:calls|call)▁begin｜>")
+
+
+def _deepseek(text: str) -> list[ReadCall] | None:
+    first = _DEEPSEEK_MARK.search(text)
+    if first is None:
+        return None
+    calls = []
+    for found in _DEEPSEEK.finditer(text, first.start()):
+        arguments = _json((found["plain"] or found["fenced"] or "").strip())
+        calls.append(_call({"name": found["name"].strip(), "arguments": arguments}, ("arguments",)))
+    if len(calls) != text.count("<｜tool▁call▁begin｜>") or not calls:
+        raise NotCalls("A call begins and cannot be read.")
+    return calls
+
+
+_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+
+
+def _glm(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
+    marks = list(_HERMES.finditer(text))
+    if not marks:
+        return None
+    if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
+        raise NotCalls("The tool_call tags do not open and close in turns.")
+    calls = []
+    ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
+    for opening, end in zip(marks[::2], ends, strict=True):
+        body = text[opening.end() : end]
+        name, _, _ = body.partition("<arg_key>")
+        place, arguments = len(name), dict[str, Json]()
+        while place < len(body):
+            pair = _GLM_PAIR.match(body, place)
+            if pair is None or pair[1].strip() in arguments:
+                raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
+            key, value = pair[1].strip(), pair[2]
+            kinds = _inside(parameters.get(name.strip()), "properties", key, "type")
+            arguments[key] = value
+            if kinds != "string":
+                try:
+                    arguments[key] = parse_json(value)
+                except NotJson:
+                    arguments[key] = value
+            place = pair.end()
+        if not _NAME.fullmatch(name.strip()):
+            raise NotCalls("A call begins with the name of its tool.")
+        calls.append(ReadCall(name.strip(), arguments))
+    return calls
+
+
+_NAME = re.compile(r"[\w.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyMessage:
+    """One message of an answer in the form of gpt-oss."""
+
+    channel: str
+    """`analysis` for thoughts, `commentary` for calls and words before them, `final` for words."""
+    recipient: str | None
+    """Whom it calls, such as `functions.look`; None for words."""
+    text: str
+
+
+_HARMONY = re.compile(r"<\|(start|channel|constrain|message|end|call|return)\|>")
+_RECIPIENT = re.compile(r"\bto=([\w.-]+)")
+
+
+def harmony_messages(text: str) -> list[HarmonyMessage]:
+    """Return the messages of an answer, the last one perhaps not complete; a text without marks is one of the channel `final`."""
+    messages: list[HarmonyMessage] = []
+    header: dict[str, str] | None = {} if text.lstrip().startswith("<|") else None
+    part, place = "start", 0
+    channel, recipient = "final", None
+    for mark in [*_HARMONY.finditer(text), None]:
+        piece = text[place : len(text) if mark is None else mark.start()]
+        if header is None:
+            if piece or recipient is not None:
+                messages.append(HarmonyMessage(channel, recipient, piece))
+        else:
+            header[part] = header.get(part, "") + piece
+        if mark is None:
+            break
+        place = mark.end()
+        if mark[1] == "message" and header is not None:
+            channel = (header.get("channel", "").split() or ["final"])[0]
+            found = _RECIPIENT.search(" ".join(header.values()))
+            recipient = None if found is None else found[1]
+            header = None
+        elif mark[1] in ("start", "channel", "constrain"):
+            header = header or {}
+            part = mark[1]
+        elif header is None:
+            header, part = {}, "start"
+    return messages
+
+
+def _harmony(text: str) -> list[ReadCall] | None:
+    called = [each for each in harmony_messages(text) if each.recipient is not None]
+    if not called:
+        return None
+    return [
+        _call({"name": str(each.recipient).removeprefix("functions."), "arguments": _json(each.text.strip() or "{}")},
+              ("arguments",))
+        for each in called
+    ]  # fmt: skip
 
 
 _ARGUMENTS = ("parameters", "arguments", "input")
@@ -258,6 +387,8 @@ _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
     "hermes": _hermes,
     "llama": _llama,
     "pythonic": _pythonic,
+    "mistral": _mistral,
+    "deepseek": _deepseek,
 }
 
 
@@ -266,13 +397,35 @@ def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
     if form == "pythonic":
         given = [", ".join(f"{name}={value!r}" for name, value in call.arguments.items()) for call in calls]
         return f"[{', '.join(f'{call.name}({each})' for call, each in zip(calls, given, strict=True))}]"
-    key = "arguments" if form == "hermes" else "parameters"
+    if form == "glm":
+        return "\n".join(map(_as_glm, calls))
+    if form in ("deepseek", "harmony"):
+        written = [(each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in calls]
+        if form == "harmony":
+            return "<|end|><|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+                for name, arguments in written
+            ) + "<|call|>" * bool(written)
+        begin, sep, end = (f"<｜tool▁{mark}｜>" for mark in ("call▁begin", "sep", "call▁end"))
+        inner = "".join(f"{begin}{name}{sep}{arguments}{end}" for name, arguments in written)
+        return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+    key = "parameters" if form == "llama" else "arguments"
     objects = [
         json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False) for call in calls
     ]
     if form == "hermes":
         return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    if form == "mistral":
+        return f"[TOOL_CALLS] [{', '.join(objects)}]"
     return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _as_glm(call: ReadCall) -> str:
+    lines = [f"<tool_call>{call.name}"]
+    for key, value in call.arguments.items():
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"<arg_key>{key}</arg_key>\n<arg_value>{shown}</arg_value>")
+    return "\n".join([*lines, "</tool_call>"])
 
 
 # -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula

@@ -19,6 +19,7 @@ from kapelle.engines.rollout.protocol import (
     stream_or_generate,
 )
 from kapelle.errors import ContextError, EngineError
+from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
@@ -26,11 +27,13 @@ from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
     ChatRequest,
     Head,
+    MessageReader,
     message_of,
-    read_messages,
     token_rows,
     usage_row,
 )
+from kapelle.services.policy.service_metrics import ServiceMetrics
+from kapelle.services.policy.speech import MARKERS, Speech, SpeechForm, form_of
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
@@ -45,6 +48,19 @@ class Decodes(Protocol):
 
     def spoken(self, ids: Sequence[int]) -> str:
         """Return tokens as an agent's text: without special ones."""
+        ...
+
+
+@runtime_checkable
+class HasTemplate(Protocol):
+    """A renderer with a chat template."""
+
+    template: str
+    """Its text."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it writes tools, calls of them and their results itself (`Message.structured`)."""
         ...
 
 
@@ -86,6 +102,8 @@ class Heard:
     """New words of a choice, which may be none yet."""
 
     choice: int
+    thoughts: str
+    """What the agent thinks before it speaks."""
     words: str
     tokens: list[Json] | None
     """The tokens that they came with and their log-probs; None unless they are asked for."""
@@ -96,6 +114,7 @@ class Ended:
     """A complete choice: its words and tokens that were not heard before, and the whole of it."""
 
     choice: int
+    thoughts: str
     words: str
     tokens: list[Json] | None
     message: Mapping[str, Json]
@@ -115,11 +134,43 @@ Tell = Callable[[Any], None]
 class Agents:
     """The agents of a team, each asked on its own."""
 
-    def __init__(self, play: Play, thread: LoopThread) -> None:
+    def __init__(self, play: Play, thread: LoopThread, form: Form | None = None) -> None:
+        """`form` is that of tool calls in place of the one that a chat template is found to have."""
         self.play = play
         self.thread = thread
+        self._form = form
+        self._told_once: set[str] = set()
+        self._readers: dict[str, MessageReader] = {}
+        self._texts: dict[str, MarkedTexts | None] = {}
+        self.metrics = ServiceMetrics()
+        """What they have read and said for callers."""
 
-    def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
+    def say_once(self, what: str) -> None:
+        """Log what callers should know, the first time that it happens."""
+        if what not in self._told_once:
+            self._told_once.add(what)
+            LOG.warning("%s", what)
+
+    def reader(self, agent: str) -> MessageReader:
+        """Return how an agent's conversations are read: in the form of its chat template, else as `hermes`."""
+        policy = self.play.team.policy(agent).name
+        if policy not in self._readers:
+            renderer = self.play.engine.renderer(policy)
+            found = form_of(renderer.template) if isinstance(renderer, HasTemplate) else None
+            form = self._form or found or "hermes"
+            structured = form == found and isinstance(renderer, HasTemplate) and renderer.takes_tools
+            self._readers[policy] = MessageReader(form, structured)
+        return self._readers[policy]
+
+    def texts(self, agent: str) -> MarkedTexts | None:
+        """Return how an agent's tokens become texts; None where its engine knows texts alone."""
+        policy = self.play.team.policy(agent).name
+        if policy not in self._texts:
+            renderer = self.play.engine.renderer(policy)
+            self._texts[policy] = MarkedTexts(renderer) if isinstance(renderer, Decodes) else None
+        return self._texts[policy]
+
+    async def answers(self, prompt: Prompt, *, listening: bool) -> AsyncGenerator[News | Done, None]:
         """Yield the choices in order; `listening` yields tokens as they come instead, and each choice when it is complete."""
 
         async def work(tell: Tell) -> None:
@@ -129,7 +180,11 @@ class Agents:
                 for each in done:
                     tell(each)
 
-        return told(self.thread, work)
+        async with aclosing(told(self.thread, work)) as coming:  # type: ignore[type-var]
+            async for each in coming:
+                if isinstance(each, Done):
+                    self.metrics.spoke(prompt.agent, each.prompt_tokens, len(each.completion.ids))
+                yield each
 
     async def _choice(self, prompt: Prompt, choice: int, tell: Tell, *, listening: bool) -> Done:
         def on_tokens(ids: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -211,22 +266,10 @@ def too_long(message: str) -> Refusal:
 class TextStream:
     """The text of one answer as it grows."""
 
-    def __init__(
-        self,
-        spoken: Callable[[Sequence[int]], str],
-        stops: Sequence[str] = (),
-        marks: Sequence[str] = (),
-        *,
-        trims: bool = False,
-    ) -> None:
-        """Decode by `spoken`; stop before a `mark`, such as the tag of a tool call, and tell the rest at the end.
-
-        `trims` holds spaces back until the next word, because those before a mark are dropped.
-        """
+    def __init__(self, spoken: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        """Decode by `spoken`."""
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
-        self._marks = tuple(marks)
-        self._trims = trims
         self._ids: list[int] = []
         self._from = self._read = 0
         """The window of tokens that is decoded again: tokens before it have no effect on what follows."""
@@ -242,21 +285,71 @@ class TextStream:
         if len(now) > len(before) and not now.endswith("\ufffd"):
             self._text += now[len(before) :]
             self._from, self._read = self._read, len(self._ids)
-        text = self._text[: len(self._text) - self._held] if self._held else self._text
-        for mark in self._marks:
-            place = text.find(mark)
-            if place < 0:  # the text may end with the beginning of a mark
-                longest = min(len(mark) - 1, len(text))
-                begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
-                place = len(text) - begun
-            text = text[:place]
-        return self.end(text.rstrip() if self._trims else text)
+        return self.end(self._text[: len(self._text) - self._held] if self._held else self._text)
 
     def end(self, text: str) -> str:
         """Return what of the whole text has not been told yet."""
         news = text[len(self.told) :]
         self.told += news
         return news
+
+
+class SpeechStream:
+    """The thoughts and words of one answer as it grows."""
+
+    def __init__(self, text: TextStream, speech: SpeechForm) -> None:
+        self._text, self._speech = text, speech
+        self._thoughts = self._words = ""
+
+    def hear(self, ids: Sequence[int]) -> tuple[str, str]:
+        """Take the next tokens and return the thoughts and words that can be told now."""
+        self._text.hear(ids)
+        return self._told(*self._speech.heard(self._text.told))
+
+    def end(self, said: Speech) -> tuple[str, str]:
+        """Return the thoughts and words of the whole answer that have not been told yet."""
+        return self._told(said.thoughts, said.words)
+
+    def _told(self, thoughts: str, words: str) -> tuple[str, str]:
+        news = thoughts[len(self._thoughts) :], words[len(self._words) :]
+        self._thoughts, self._words = thoughts, words
+        return news
+
+
+class MarkedTexts:
+    """A renderer's texts, in which special tokens stand that tell thoughts and calls from words (`MARKERS`)."""
+
+    def __init__(self, decodes: Decodes) -> None:
+        self._decodes = decodes
+        self._marks: dict[int, str] = {}
+        """Token → the mark that it is and that `spoken` drops; empty for every other token."""
+
+    def marked(self, ids: Sequence[int]) -> bool:
+        """Return whether texts of these tokens lack a mark."""
+        return any(map(self._mark, ids))
+
+    def _mark(self, token: int) -> str:
+        if token not in self._marks:
+            text = self._decodes.decode([token])
+            self._marks[token] = text if text in MARKERS and not self._decodes.spoken([token]) else ""
+        return self._marks[token]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return tokens as text, special ones as they are written."""
+        return self._decodes.decode(ids)
+
+    def spoken(self, ids: Sequence[int]) -> str:
+        """Return tokens as an agent's text, of the special ones the marks alone."""
+        if not self.marked(ids):
+            return self._decodes.spoken(ids)
+        pieces, run = list[str](), list[int]()
+        for token in ids:
+            if mark := self._mark(token):
+                pieces += [self._decodes.spoken(run), mark] if run else [mark]
+                run = []
+            else:
+                run.append(token)
+        return "".join([*pieces, self._decodes.spoken(run)] if run else pieces)
 
 
 # -------- One agent's answer to one request: whole, or as the chunks of a stream
@@ -271,6 +364,7 @@ class Chat:
     prompt: Prompt
     head: Head
     decodes: Decodes | None
+    reader: MessageReader
 
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
         """Return it with its prompt's tokens: those of `ids`, else of the rendered conversation.
@@ -324,7 +418,10 @@ class Chat:
             async for each in coming:
                 k, rows = each.choice, _rows(each.tokens)
                 if isinstance(each, Heard):
-                    if each.words or rows is not None:
+                    if each.thoughts:
+                        yield self.head.chunk(k, {"reasoning_content": each.thoughts}, rows)
+                        rows = None if rows is None else _rows([])
+                    if each.words or (rows is not None and not each.thoughts):
                         yield self.head.chunk(k, {"content": each.words}, rows)
                     continue
                 # The rest of a choice: its words, and then each call in a piece of its own, as OpenAI sends them: some clients
@@ -335,6 +432,9 @@ class Chat:
                     for n, call in enumerate(each.message.get("tool_calls", ()))
                 ]
                 none = None if rows is None else _rows([])
+                if each.thoughts:
+                    yield self.head.chunk(k, {"reasoning_content": each.thoughts}, rows)
+                    rows = none
                 for delta in [*([{"content": each.words}] if each.words or not calls else []), *calls]:
                     yield self.head.chunk(k, delta, rows)
                     rows = none
@@ -345,11 +445,9 @@ class Chat:
 
     async def heard(self, answers: AsyncIterator[News | Done]) -> AsyncGenerator[Heard | Ended, None]:
         """Yield the words of the answer as they come, and each choice when it is complete."""
-        tools = self.request.calls_tools
-        marks = ("<tool_call>",) if tools else ()
-        stops = self.prompt.sampling.stop
+        stops, speech = self.prompt.sampling.stop, self.speech
         words = {
-            k: TextStream(self.decodes.spoken, stops, marks, trims=tools)
+            k: SpeechStream(TextStream(self.decodes.spoken, stops), speech)
             for k in range(self.request.n)
             if self.decodes is not None
         }
@@ -359,13 +457,13 @@ class Chat:
                 k = each.choice
                 if isinstance(each, News):
                     told[k] += len(each.ids)
-                    text = words[k].hear(each.ids) if k in words else ""
-                    yield Heard(k, text, self._tokens(each.ids, each.logprobs))
+                    new = words[k].hear(each.ids) if k in words else ("", "")
+                    yield Heard(k, *new, self._tokens(each.ids, each.logprobs))
                     continue
                 completion = each.completion
-                message, reason = message_of(completion, tools=tools)
-                text = message["content"] or ""
-                left = words[k].end(text) if k in words else text
+                said = self.said(completion.ids, completion.text)
+                reason = "tool_calls" if said.calls else completion.finish_reason
+                left = words[k].end(said) if k in words else (said.thoughts, said.words)
                 # `top_logprobs` are asked for only where nothing was told before.
                 others = await self.agents.alternatives(
                     self.prompt, completion.ids, self.request.top_logprobs
@@ -373,7 +471,25 @@ class Chat:
                 rows = self._tokens(completion.ids[told[k] :], completion.logprobs[told[k] :], others)
                 usage = each.prompt_tokens, len(completion.ids)
                 about = {"version": completion.version, "weights_hash": completion.weights_hash}
-                yield Ended(k, left, rows, message, reason, usage, about)
+                yield Ended(k, *left, rows, message_of(said), reason, usage, about)
+
+    @property
+    def speech(self) -> SpeechForm:
+        """How its answers are read."""
+        request = self.request
+        thinking = self.decodes is not None and self.decodes.decode(self.prompt.ids[-8:]).rstrip().endswith(
+            "<think>"
+        )
+        schemas = [tool.function.model_dump() for tool in request.tools]
+        return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
+
+    def said(self, ids: Sequence[int], text: str) -> Speech:
+        """Return what an answer says, whose text may lack the special tokens that tell thoughts and calls from words."""
+        if isinstance(self.decodes, MarkedTexts) and self.decodes.marked(ids):
+            text = self.decodes.spoken(ids)
+            for stop in self.prompt.sampling.stop:
+                text = text.partition(stop)[0]
+        return self.speech.read(text)
 
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
@@ -393,11 +509,31 @@ def _usage(ended: Sequence[Ended]) -> Json:
     return usage_row(ended[0].usage[0], sum(each.usage[1] for each in ended))
 
 
+_ENDS: Mapping[Form, tuple[str, ...] | None] = {
+    "hermes": ("</tool_call>",),
+    "glm": ("</tool_call>",),
+    "deepseek": ("<｜tool▁call▁end｜>",),
+    "harmony": (),
+}
+"""Form → what an answer ends with after its first call; nothing where a turn has one call anyway."""
+
+
+def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
+    """Return what ends an answer that may call one tool alone; Refusal (400) where calls have no end of their own."""
+    if request.parallel_tool_calls or not request.calls_tools:
+        return ()
+    ends = _ENDS.get(form)
+    if ends is None:
+        raise wrong(
+            f"`parallel_tool_calls: false` cannot be held in the form `{form}`, in which all calls are one list.",
+            "parallel_tool_calls",
+        )
+    return ends
+
+
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
     """Return a chat that lacks only its prompt's tokens; Refusal (400) for what cannot be asked of the agent."""
-    renderer = agents.play.engine.renderer(agents.play.team.policy(agent).name)
-    decodes = renderer if isinstance(renderer, Decodes) else None
-    if request.logprobs and decodes is None:
+    if request.logprobs and agents.texts(agent) is None:
         raise wrong(
             f"The tokens of '{agent}' are not known here, and so neither are their log-probs.", "logprobs"
         )
@@ -412,7 +548,11 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     ):
         raise wrong("What the agents might have said instead is not known here.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()
-    known = agents.play.team[agent]
-    messages = tuple(read_messages(request.messages, tools, known.system))
-    prompt = Prompt(agent, messages, (), request.sampling(known.sampling), ())
-    return Chat(agents, request, prompt, Head(model), decodes)
+    for name in request.without_effect:
+        agents.say_once(f"`{name}` was asked for and has no effect: agents speak as they have learned to.")
+    known, reader = agents.play.team[agent], agents.reader(agent)
+    messages = tuple(reader.conversation(request.messages, tools, known.system))
+    sampling = request.sampling(known.sampling)
+    sampling = replace(sampling, stop=(*sampling.stop, *ends_of_one_call(request, reader.form)))
+    prompt = Prompt(agent, messages, (), sampling, ())
+    return Chat(agents, request, prompt, Head(model), agents.texts(agent), reader)

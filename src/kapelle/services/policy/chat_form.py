@@ -7,13 +7,14 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from kapelle.engines.rollout.protocol import Completion, Likeliest
+from kapelle.engines.rollout.protocol import Likeliest
 from kapelle.environments.tools.contract import tools_prompt
-from kapelle.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.services.policy.speech import Speech
 from kapelle.services.refusals import Body, read_body, wrong
 from kapelle.types import Json, Message, Sampling
 
@@ -61,6 +62,8 @@ class ChatMessage(Body):
     content: str | list[ContentPart] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
     """Who speaks, among several of one role."""
+    reasoning_content: str | None = None
+    """What an assistant thought before it spoke. A conversation that continues has it in the tokens that were sampled."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     # Further fields of answers, which clients that keep whole messages send back.
@@ -122,7 +125,7 @@ class ChatRequest(Body):
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     tools: list[OfferedTool] = Field(default=[], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    parallel_tool_calls: bool = True
     # Accepted with their neutral values only, which some clients always send.
     response_format: PlainText = PlainText(type="text")
     presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
@@ -138,6 +141,10 @@ class ChatRequest(Body):
     user: str | None = None
     metadata: dict[str, str] = Field(default={})
     safety_identifier: str | None = None
+    prompt_cache_retention: str | None = None
+    # They change nothing here: agents think and speak as they have learned to. The log says so once.
+    reasoning_effort: str | None = Field(default=None, max_length=32)
+    verbosity: str | None = Field(default=None, max_length=32)
 
     @field_validator("temperature")
     @classmethod
@@ -168,6 +175,12 @@ class ChatRequest(Body):
     def calls_tools(self) -> bool:
         """Whether the agent is told of tools and calls of them are looked for in its answer."""
         return bool(self.tools) and self.tool_choice == "auto"
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """The parameters that ask for what agents cannot do, and that are accepted all the same."""
+        asked = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return tuple(name for name, value in asked.items() if value is not None)
 
     def sampling(self, own: Sampling) -> Sampling:
         """Return how to sample: as asked for, else as the agent does by itself."""
@@ -200,73 +213,96 @@ def read_request(body: Mapping[str, Json]) -> ChatRequest:
 # -------- Messages as agents read them, with tools in the form that kapelle's agents know
 
 
-class Said(NamedTuple):
-    """An answer of an agent: the words beside its calls, and the calls."""
-
-    content: str | None
-    """All words outside the calls, those of its thoughts too; what stands before the first call as it is, but for
-    the spaces at its end. None for no words."""
-    calls: tuple[ReadCall, ...]
-
-
 NAMED = ("system", "user")
 """Roles in which several may speak: an agent reads `NAME: ` before their words. An assistant's name is its own, and a
 tool's answer belongs to its call."""
 
 
-def read_messages(
-    messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
-) -> list[Message]:
-    """Return the conversation that an agent reads: the caller's, or its own system message where the caller has none.
+@dataclass(frozen=True, slots=True)
+class MessageReader:
+    """Reads messages as an agent's chat template takes them."""
 
-    Tools stand before the first message that is no system message, where agents of the environment `tools` read them.
-    """
-    read = [read_message(message) for message in messages]
-    if not any(message.role == "system" for message in read) and system:
-        read.insert(0, Message("system", system))
-    if tools:
-        first = next((place for place, message in enumerate(read) if message.role == "user"), None)
-        if first is None:
-            raise wrong(
-                "Tools need a message of the role `user`, before which the agent reads of them.", "tools"
-            )
-        prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], "hermes")
-        read[first] = Message("user", f"{prompt}\n\n{read[first].content}")
-    return read
+    form: Form = "hermes"
+    """How calls are written where the template does not write them itself."""
+    structured: bool = False
+    """Whether the template writes tools, calls and their results itself."""
+
+    def conversation(
+        self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
+    ) -> list[Message]:
+        """Return the conversation that an agent reads: the caller's, or its own system message where the caller has none.
+
+        Tools stand where the template has them, else before the first message that is no system message, where agents of the
+        environment `tools` read them.
+        """
+        read = list(self.messages(messages))
+        if not any(message.role == "system" for message in read) and system:
+            read.insert(0, Message("system", system))
+        if tools:
+            first = next((place for place, message in enumerate(read) if message.role == "user"), None)
+            if first is None:
+                raise wrong(
+                    "Tools need a message of the role `user`, before which the agent reads of them.", "tools"
+                )
+            prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], self.form)
+            words = read[first].content
+            row = {
+                "role": "user",
+                "content": words,
+                "tools": [each.model_dump(exclude_none=True) for each in tools],
+            }
+            structured = json.dumps(row, ensure_ascii=False) if self.structured else None
+            read[first] = Message("user", f"{prompt}\n\n{words}", structured=structured)
+        return read
+
+    def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
+        """Return messages from a place on as an agent reads them; Refusal (400) for tool calls that cannot be read."""
+        called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+        return tuple(self._message(message, called) for message in messages[start:])
+
+    def _message(self, message: ChatMessage, called: Mapping[str, str]) -> Message:
+        role = "system" if message.role == "developer" else message.role
+        if role != "assistant" and message.tool_calls:
+            raise wrong("Only messages of the role `assistant` call tools.", "messages")
+        words = message.text
+        if message.name is not None and role in NAMED and words:
+            words = f"{message.name}: {words}"  # chat templates have no field for names
+        row: dict[str, Json] = {"role": role, "content": words}
+        thoughts = message.reasoning_content if role == "assistant" else None
+        if thoughts:
+            row["reasoning_content"] = thoughts
+        calls: list[ReadCall] = []
+        for call in message.tool_calls or ():
+            try:
+                arguments = json.loads(call.function.arguments)
+            except (ValueError, RecursionError):
+                raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
+            arguments = {} if arguments is None else arguments
+            if not isinstance(arguments, dict):
+                raise wrong("The `arguments` of a tool call must be a JSON object.", "messages")
+            calls.append(ReadCall(call.function.name, arguments))
+        if calls:
+            row["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": each.name, "arguments": dict(each.arguments)},
+                }
+                for call, each in zip(message.tool_calls or (), calls, strict=True)
+            ]
+        if role == "tool" and message.tool_call_id is not None:
+            row |= {"tool_call_id": message.tool_call_id, "name": called.get(message.tool_call_id, "tool")}
+        lines = [f"<think>\n{thoughts}\n</think>\n"] if thoughts else []
+        lines += [words] if words else []
+        lines += [write_calls(calls, self.form)] if calls else []
+        says_more = self.structured and len(row) > 2
+        return Message(
+            role, "\n".join(lines), structured=json.dumps(row, ensure_ascii=False) if says_more else None
+        )
 
 
-def read_message(message: ChatMessage) -> Message:
-    """Return one message as an agent reads it; Refusal (400) for tool calls that cannot be read."""
-    role = "system" if message.role == "developer" else message.role
-    if role != "assistant" and message.tool_calls:
-        raise wrong("Only messages of the role `assistant` call tools.", "messages")
-    words = message.text
-    if message.name is not None and role in NAMED and words:
-        words = f"{message.name}: {words}"  # chat templates have no field for names
-    lines = [words] if words else []
-    for call in message.tool_calls or ():
-        try:
-            arguments = json.loads(call.function.arguments)
-        except (ValueError, RecursionError):
-            raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
-        called = json.dumps({"name": call.function.name, "arguments": arguments}, ensure_ascii=False)
-        lines.append(f"<tool_call>\n{called}\n</tool_call>")
-    return Message(role, "\n".join(lines))
-
-
-def parse_answer(text: str, forms: Sequence[Form] = ("hermes",)) -> Said:
-    """Return an agent's text as words and calls; a text that breaks the form is all words."""
-    try:
-        calls = parse_calls(text, forms)
-    except NotCalls:
-        return Said(text, ())
-    if not calls:
-        return Said(text, ())
-    thoughts = text.rfind("</think>") + 1  # calls come after them
-    first = text.index("<tool_call>", thoughts)
-    behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
-    before = text[:first].rstrip()
-    return Said("\n".join([*([before] if before else []), *filter(None, behind)]) or None, calls)
+PLAINLY = MessageReader()
+"""For models whose chat templates know no tools."""
 
 
 # -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
@@ -316,19 +352,20 @@ class Head:
         return {**row, "kapelle": extra} if extra else row
 
 
-def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json], str]:
-    """Return the message that a completion is, and why it ended."""
-    message: dict[str, Json] = {"role": "assistant", "content": completion.text, "refusal": None}
-    calls = parse_answer(completion.text) if tools else None
-    if calls is None or not calls.calls:
-        return message, completion.finish_reason
+def message_of(said: Speech) -> dict[str, Json]:
+    """Return the message that an answer is."""
+    message: dict[str, Json] = {"role": "assistant", "content": said.words, "refusal": None}
+    if said.thoughts:
+        message["reasoning_content"] = said.thoughts
+    if not said.calls:
+        return message
     rows = []
-    for call in calls.calls:
+    for call in said.calls:
         # Numbers that JSON does not know as they are (such as a Decimal) become floats.
         arguments = json.dumps(call.arguments, ensure_ascii=False, default=lambda number: float(str(number)))
         function = {"name": call.name, "arguments": arguments}
         rows.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
-    return {**message, "content": calls.content, "tool_calls": rows}, "tool_calls"
+    return {**message, "content": said.words or None, "tool_calls": rows}
 
 
 def token_rows(

@@ -24,7 +24,7 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
-from kapelle.services.policy.agents import Agents, Chat, Done, News, too_long
+from kapelle.services.policy.agents import Agents, Chat, Done, News, ends_of_one_call, too_long
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.refusals import Refusal
@@ -52,14 +52,16 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
         address=environment.address,
     )
     board = Switchboard("", binding.token, partial(say, "program"))
-    agents = Agents(play, LoopThread())
+    agents = Agents(play, LoopThread(), environment.tool_form)
     desk = OutsideDesk(board, agents, environment.absence)
     limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
     service = PolicyService(MODEL, agents, limits, int(time.time()), desk)
     # An open connection shows that a program lives, so the server keeps those that a program may still use.
     idle = play.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)
-    with HttpServer(binding, Application(binding, service.routes()), idle, *watched) as server:
+    with HttpServer(
+        binding, Application(binding, service.routes(), agents.metrics.called), idle, *watched
+    ) as server:
         board.url = server.url
         with switched_on(environment.key, board):
             say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
@@ -123,7 +125,7 @@ class OutsideDesk(Recorder):
         if self._board.seat(name) is None:
             raise _over(self._board.why_over(name))
         self.presence.called(name, call.peer)
-        return self.sessions.place(chat.prompt.agent, chat.request, name)
+        return self.sessions.place(chat.prompt.agent, chat.request, name, chat.reader)
 
     async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
         return chat, self._answered(chat, place)  # the episode makes the prompt
@@ -135,10 +137,10 @@ class OutsideDesk(Recorder):
         heard = chat.prompt.messages if place.after is None else place.heard
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
         asked: Mapping[str, Json] = {
-            "messages": [[message.role, message.content] for message in heard],
+            "messages": [[message.role, message.content, message.structured] for message in heard],
             "after": None if place.after is None else place.after.turn.index,
             "max_tokens": min((limit for limit in limits if limit is not None), default=None),
-            "stop": chat.request.stops,
+            "stop": (*chat.request.stops, *ends_of_one_call(chat.request, chat.reader.form)),
         }
         calls: list[asyncio.Future[Mapping[str, Json]]] = []
         try:
@@ -155,6 +157,7 @@ class OutsideDesk(Recorder):
                     said["version"],
                     said["weights_hash"],
                 )
+                self._agents.metrics.spoke(place.agent, said["prompt_tokens"], len(completion.ids))
                 yield Done(choice, completion, said["prompt_tokens"], said["turn"])
         except Over:
             raise _over() from None

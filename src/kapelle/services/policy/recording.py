@@ -30,7 +30,8 @@ from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News
-from kapelle.services.policy.chat_form import NAMED, ChatRequest, parse_answer, read_message
+from kapelle.services.policy.chat_form import NAMED, PLAINLY, ChatRequest, MessageReader
+from kapelle.services.policy.speech import Speech
 from kapelle.services.policy.teams import PlayedAnswer, Spoken
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
@@ -94,8 +95,6 @@ class ContinuedAt:
     """Of the whole conversation."""
     seen: int
     """How many turns of the session were complete."""
-    tools: bool
-    """Whether calls are looked for in the answer."""
 
 
 class Sessions:
@@ -193,8 +192,10 @@ class Sessions:
                     return min(reversed(nodes), key=lambda node: node.continued), count
         return None
 
-    def place(self, agent: str, request: ChatRequest, name: str | None) -> ContinuedAt:
-        """Return where a call continues; it may begin a session."""
+    def place(
+        self, agent: str, request: ChatRequest, name: str | None, reader: MessageReader = PLAINLY
+    ) -> ContinuedAt:
+        """Return where a call continues; it may begin a session. The agent's `reader` reads what it heard since."""
         found = self.find(agent, request, name)
         session = self.begin(name) if found is None else found[0].session
         session.called = self._clock()
@@ -206,17 +207,15 @@ class Sessions:
             after.continued += 1
         elif any(turn.agent == agent for turn in session.turns):
             session.counts["restarts"] += 1
-        heard = tuple(map(read_message, request.messages[count:]))
+        heard = reader.messages(request.messages, count)
         digest = _digests(agent, request)[-1]
-        return ContinuedAt(session, agent, after, heard, digest, len(session.turns), request.calls_tools)
+        return ContinuedAt(session, agent, after, heard, digest, len(session.turns))
 
-    def keep(self, place: ContinuedAt, turn: Turn) -> Turn:
-        """Record an answer and return it with its number."""
+    def keep(self, place: ContinuedAt, turn: Turn, said: Speech) -> Turn:
+        """Record an answer, of which the caller was told what it said, and return it with its number."""
         session = place.session
         kept = record(session, turn, place.seen)
-        said = parse_answer(turn.text) if place.tools else None
-        words = turn.text if said is None else said.content or ""
-        calls = [] if said is None else [[call.name, _plain(call.arguments)] for call in said.calls]
+        words, calls = said.words, [[call.name, _plain(call.arguments)] for call in said.calls]
         digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
         session.nodes.setdefault((place.agent, digest), []).append(ReadPrefix(session, kept))
         return kept
@@ -491,7 +490,7 @@ class Recorder:
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
         """Return where a call continues."""
-        return self.sessions.place(chat.prompt.agent, chat.request, call.session)
+        return self.sessions.place(chat.prompt.agent, chat.request, call.session, chat.reader)
 
     async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt, and its answers: a conversation that continues reads the very tokens of its beginning."""
@@ -526,7 +525,7 @@ class Recorder:
                         heard=chat.prompt.messages if place.after is None else place.heard,
                         trained=policy.trained,
                     )
-                    self.sessions.keep(place, turn)
+                    self.sessions.keep(place, turn, chat.said(completion.ids, completion.text))
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
                         name = (place.session.name, place.agent, _extended(b"", call.body))

@@ -30,7 +30,7 @@ MOST_CHARACTERS = 64 << 20
 """Of all conversations that they continue from, counted with each of them."""
 
 
-class Asked(Protocol):
+class Heeded(Protocol):
     """A request that is being answered, by an agent or by the team."""
 
     @property
@@ -142,13 +142,13 @@ class ResponseForm:
         """What the agent is asked."""
         self._writer: ResponseWriter | None = None
 
-    async def whole(self, asked: Asked, answers: AsyncIterator[Any]) -> Json:
+    async def whole(self, asked: Heeded, answers: AsyncIterator[Any]) -> Json:
         """Return the answer."""
         async with aclosing(self.events(asked, answers)) as events:
             last = [event async for event in events][-1]
         return last["response"]
 
-    async def events(self, asked: Asked, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    async def events(self, asked: Heeded, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """Yield the answer as events."""
         writer = self._writer = ResponseWriter(self._request, asked.head.session)
         async with aclosing(writer.events(asked.heard(answers))) as events:

@@ -132,6 +132,8 @@ def as_chat(
         "seed": request.seed,
         "stop": request.stop,
         "stream": request.stream,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "verbosity": request.text.verbosity,
         "logprobs": request.wants_logprobs,
         "top_logprobs": request.top_logprobs,
     }
@@ -281,6 +283,7 @@ def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
         return [ChatMessage(role="user", content=given)]
     messages: list[dict[str, Any]] = []
     speaking = False  # whether the last message is an answer to which calls may still belong
+    thoughts = ""  # of the answer that comes next
     for place, item in enumerate(given):
         where = f"input.{place}"
         kind = item.get("type", "message")
@@ -289,16 +292,17 @@ def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
             raise wrong(f"`{where}.type`: an item is one of {', '.join(_ITEMS)}.", f"{where}.type")
         read = read_body(form, _given(item), where)
         if isinstance(read, ReasoningItem):
-            speaking = (
-                False  # what follows is another answer; its thoughts are in the tokens that were sampled
-            )
+            thoughts, speaking = _thoughts(read), False  # what follows is another answer
         elif isinstance(read, MessageItem):
             messages.append({"role": read.role, "content": _text(read.content, f"{where}.content")})
             speaking = read.role == "assistant"
+            if speaking and thoughts:
+                messages[-1]["reasoning_content"] = thoughts
+            thoughts = ""
         elif isinstance(read, CallItem):
             if not speaking:
-                messages.append({"role": "assistant", "content": None})
-                speaking = True
+                messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts or None})
+                thoughts, speaking = "", True
             function = {"name": read.name, "arguments": read.arguments}
             messages[-1].setdefault("tool_calls", []).append({"id": read.call_id, "function": function})
         else:
@@ -306,6 +310,11 @@ def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
             messages.append({"role": "tool", "content": output, "tool_call_id": read.call_id})
             speaking = False
     return [ChatMessage.model_validate(each) for each in messages]
+
+
+def _thoughts(item: ReasoningItem) -> str:
+    texts = (part.get("text") for part in item.content if part.get("type") == "reasoning_text")
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
@@ -344,34 +353,43 @@ class ResponseWriter:
         """Yield the events of an answer; the last one has the complete response."""
         yield self._event("created", response=self.row("in_progress"))
         yield self._event("in_progress", response=self.row("in_progress"))
-        item = text = ""
-        tokens: list[Json] = []
+        thinking = item = thoughts = text = ""  # names of the items that are open, and what stands in them
+        tokens, untold = list[Json](), list[Json]()
         async with aclosing(heard) as coming:  # type: ignore[type-var]
             async for each in coming:
                 calls = each.message.get("tool_calls", ()) if isinstance(each, Ended) else ()
-                if each.words or each.tokens or (isinstance(each, Ended) and not calls):
-                    if not item:
-                        item = _name("msg")
-                        for event in self._opened(item):
+                speaks = bool(each.words) or (isinstance(each, Ended) and not calls)
+                if each.thoughts:
+                    if not thinking:
+                        thinking = _name("rs")
+                        for event in self._thinking(thinking):
                             yield event
-                    tokens += each.tokens or ()
+                    thoughts += each.thoughts
+                    yield self._event("reasoning_text.delta", **self._place(thinking), delta=each.thoughts)
+                if thinking and not self.output and (speaks or isinstance(each, Ended)):
+                    for event in self._thought(thinking, thoughts):
+                        yield event
+                if each.words or not each.thoughts:  # tokens of thoughts have no place
+                    untold += each.tokens or ()
+                if speaks and not item:
+                    item = _name("msg")
+                    for event in self._opened(item):
+                        yield event
+                if each.words:
                     text += each.words
-                    place: dict[str, Json] = {"item_id": item, "output_index": 0, "content_index": 0}
-                    if each.words:
-                        yield self._event(
-                            "output_text.delta",
-                            **place,
-                            delta=each.words,
-                            logprobs=_plain_tokens(each.tokens),
-                        )
+                    rows = _plain_tokens(untold)
+                    yield self._event(
+                        "output_text.delta", **self._place(item), delta=each.words, logprobs=rows
+                    )
+                    tokens, untold = [*tokens, *untold], []
                 if not isinstance(each, Ended):
                     continue
                 ended = "incomplete" if each.reason == "length" else "completed"
                 if item:
-                    for event in self._spoken(item, text, tokens, ended):
+                    for event in self._spoken(item, text, [*tokens, *untold], ended):
                         yield event
                 for call in calls:
-                    for event in self._called(call, ended):
+                    for event in self._called(call):
                         yield event
                 self.message = each.message
                 yield self._event(ended, response=self.row(ended, each))
@@ -385,23 +403,39 @@ class ResponseWriter:
         self._sent += 1
         return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
 
+    def _place(self, item: str) -> dict[str, Json]:
+        """Return where the part of an open item stands."""
+        return {"item_id": item, "output_index": len(self.output), "content_index": 0}
+
+    def _thinking(self, item: str) -> Iterator[dict[str, Json]]:
+        begun = {"id": item, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        yield self._event("output_item.added", output_index=0, item=begun)
+        part = {"type": "reasoning_text", "text": ""}
+        yield self._event("content_part.added", **self._place(item), part=part)
+
+    def _thought(self, item: str, text: str) -> Iterator[dict[str, Json]]:
+        part = {"type": "reasoning_text", "text": text}
+        yield self._event("reasoning_text.done", **self._place(item), text=text)
+        yield self._event("content_part.done", **self._place(item), part=part)
+        whole = {"id": item, "type": "reasoning", "status": "completed", "summary": [], "content": [part]}
+        self.output.append(whole)
+        yield self._event("output_item.done", output_index=0, item=whole)
+
     def _opened(self, item: str) -> Iterator[dict[str, Json]]:
         begun = {"id": item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        yield self._event("output_item.added", output_index=0, item=begun)
-        yield self._event(
-            "content_part.added", item_id=item, output_index=0, content_index=0, part=_text_part("", [])
-        )
+        yield self._event("output_item.added", output_index=len(self.output), item=begun)
+        yield self._event("content_part.added", **self._place(item), part=_text_part("", []))
 
     def _spoken(self, item: str, text: str, tokens: list[Json], status: str) -> Iterator[dict[str, Json]]:
-        place: dict[str, Json] = {"item_id": item, "output_index": 0, "content_index": 0}
+        place = self._place(item)
         part = _text_part(text, tokens)
         yield self._event("output_text.done", **place, text=text, logprobs=_plain_tokens(tokens))
         yield self._event("content_part.done", **place, part=part)
         whole = {"id": item, "type": "message", "status": status, "role": "assistant", "content": [part]}
         self.output.append(whole)
-        yield self._event("output_item.done", output_index=0, item=whole)
+        yield self._event("output_item.done", output_index=len(self.output) - 1, item=whole)
 
-    def _called(self, call: Mapping[str, Json], status: str) -> Iterator[dict[str, Json]]:
+    def _called(self, call: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
         item, index = _name("fc"), len(self.output)
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         whole = {

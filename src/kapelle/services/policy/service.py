@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -19,19 +19,22 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kapelle.engines.rollout.protocol import ServesCallers
+from kapelle.engines.rollout.protocol import HasQueue, ServesCallers
 from kapelle.errors import did_you_mean
+from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
 from kapelle.services.http import SESSION, Application, Call, EventStream, HttpServer, JsonAnswer, route
 from kapelle.services.policy.agents import Agents, Chat, read_chat
 from kapelle.services.policy.chat_form import ChatRequest, Head, read_request
+from kapelle.services.policy.completions import CompletionForm
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
 from kapelle.services.policy.responses import KeptResponses, ResponseForm
 from kapelle.services.policy.responses_form import renamed
+from kapelle.services.policy.service_metrics import KIND as METRICS_KIND
 from kapelle.services.policy.teams import TeamChat, team_answers
-from kapelle.services.refusals import Refusal, busy
+from kapelle.services.refusals import Refusal, busy, wrong
 from kapelle.types import Json
 
 T = TypeVar("T")
@@ -118,6 +121,19 @@ async def show_file(content: bytes, kind: str, _call: Call) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that is being answered."""
+
+    whole: Callable[[], Awaitable[Json]]
+    events: Callable[[], AsyncIterator[Json | str]]
+    failed: Callable[[Refusal], Json]
+    """What a stream ends with that fails on the way."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
+    """Whether events are named."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatForm:
     """The form of a call of chat completions."""
 
@@ -159,6 +175,9 @@ class PolicyService:
             route("GET", "/v1/models/{name:path}", self.model),
             route("POST", "/v1/chat/completions", self.chat),
             route("POST", "/v1/responses", self.respond),
+            route("POST", "/v1/completions", self.complete),
+            route("POST", "/v1/embeddings", self.embed),
+            route("GET", "/metrics", self.metrics),
             *self._kept.routes(),
             *(() if self._recorder is None else self._recorder.routes()),
             *(
@@ -192,22 +211,82 @@ class PolicyService:
         except Refusal as refusal:
             raise renamed(refusal) from None
 
+    async def complete(self, call: Call) -> Response:
+        """Return what an agent writes behind a plain prompt."""
+        form = CompletionForm.read(call.body)
+        model = self._known(form.given.model)
+        if self._recorder is not None:
+            raise Refusal(
+                400,
+                "Sessions record conversations, and a plain prompt is none. Ask for a chat completion here.",
+                None,
+                "not_recorded",
+            )
+        if model == self.name:
+            raise wrong("A team answers questions. Name an agent in `model`.", "model")
+
+        async def ask(_ticket: Ticket) -> Asked:
+            asked = await form.ask(self._agents, model)
+            return Asked(partial(form.whole, asked), partial(form.events, asked), form.failed)
+
+        return await self._within(form.answers, ask, stream=form.given.stream)
+
+    async def embed(self, call: Call) -> Response:
+        """Refuse: a team has no embedder."""
+        raise Refusal(
+            404,
+            "This server has no embedder: its models are the agents of a team, which answer in words.",
+            "model",
+            "no_embedder",
+        )
+
+    async def metrics(self, call: Call) -> Response:
+        """Return what Prometheus reads."""
+        engine = self._agents.play.engine
+        gauges: dict[str, tuple[str, float]] = {
+            "kapelle_answers_in_flight": ("Answers that are being made.", self.under_way),
+            "kapelle_answers_most": ("Answers that may be made at once (`--calls`).", self.limits.calls),
+            "kapelle_responses_kept": ("Responses from which calls may continue.", len(self._kept)),
+        }
+        if self._recorder is not None:
+            sessions = len(self._recorder.sessions)
+            gauges["kapelle_sessions"] = ("Recorded sessions that are under way.", sessions)
+        if isinstance(engine, HasQueue):
+            gauges["kapelle_requests_waiting"] = (
+                "Requests that wait for a row of the engine's batch.",
+                engine.waiting,
+            )
+        return Response(self._agents.metrics.text(gauges), headers={"content-type": METRICS_KIND})
+
     async def _answer(self, call: Call, form: ChatForm | ResponseForm, *, named: bool = False) -> Response:
         request = form.request
         model = self._known(request.model)
-        ticket = Ticket(self, request.n)
+
+        async def ask(ticket: Ticket) -> Asked:
+            of = self._ask_team if model == self.name else self._ask_agent
+            asked, answers = await of(model, request, call, ticket)
+            headers = {} if asked.head.session is None else {SESSION: asked.head.session}
+            whole, events = partial(form.whole, asked, answers), partial(form.events, asked, answers)
+            return Asked(whole, events, form.failed, headers, named)
+
+        return await self._within(request.n, ask, stream=request.stream)
+
+    async def _within(
+        self, answers: int, ask: Callable[[Ticket], Awaitable[Asked]], *, stream: bool
+    ) -> Response:
+        """Return the answer to a call that asks for so many, whole or as a stream, in the room and the time that it may take."""
+        ticket = Ticket(self, answers)
         try:
             async with asyncio.timeout_at(ticket.until):
-                ask = self._ask_team if model == self.name else self._ask_agent
-                asked, answers = await ask(model, request, call, ticket)
-                headers = {} if asked.head.session is None else {SESSION: asked.head.session}
-                if not request.stream:
-                    answer = JsonAnswer(await form.whole(asked, answers), headers=headers)
+                asked = await ask(ticket)
+                if not stream:
+                    answer = JsonAnswer(await asked.whole(), headers=asked.headers)
                     ticket.release()
                     return answer
                 # Its first piece is taken here: closing an async generator that was never begun would not release what it holds.
-                pieces = ticket.bounded(form.events(asked, answers))
-                return EventStream(pieces, headers, [await anext(pieces)], form.failed, named=named)
+                pieces = ticket.bounded(asked.events())
+                first = await anext(pieces)
+                return EventStream(pieces, asked.headers, [first], asked.failed, named=asked.named)
         except TimeoutError:
             ticket.release()
             raise ticket.late from None
@@ -238,10 +317,14 @@ class PolicyService:
         return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.play.team.names)]
 
     def _known(self, model: str) -> str:
-        if model not in self.names:
-            hint = did_you_mean(model[:200], self.names)
-            raise Refusal(404, f"There is no such model here.{hint}", "model", "model_not_found")
-        return model
+        """Return one of `names` for what a caller calls it: an agent's own name will do, and `team` for the team, as in training."""
+        team, slash, agent = model.partition("/")
+        called = f"{self.name}{slash}{agent}" if team == "team" else f"{self.name}/{model}"
+        for name in (model, called):
+            if name in self.names:
+                return name
+        hint = did_you_mean(model[:200], self.names)
+        raise Refusal(404, f"There is no such model here.{hint}", "model", "model_not_found")
 
     def _row(self, model: str) -> Json:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "kapelle"}
@@ -267,21 +350,28 @@ class PolicyServer:
 
 @contextmanager
 def serve_policy(
-    play: Play, name: str, binding: Binding, limits: ServingLimits, record: Path | None = None
+    play: Play,
+    name: str,
+    binding: Binding,
+    limits: ServingLimits,
+    record: Path | None = None,
+    tool_form: Form | None = None,
 ) -> Iterator[PolicyServer]:
     """Serve a team while the block runs; `record` is the folder of rewarded episodes, None to record nothing.
+
+    Agents call tools in the `tool_form`, or as their chat templates do.
 
     Raises ConfigError if the port is taken, OutputError for a folder that cannot be written.
     """
     if isinstance(play.engine, ServesCallers):
         play.engine.serve()
     with ExitStack() as closing:
-        agents = Agents(play, closing.enter_context(LoopThread()))
+        agents = Agents(play, closing.enter_context(LoopThread()), tool_form)
         recorder = None
         if record is not None:
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
             recorder = Recorder(agents, file.take, lifetime=limits.idle)
         service = PolicyService(name, agents, limits, int(time.time()), recorder)
-        with HttpServer(binding, Application(binding, service.routes())) as http:
+        with HttpServer(binding, Application(binding, service.routes(), agents.metrics.called)) as http:
             yield PolicyServer(http.url, service.names, service, http)

@@ -134,7 +134,19 @@ def team_answers(
             last = episode.turns[-1].text if episode.turns else ""
             tell(PlayedAnswer(choice, environment.finals[-1] if environment.finals else last, episode))
 
-    return told(agents.thread, play_all)
+    return _counted(agents, told(agents.thread, play_all))
+
+
+async def _counted(
+    agents: Agents, answers: AsyncIterator[Spoken | PlayedAnswer]
+) -> AsyncGenerator[Spoken | PlayedAnswer, None]:
+    """Yield answers, and count the tokens of their turns."""
+    async with aclosing(answers) as told:  # type: ignore[type-var]
+        async for each in told:
+            if isinstance(each, PlayedAnswer):
+                for turn in each.episode.turns:
+                    agents.metrics.spoke(turn.agent, len(turn.prompt_ids), len(turn.completion_ids))
+            yield each
 
 
 async def _overheard(engine: RolloutEngine, choice: int, tell: Tell, request: Request) -> Completion:
@@ -213,7 +225,7 @@ class TeamChat:
                         sum(len(turn.completion_ids) for turn in turns),
                     )
                     about = {"turns": _turn_rows(each.episode)}
-                    yield Ended(each.choice, each.text, None, message, "stop", usage, about)
+                    yield Ended(each.choice, "", each.text, None, message, "stop", usage, about)
 
 
 def _turn_rows(episode: Episode) -> list[Json]:

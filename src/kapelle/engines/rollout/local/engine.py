@@ -23,6 +23,7 @@ from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.engines.rollout.protocol import (
     Completion,
     HasNotes,
+    HasQueue,
     Interrupted,
     Interruptible,
     KnowsAlternatives,
@@ -87,7 +88,7 @@ def check_recording(model: LanguageModel) -> None:
         )
 
 
-class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
+class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, HasQueue):
     """Samples for the policies whose base models it is given, in the models' own memory."""
 
     def __init__(
@@ -211,6 +212,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes):
     def _tokens_a_row(self) -> int:
         """Return the steps of all base models, which sample in turn."""
         return sum(queue.decoder.steps for queue in self._queues)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a row."""
+        return sum(len(queue.arrived) + len(queue.waiting) for queue in self._queues)
 
     def serve(self) -> None:
         """Answer each request as soon as its row is finished, and wait for no episodes, from now on.

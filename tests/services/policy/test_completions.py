@@ -1,0 +1,114 @@
+"""Plain prompts, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.rollout.play import Play
+from kapelle.runtime.event_loop import run_async
+from kapelle.services.binding import Binding
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.types import Message, Sampling, Task
+
+ASKED: dict[str, Any] = {"model": "duo/second", "max_tokens": 6, "seed": 5, "temperature": 0.7}
+
+
+@pytest.fixture(scope="module")
+def plain(play: Play) -> Iterator[OpenAI]:
+    """The team, served without recording."""
+    with (
+        serve_policy(play, "duo", Binding(), ServingLimits()) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_a_prompt_is_read_as_it_is(plain: OpenAI, play: Play) -> None:
+    """As text or as ids: the tokens are what the engine samples behind them, with no template around."""
+    policy = play.team.policy("second").name
+    renderer: Any = play.engine.renderer(policy)
+    ids = renderer.plain("2+2=")
+    assert renderer.decode(ids).endswith("2+2=")
+    sampling = Sampling(max_tokens=6, temperature=0.7)
+    request = Request(policy, "second", (Message("user", "2+2="),), ids, sampling, 5, Task("", ""))
+    known = run_async(lambda: play.engine.generate(request))
+    for prompt in ("2+2=", list(ids)):
+        said = plain.completions.create(**ASKED, prompt=prompt, logprobs=0)
+        [choice] = said.choices
+        assert choice.text == known.text
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == list(known.logprobs)
+        assert said.usage is not None
+        assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), len(known.ids))
+
+
+def test_several_prompts_are_answered_each_n_times(plain: OpenAI) -> None:
+    asked = {**ASKED, "n": 2}
+    both = plain.completions.create(**asked, prompt=["one", "two"])
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    alone = [plain.completions.create(**asked, prompt=each) for each in ("one", "two")]
+    assert [c.text for c in both.choices] == [c.text for each in alone for c in each.choices]
+    ids = [[4, 5], [6]]
+    assert len(plain.completions.create(**asked, prompt=ids).choices) == 4
+    pieces = list(
+        plain.completions.create(
+            **asked, prompt=["one", "two"], stream=True, stream_options={"include_usage": True}
+        )
+    )
+    texts = ["", "", "", ""]
+    for piece in pieces:
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in both.choices]
+    assert pieces[-1].usage == both.usage
+
+
+def test_the_likeliest_tokens_come_in_its_own_form(plain: OpenAI) -> None:
+    said = plain.completions.create(**ASKED, prompt="2+2=", logprobs=3)
+    logprobs = said.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    assert all(1 <= len(top) <= 3 for top in logprobs.top_logprobs)
+    assert logprobs.text_offset is not None
+    assert logprobs.text_offset[:2] == [0, len(logprobs.tokens[0])]
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 2, "stream": True}, "logprobs"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**30]}, "prompt"),
+        ({"prompt": "x" * 100_000}, "prompt"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"model": "duo"}, "model"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(plain: OpenAI, extra: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        plain.completions.create(**{**ASKED, "prompt": "x", **extra})
+    assert refused.value.param == named
+
+
+def test_sessions_record_conversations_alone(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="Ask for a chat completion"):
+        client.completions.create(**ASKED, prompt="x")
+
+
+def test_a_team_has_no_embedder(plain: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="no embedder"):
+        plain.embeddings.create(model="duo/first", input="x")

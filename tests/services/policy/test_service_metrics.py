@@ -1,0 +1,64 @@
+"""What Prometheus reads of a server."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.services.policy.service_metrics import ServiceMetrics
+
+SAMPLE = re.compile(r"[a-z_]+(\{[a-z]+=\"[^\"]*\"(,[a-z]+=\"[^\"]*\")*\})? [0-9.e+-]+")
+
+
+def read(text: str) -> dict[str, float]:
+    """Return all samples; fails where a line is none in Prometheus' form."""
+    samples = {}
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            assert SAMPLE.fullmatch(line), line
+            name, _, value = line.rpartition(" ")
+            samples[name] = float(value)
+    return samples
+
+
+def test_calls_and_tokens_are_counted_and_nothing_that_was_said(play: Play, web: httpx.Client) -> None:
+    with serve_policy(play, "duo", Binding(), ServingLimits()) as server:
+        asked = {"model": "first", "messages": [{"role": "user", "content": "swordfish"}], "max_tokens": 4}
+        usage = web.post(f"{server.url}/v1/chat/completions", json=asked).json()["usage"]
+        web.post(f"{server.url}/sessions/swordfish/v1/responses", json={"model": "first"})
+        web.request("SWORDFISH", f"{server.url}/swordfish")
+        web.get(f"{server.url}/health", headers={"host": "swordfish"})
+        team = web.post(f"{server.url}/v1/chat/completions", json={**asked, "model": "duo"}).json()
+        told = web.get(f"{server.url}/metrics")
+    assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "swordfish" not in told.text.lower()
+    samples = read(told.text)
+    calls = 'kapelle_calls_total{method="%s",route="%s",status="%d"}'
+    assert samples[calls % ("POST", "/v1/chat/completions", 200)] == 2
+    assert samples[calls % ("POST", "/v1/responses", 400)] == 1
+    assert samples[calls % ("", "", 404)] == 1
+    assert samples[calls % ("GET", "/health", 421)] == 1
+    turns = team["choices"][0]["kapelle"]["turns"]
+    for agent, own in (("first", usage["completion_tokens"]), ("second", 0)):
+        said = own + sum(turn["tokens"] for turn in turns if turn["agent"] == agent)
+        assert samples[f'kapelle_tokens_written_total{{agent="{agent}"}}'] == said
+    read_first = samples['kapelle_tokens_read_total{agent="first"}']
+    assert usage["prompt_tokens"] < read_first <= usage["prompt_tokens"] + team["usage"]["prompt_tokens"]
+    assert samples["kapelle_answers_in_flight"] == 0
+    assert samples["kapelle_requests_waiting"] == 0
+    assert samples['kapelle_call_seconds_count{route="/v1/chat/completions"}'] == 2
+
+
+def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
+    metrics = ServiceMetrics()
+    for seconds in (0.005, 0.006, 3.0, 1000.0):
+        metrics.called("GET", "/a", 200, seconds)
+    samples = read(metrics.text({}))
+    below = {bound: samples[f'kapelle_call_seconds_bucket{{route="/a",le="{bound}"}}'] for bound in
+             ("0.005", "0.01", "2.5", "5.0", "600.0", "+Inf")}  # fmt: skip
+    assert below == {"0.005": 1, "0.01": 2, "2.5": 2, "5.0": 3, "600.0": 3, "+Inf": 4}
+    assert samples['kapelle_call_seconds_sum{route="/a"}'] == 1003.011

@@ -1,0 +1,164 @@
+"""Teams whose chat templates write tools in their own forms: six families, over chat completions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from tests.support.serving import Reciting
+from tests.support.tool_templates import FAMILIES, Family
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.grading.text.tool_call import ReadCall, write_calls
+from kapelle.models.renderer import ChatRenderer
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.recording import read_recorded
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.services.policy.speech import form_of
+from kapelle.types import Message
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+CALL = ReadCall("look", {"at": "é"})
+IDS = [pytest.param(each, id=each.form) for each in FAMILIES]
+
+
+class Speaking(Reciting):
+    """Says texts with a family's own marks as its tokens, which texts drop where they are special ones."""
+
+    def __init__(self, family: Family, *texts: str) -> None:
+        self.rendering: ChatRenderer = family.renderer()
+        self._left = list(texts)
+        super().__init__(lambda _: "")
+
+    def renderer(self, policy: str) -> Any:
+        return self.rendering
+
+    async def stream(self, request: Request, on_tokens: Any) -> Any:
+        ids = self.rendering.plain(self._left.pop(0))
+        self.asked.append(request)
+        if on_tokens is not None:
+            for token in ids[:-1]:
+                on_tokens((token,), (0.0,))
+        from kapelle.engines.rollout.protocol import Completion
+
+        return Completion(ids, (0.0,) * len(ids), "stop", self.rendering.spoken(ids), 0, "recited")
+
+
+def structured(row: dict[str, Any]) -> Message:
+    return Message(row["role"], "", structured=json.dumps(row))
+
+
+@pytest.mark.parametrize("family", IDS)
+def test_a_template_continues_behind_calls_as_it_writes_them(family: Family) -> None:
+    """A conversation with a call and its result is, token by token, the prompt, what was sampled, and what follows it."""
+    renderer = family.renderer()
+    assert renderer.takes_tools
+    assert form_of(renderer.template) == family.form
+    asked = structured({"role": "user", "content": "Where?", "tools": [TOOL]})
+    function = {"name": "look", "arguments": {"at": "é"}}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_12345", "type": "function", "function": function}],
+    }
+    result = structured({"role": "tool", "tool_call_id": "call_12345", "name": "look", "content": "there"})
+    prompt = renderer.start([asked])
+    whole = renderer.decode(renderer.start([asked, structured(call), result]))
+    text = renderer.decode(prompt)
+    assert "look" in text
+    assert whole.startswith(text)
+    assert whole.count("there") == 1
+    sampled = whole[len(text) : whole.index(family.stops or family.end, len(text))] + (
+        family.stops or family.end
+    )
+    extended = renderer.extend(prompt, renderer.plain(sampled), [result])
+    assert renderer.decode(extended) == whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", IDS)
+def test_calls_go_both_ways_in_a_familys_own_form(
+    family: Family, play: Play, tmp_path: Path, *, stream: bool
+) -> None:
+    """What the agent writes is read, told, sent back and continued token by token; its thoughts too."""
+    if family.form == "harmony":
+        thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    else:
+        thought = "<think>\nHm.\n</think>\n"
+    first = thought + write_calls([CALL], family.form).removesuffix(family.stops or family.end)
+    ending = family.stops or family.end
+    last = (
+        "<|channel|>final<|message|>It is there.<|return|>"
+        if family.form == "harmony"
+        else f"It is there.{family.end}"
+    )
+    engine = Speaking(family, first + ending, last)
+    with (
+        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "Where?"}]
+        asked: Any = {"model": "first", "tools": [TOOL]}
+        thoughts = words = ""
+        if stream:
+            calls = []
+            for piece in client.chat.completions.create(**asked, messages=messages, stream=True):
+                for choice in piece.choices:
+                    words += choice.delta.content or ""
+                    thoughts += (choice.delta.model_extra or {}).get("reasoning_content") or ""
+                    calls += [each.model_dump(exclude_none=True) for each in choice.delta.tool_calls or ()]
+            message: dict[str, Any] = {"role": "assistant", "content": words, "tool_calls": calls}
+        else:
+            message = (
+                client.chat.completions.create(**asked, messages=messages).choices[0].message.model_dump()
+            )
+            words, thoughts, calls = (
+                message["content"] or "",
+                message["reasoning_content"],
+                message["tool_calls"],
+            )
+        assert (words, thoughts) == ("", "Hm.")
+        [call] = calls
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {"at": "é"})
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "there"}]
+        said = client.chat.completions.create(**asked, messages=messages)
+        assert said.choices[0].message.content == "It is there."
+        session = str((said.model_extra or {})["kapelle"]["session"])
+        client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = read_recorded(tmp_path)
+    one, two = episode.turns
+    assert two.prompt_ids[: len(one.prompt_ids + one.completion_ids)] == one.prompt_ids + one.completion_ids
+    read = engine.rendering.decode(two.prompt_ids)
+    assert first + ending in read
+    assert read.count("there") == 1
+    assert read.count("Hm.") == 1
+    assert (ending + ending) not in read
+
+
+@pytest.mark.parametrize("family", IDS)
+def test_the_tools_are_told_by_the_template_and_once(family: Family, play: Play) -> None:
+    engine = Speaking(family, f"No.{family.end}")
+    with (
+        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits()) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        client.chat.completions.create(
+            model="second", messages=[{"role": "user", "content": "Where?"}], tools=[TOOL]
+        )
+    [asked] = engine.asked
+    read = engine.rendering.decode(asked.prompt_ids)
+    assert read.count("Where?") == 1
+    assert "You can call these tools" not in read, "that is what kapelle writes for templates without tools"
+    assert "You can call these tools" in asked.messages[-1].content, "engines that read text have it in words"
