@@ -152,7 +152,8 @@ class TestRegularisedNash:
 
     def test_in_one_move_each_it_is_a_penalty_to_the_reference(self) -> None:
         """The expected update, enumerated, from weights that have left their reference."""
-        game = Game(("a",), lambda said: {"a": {(0,): 1.0, (1,): -0.5, (2,): 2.0}[said[0]]}, ARMS)
+        paid: dict[tuple[int, ...], float] = {(0,): 1.0, (1,): -0.5, (2,): 2.0}
+        game = Game(("a",), lambda said: {"a": paid[said[0]]}, ARMS)
         penalty = GRPO.model_validate(
             {
                 "group_size": 2,

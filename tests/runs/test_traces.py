@@ -169,7 +169,7 @@ def test_events_that_were_logged_beside_their_span_belong_to_it(tmp_path: Path) 
 
 
 def test_pythons_console_exporter_is_read(tmp_path: Path) -> None:
-    printed = {
+    printed: dict[str, Any] = {
         "name": "chat",
         "context": {"trace_id": "0xt1", "span_id": "0xa", "trace_state": "[]"},
         "parent_id": None,

@@ -13,6 +13,11 @@ class CompactionRule(Protocol):
     """What of a conversation is kept (`settings.schema.CompactionConfig`)."""
 
     @property
+    def over(self) -> int | None:
+        """Tokens of a prompt beyond which it is shortened; None is where the answer would not fit the context."""
+        ...
+
+    @property
     def keep_first(self) -> int:
         """Messages after the system message, from the beginning."""
         ...
