@@ -20,6 +20,9 @@ TORCH_SOURCE := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.tx
 # vLLM's CPU build and what it pins.
 VLLM_VENV := .venv-vllm
 
+# Real packages of others, which disagree with kapelle's other extras.
+APPS_VENV := .venv-apps
+
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -27,7 +30,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -36,13 +39,16 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
 test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types" $(TESTS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
 	@$(BIN)/python -m pytest -m "not vllm" tests/sandbox tests/grading tests/environments
 
 test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
+
+test-apps: $(APPS_VENV)/.ready ## play worlds of real packages (verifiers, OpenEnv, inspect_ai), in an environment of its own (minutes)
+	@$(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)
@@ -98,7 +104,7 @@ wheel: $(BIN)/python ## build the wheel and use it in an environment of its own,
 	@$(BIN)/python tools/try_wheel.py $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 clean: ## remove the environment and build output; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(APPS_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
@@ -140,6 +146,12 @@ $(VLLM_VENV)/.ready: tools/vllm_environment.py constraints.txt
 	@echo "installing vLLM's CPU build (once, 1 GB) ..." >&2
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(PYTHON) tools/vllm_environment.py $(VLLM_VENV) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@touch $@
+
+$(APPS_VENV)/.ready: tools/apps_environment.py constraints.txt pyproject.toml
+	@echo "installing the packages whose worlds are played (once) ..." >&2
+	@$(PYTHON) -m venv $(APPS_VENV)
+	@$(PYTHON) tools/apps_environment.py $(APPS_VENV) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/kapelle

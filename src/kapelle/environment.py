@@ -343,6 +343,13 @@ class Scripted:
         raise NotImplementedError
 
 
+class OneSeat:
+    """An environment of moves with one seat, whoever sits there: its worlds take one text a move, from any agent of the team.
+
+    So a team works on each move together (the workflow `chain`), and who speaks for it is paid.
+    """
+
+
 class PaysEpisodes:
     """An environment that pays an episode when it is over, by all of its turns."""
 
@@ -485,6 +492,7 @@ CAPABILITIES = (
         Opposed,
     ),
     *(
+        OneSeat,
         PaysEpisodes,
         PaysGroups,
         PlayedFromOutside,

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
 import pytest
 from tests.workflows.stage import TASK, expert, lines, play, transcript
 
+from kapelle.environment import OneSeat
 from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.base import BaseEnvironment, BaseWorld
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
+from kapelle.types import Split, Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows.chain import Chain
 
@@ -74,3 +80,40 @@ def test_a_prompt_may_use_earlier_agents_only() -> None:
 
 def test_it_is_found_by_name() -> None:
     assert workflow_class("chain") is Chain
+
+
+class Echo(BaseEnvironment, OneSeat):
+    """Two moves; each shows the last one."""
+
+    name: Literal["tests.workflows.test_chain:Echo"] = "tests.workflows.test_chain:Echo"
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        return {"train": "echoes", "test": "other echoes"}
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(f"{split}-{index}", "")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EchoWorld:
+        return EchoWorld(task, agents)
+
+
+class EchoWorld(BaseWorld):
+    moves = ("begin",)
+
+    def observe(self, agent: str) -> str:
+        return self.moves[-1]
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        self.moves = (*self.moves, final or "")
+        self.over = len(self.moves) == 3
+        return dict.fromkeys(actions, 0.25)
+
+
+async def test_in_a_world_with_one_seat_the_chain_speaks_for_every_move() -> None:
+    said = {"a": lines("left?", "right?"), "b": lines("left", "right")}
+    environment = Echo()
+    (episode,) = await play(environment, Chain(), ["a", "b"], said, environment.task("train", 0))
+    heard = [(turn.agent, turn.heard[-1].content) for turn in episode.turns]
+    assert heard == [("a", "begin"), ("b", "begin\n\na: left?"), ("a", "left"), ("b", "left\n\na: right?")]
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.25, 0.0, 0.25]

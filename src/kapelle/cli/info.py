@@ -60,6 +60,7 @@ NEEDS = {
     "pettingzoo": "pettingzoo",
     "reasoning_gym": "reasoning_gym",
     "textarena": "textarena",
+    "verifiers": "verifiers",
     "vllm": "vllm",
 }
 """Environment or engine → the module of another package that it needs."""

@@ -35,6 +35,7 @@ from kapelle.environment import (
     CAPABILITIES,
     Answerable,
     Environment,
+    OneSeat,
     Private,
     Scripted,
     ShowsImages,
@@ -370,6 +371,12 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether exchanging the texts of two seats exchanges what they earn, where seats are alike."""
     name = "seats"
+    if offers(environment, OneSeat):
+        said = (
+            "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
+            "`play` and `tool_use` train one"
+        )
+        return Finding(name, "not checked", said)
     if len(agents) < 2 and asks_questions(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):

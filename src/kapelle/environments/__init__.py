@@ -40,6 +40,7 @@ BUILTIN: Mapping[str, str] = {
     "gymnasium": "kapelle.environments.adapters.gymnasium:Gymnasium",
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
+    "verifiers": "kapelle.environments.adapters.verifiers:Verifiers",
     "plain": "kapelle.environments.adapters.plain:Plain",
     "rewarded": "kapelle.environments.rewarded:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from kapelle.environments.adapters.reasoning_gym import ReasoningGym as ReasoningGym
     from kapelle.environments.adapters.siirl_env import SiirlEnv as SiirlEnv
     from kapelle.environments.adapters.textarena import TextArena as TextArena
+    from kapelle.environments.adapters.verifiers import Verifiers as Verifiers
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
     from kapelle.environments.base import BaseWorld as BaseWorld

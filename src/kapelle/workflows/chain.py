@@ -1,5 +1,7 @@
 """Agents speak one after another. Each reads what the earlier ones wrote, and the last one answers.
 
+In a world with one seat (`OneSeat`: a conversation, a server's environment) the chain begins anew with each move.
+
 A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), are a chain of two.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from kapelle.environment import Environment
+from kapelle.environment import Environment, OneSeat, offers
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import (
@@ -36,7 +38,8 @@ class Chain(Settings, Drawable):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, or a prompt that uses a turn that its agent cannot have read."""
-        need_answers("chain", "ends in one answer", environment)
+        if not offers(environment, OneSeat):
+            need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])
         known = ["question"]
         for agent in agents:
@@ -45,18 +48,19 @@ class Chain(Settings, Drawable):
 
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
-        said: dict[str, str] = {}
-        for name in scene.names:
-            question = scene.observe(name)
-            template = scene[name].agent.prompt
-            prompt = (
-                append_texts(question, said)
-                if template is None
-                else fill(template, {"question": question, **said})
-            )
-            said[name] = (await scene[name].say(prompt)).text
         last = scene.names[-1]
-        await scene.step({last: said[last]}, final=said[last])
+        while scene.movers():  # a question is over with the first answer
+            said: dict[str, str] = {}
+            for name in scene.names:
+                question = scene.observe(name)
+                template = scene[name].agent.prompt
+                prompt = (
+                    append_texts(question, said)
+                    if template is None
+                    else fill(template, {"question": question, **said})
+                )
+                said[name] = (await scene[name].say(prompt)).text
+            await scene.step({last: said[last]}, final=said[last])
 
     def mermaid(self, names: Sequence[str]) -> str:
         """Return who reads whom as a Mermaid flowchart."""

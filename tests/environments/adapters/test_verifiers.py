@@ -1,0 +1,31 @@
+"""The adapter without its package; with it: tests/apps/test_verifiers.py."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kapelle.environments.adapters import verifiers as adapter
+from kapelle.environments.adapters.verifiers import Verifiers, read_calls
+from kapelle.errors import ConfigError
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    adapter._load.cache_clear()
+    with pytest.raises(
+        ConfigError, match=r"needs the package verifiers.* pip install 'kapelle\[verifiers\]'"
+    ):
+        Verifiers(id="anything").check(["a"])
+
+
+def test_calls_are_read_and_what_is_said_beside_them_stays() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2.5}}\n</tool_call>'
+    assert read_calls(f"I add.\n{call}", "hermes") == (
+        "I add.",
+        [{"name": "add", "arguments": '{"a": 1, "b": 2.5}'}],
+    )
+    broken = '<tool_call>{"name": </tool_call>'
+    assert read_calls(broken, "hermes") == (broken, [])
+    assert read_calls("7", "hermes") == ("7", [])
