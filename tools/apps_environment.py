@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXTRAS = ("verifiers",)
-"""Extras of kapelle that are installed: packages whose worlds are played."""
-TESTS = ("pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
+EXTRAS = ("verifiers", "openenv")
+"""Extras of kapelle that are installed: packages whose worlds are played, or what their servers are asked with."""
+TESTS = ("openenv-core==0.3.0", "pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
 DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "math-verify", "peft")
 """Of the constraints, what decides how kapelle behaves; the rest is left to what these packages ask for."""
 

@@ -56,6 +56,7 @@ def gather() -> dict[str, dict[str, Any]]:
 
 NEEDS = {
     "gymnasium": "gymnasium",
+    "openenv": "websockets",
     "openspiel": "pyspiel",
     "pettingzoo": "pettingzoo",
     "reasoning_gym": "reasoning_gym",

@@ -41,6 +41,7 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "verifiers": "kapelle.environments.adapters.verifiers:Verifiers",
+    "openenv": "kapelle.environments.adapters.openenv:OpenEnv",
     "plain": "kapelle.environments.adapters.plain:Plain",
     "rewarded": "kapelle.environments.rewarded:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
@@ -67,6 +68,7 @@ HOMES: Mapping[str, str] = {
 
 if TYPE_CHECKING:
     from kapelle.environments.adapters.gymnasium import Gymnasium as Gymnasium
+    from kapelle.environments.adapters.openenv import OpenEnv as OpenEnv
     from kapelle.environments.adapters.pettingzoo import PettingZoo as PettingZoo
     from kapelle.environments.adapters.plain import Plain as Plain
     from kapelle.environments.adapters.reasoning_gym import ReasoningGym as ReasoningGym

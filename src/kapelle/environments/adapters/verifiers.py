@@ -516,7 +516,11 @@ class ConversationWorld(BaseWorld, Resets):
         # A limit of its own, in which the wait for the model does not count (`_ask`).
         played = roll(self._loaded, self._row, self._ask, self._settings)
         self._running = asyncio.ensure_future(_awaiting(within(what, "environment", patience, played)))
-        await self._next()
+        try:
+            await self._next()
+        except BaseException:  # nobody closes a world that has not begun
+            await self.close()
+            raise
 
     async def _ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Json]]) -> str:
         news = _news(messages, self._turns)
