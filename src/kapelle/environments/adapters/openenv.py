@@ -217,11 +217,11 @@ def to_action(text: str, form: ActionForm) -> Json | None:
 # -------- Sessions: one environment of the server, for one episode
 
 
-class Refused(Exception):
+class RefusedAction(Exception):
     """The server refused an action; its text is what the agent reads."""
 
 
-class Session:
+class SocketSession:
     """An environment of the server over a WebSocket."""
 
     def __init__(self, settings: OpenEnv) -> None:
@@ -252,7 +252,7 @@ class Session:
                 return
 
     async def ask(self, message: Mapping[str, Json]) -> Any:
-        """Return the data of the server's answer; Refused for an action that does not fit, EpisodeError otherwise."""
+        """Return the data of the server's answer; RefusedAction for an action that does not fit, EpisodeError otherwise."""
         from websockets.exceptions import WebSocketException
 
         kind = message["type"]
@@ -272,7 +272,7 @@ class Session:
         if said.get("type") == "error":
             told = f"{data.get('message', 'no message')}"[:500]
             if data.get("code") == "VALIDATION_ERROR" and kind == "step":
-                raise Refused(f"{told} {json.dumps(data.get('errors', ''))[:500]}")
+                raise RefusedAction(f"{told} {json.dumps(data.get('errors', ''))[:500]}")
             raise EpisodeError(
                 f"The OpenEnv server answers `{kind}` with an error, {data.get('code')}: {told}"
             )
@@ -297,7 +297,7 @@ class PlainSession:
         """Do nothing: every call is a connection of its own."""
 
     async def ask(self, message: Mapping[str, Json]) -> Any:
-        """Return the server's answer to one of `reset`, `step` and `state`; see `Session.ask`."""
+        """Return the server's answer to one of `reset`, `step` and `state`; see `SocketSession.ask`."""
         kind, data = str(message["type"]), message.get("data")
         if kind == "state":
             said = await self._settings.fetch("GET", "/state")
@@ -306,7 +306,7 @@ class PlainSession:
         else:
             answer = await self._settings.call("POST", "/step", {"action": data})
             if answer.status == 422:
-                raise Refused(answer.body[:500].decode("utf-8", "replace"))
+                raise RefusedAction(answer.body[:500].decode("utf-8", "replace"))
             if answer.status != 200:
                 raise EpisodeError(f"The OpenEnv server answers /step with status {answer.status}.")
             said = read_json(answer.body)
@@ -330,7 +330,9 @@ class OpenEnvWorld(BaseWorld, Resets):
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
         self._settings = settings
-        self._session = Session(settings) if settings.transport == "websocket" else PlainSession(settings)
+        self._session = (
+            SocketSession(settings) if settings.transport == "websocket" else PlainSession(settings)
+        )
         self._turn: asyncio.Semaphore | None = None
         self._form = ActionForm(None, "object", "")
         self._reads = ""
@@ -426,7 +428,7 @@ class OpenEnvWorld(BaseWorld, Resets):
             return {}
         try:
             reward = self._take(await self._session.ask({"type": "step", "data": action}))
-        except Refused as refused:
+        except RefusedAction as refused:
             self._faults += 1
             self._reads = f"Error: {refused}"
             return {}

@@ -135,16 +135,16 @@ class Verifiers(Settings, Described, Alive, Reads, Skipping):
         """Return the task's answer in the form of `demonstration`."""
         return self.demonstration.replace("{answer}", str(answer_of(task)))
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnWorld | ConversationWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnWorld | RolloutWorld:
         """Open the world of one question, or of one conversation."""
         loaded = self._loaded
         row = loaded.row("train" if task.data["split"] == "train" else "test", int(task.data["index"]))
         if loaded.single:
             return SingleTurnWorld(task, agents, loaded, row, self)
-        return ConversationWorld(task, agents, loaded, row, self)
+        return RolloutWorld(task, agents, loaded, row, self)
 
     @property
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> LoadedEnvironment:
         return _load(self.id, json.dumps(dict(self.args), sort_keys=True))
 
 
@@ -152,7 +152,7 @@ class Verifiers(Settings, Described, Alive, Reads, Skipping):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedEnvironment:
     """An environment of theirs with its tasks, loaded once in a process."""
 
     id: str
@@ -181,7 +181,7 @@ class Loaded:
 
 
 @lru_cache(maxsize=16)
-def _load(name: str, args: str) -> Loaded:
+def _load(name: str, args: str) -> LoadedEnvironment:
     try:
         import verifiers as vf
     except ImportError as error:
@@ -230,7 +230,7 @@ def _load(name: str, args: str) -> Loaded:
     for split in ("train", "test"):
         for row in rows["train" if split == "train" else "test"]:
             digest.update(json.dumps([split, _key(row), str(row.get("answer"))]).encode())
-    return Loaded(name, made, _is_single(made), rows, sources, skipped, digest.hexdigest())
+    return LoadedEnvironment(name, made, _is_single(made), rows, sources, skipped, digest.hexdigest())
 
 
 def _key(row: Mapping[str, Any]) -> str:
@@ -299,7 +299,7 @@ Ask = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Json]]], Awai
 """Returns the answer to a conversation (messages as plain dictionaries), given the schemas of the tools."""
 
 
-async def roll(loaded: Loaded, row: Mapping[str, Any], ask: Ask, settings: Verifiers) -> Rolled:
+async def roll(loaded: LoadedEnvironment, row: Mapping[str, Any], ask: Ask, settings: Verifiers) -> Rolled:
     """Play a row by the package's own rollout and score it by its rubric.
 
     EpisodeError where its code fails, a reward function raises, or the reward is outside `rewards`.
@@ -442,7 +442,7 @@ class SingleTurnWorld(QuestionWorld):
         self,
         task: Task,
         agents: Sequence[str],
-        loaded: Loaded,
+        loaded: LoadedEnvironment,
         row: Mapping[str, Any],
         settings: Verifiers,
     ) -> None:
@@ -485,7 +485,7 @@ def _metrics(rolled: Mapping[str, Rolled]) -> dict[str, Json]:
     return found
 
 
-class ConversationWorld(BaseWorld, Resets):
+class RolloutWorld(BaseWorld, Resets):
     """One rollout of the package, which runs beside the episode and waits for each answer.
 
     There is one seat: any agent may answer, in a team of several the last one unless the workflow has another speak.
@@ -495,7 +495,7 @@ class ConversationWorld(BaseWorld, Resets):
         self,
         task: Task,
         agents: Sequence[str],
-        loaded: Loaded,
+        loaded: LoadedEnvironment,
         row: Mapping[str, Any],
         settings: Verifiers,
     ) -> None:
