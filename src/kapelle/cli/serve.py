@@ -48,7 +48,7 @@ def file_of(name: str | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-KINDS = ("policy", "reward", "environments")
+KINDS = ("policy", "reward", "environments", "openenv")
 DRAIN_SECONDS = 600.0
 """Time for accepted calls after a signal."""
 
@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.port = 50_051 if arguments.port is None else arguments.port
         return serve_worlds(arguments, settings)
     arguments.port = 8000 if arguments.port is None else arguments.port
+    if len(named) == 2 and named[0] == "openenv":
+        return _openenv(named[1], settings, binding_of(arguments))
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
         raise ConfigError(
@@ -132,6 +134,31 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
         lambda server: (
             f"{scorer.about['name']} scores at {server.url}/v1/score"
             + (f" and, over gRPC, at {server.grpc.address}" if server.grpc else "")
+        ),
+    )
+
+
+def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
+    check_installed("serve,openenv", "starlette", "uvicorn", "websockets")
+    from kapelle.conformance.driving import accepts
+    from kapelle.services.environments.openenv import serve_openenv
+    from kapelle.services.http import check_free
+
+    environment = environment_named(name, settings)
+    if offers(environment, PaysEpisodes):
+        raise ConfigError(
+            f"`{environment.name}` pays an episode by all of its turns, which a client of OpenEnv does not hand in. Serve the "
+            "environment that asks instead."
+        )
+    teams = (tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9))
+    # Where it takes none of these, its own `check` says which team it takes.
+    agents = next((names for names in teams if accepts(environment, names)), ("agent_0",))
+    check_free(binding)
+    hush()
+    return until_stopped(
+        serve_openenv(environment, agents, binding),
+        lambda server: (
+            f"{environment.name} is served to OpenEnv's clients at {server.url}, for {', '.join(agents)}"
         ),
     )
 

@@ -418,8 +418,11 @@ class HttpServer:
         idle_seconds: float = IDLE_SECONDS,
         opened: PeerCallback | None = None,
         closed: PeerCallback | None = None,
+        sockets: bool = False,
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
+
+        With `sockets` the application answers WebSockets too, whose messages have at most `MOST_BYTES`.
 
         A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop
         with the other end of each connection that opens or closes.
@@ -432,7 +435,8 @@ class HttpServer:
         config = uvicorn.Config(
             application,
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
-            ws="none",
+            ws="websockets-sansio" if sockets else "none",
+            ws_max_size=MOST_BYTES,
             lifespan="off",
             loop="asyncio",
             log_config=None,

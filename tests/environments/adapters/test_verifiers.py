@@ -14,9 +14,7 @@ from kapelle.errors import ConfigError
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", None)
     adapter._load.cache_clear()
-    with pytest.raises(
-        ConfigError, match=r"needs the package verifiers.*pip install 'kapelle\[verifiers\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package verifiers.*pip install 'kapelle\[verifiers\]'"):
         Verifiers(id="anything").check(["a"])
 
 
