@@ -16,6 +16,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -173,7 +174,7 @@ class OpenEnvApplication(Application):
         worlds: LoopThread,
         patience: Patience,
     ) -> None:
-        self._new = lambda: OneWorld(environment, tuple(agents), patience)
+        self._new = partial(OneWorld, environment, tuple(agents), patience)
         self._worlds, self._bound = worlds, binding
         self._plain, self._turn, self._open = self._new(), asyncio.Lock(), 0
         self._about: Json = {
@@ -181,9 +182,9 @@ class OpenEnvApplication(Application):
             "description": f"{environment.name} of kapelle, played by {', '.join(agents)}",
         }
         routes = [
-            route("GET", "/health", self._answer({"status": "healthy"})),
-            route("GET", "/metadata", self._answer(self._about)),
-            route("GET", "/schema", self._answer(SCHEMA)),
+            route("GET", "/health", self._constant({"status": "healthy"})),
+            route("GET", "/metadata", self._constant(self._about)),
+            route("GET", "/schema", self._constant(SCHEMA)),
             route("GET", "/state", self._state),
             route("POST", "/reset", self._reset),
             route("POST", "/step", self._step),
@@ -206,7 +207,7 @@ class OpenEnvApplication(Application):
             return
         await self._talk(WebSocket(scope, receive, send))
 
-    def _answer(self, said: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
+    def _constant(self, said: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
         async def answer(_call: Call) -> JsonAnswer:
             return JsonAnswer(said)
 
