@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -377,6 +377,45 @@ class PaysGroups:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenModel:
+    """A model that answers greedily and is not trained."""
+
+    path: str
+    """A model, or the folder of an adapter (PEFT)."""
+    max_tokens: int
+    """Most tokens of a reply."""
+
+
+class ModelsInPlace(Protocol):
+    """Frozen models where episodes are played."""
+
+    def ask(self, model: FrozenModel) -> Callable[[Sequence[Message]], Awaitable[str]]:
+        """Return what asks a model: it takes a conversation and returns the reply's text."""
+        ...
+
+    def close(self) -> None:
+        """Free all of them."""
+        ...
+
+
+class AsksModels:
+    """An environment that asks frozen models, such as judges: whoever plays it loads them."""
+
+    @property
+    def frozen_models(self) -> Sequence[FrozenModel]:
+        """Return the models that it asks."""
+        raise NotImplementedError
+
+    def asking(self, models: ModelsInPlace) -> Environment:
+        """Return the same environment, which asks these models."""
+        raise NotImplementedError
+
+    def release_models(self) -> None:
+        """Free the models that it was given, if it was given any."""
+        raise NotImplementedError
+
+
 class CountsCosts:
     """An environment that counts what paying costs, such as the questions to a judge."""
 
@@ -482,7 +521,6 @@ CAPABILITIES = (
         Answerable,
         AsksServers,
         Connecting,
-        CountsCosts,
         Doubting,
         Enumerable,
         Holding,
@@ -494,7 +532,6 @@ CAPABILITIES = (
     *(
         OneSeat,
         PaysEpisodes,
-        PaysGroups,
         PlayedFromOutside,
         PlaysSeats,
         Private,
@@ -505,6 +542,7 @@ CAPABILITIES = (
         ShowsImages,
         Skipping,
     ),
+    *(AsksModels, CountsCosts, PaysGroups),
     Symmetric,
 )
 """What an environment can declare; `SeenWorld`, `KnowsMoves`, `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""

@@ -123,7 +123,8 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
         branches=(branch,),
         continued={"actor-lora": 5},
     )
-    reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}})
+    judged = {"reward/rubric": 0.5, "reward/rubric/clear": 0.5, "judge/disagreement": 0.1}
+    reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}, **judged})
     silent = replace(reported, info={"unscored": "nobody said"}, success=None, rewards={})
     rows = [
         rollout_metrics([Group(scored[0].task, scored)]),

@@ -799,7 +799,8 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "validate": Command(
-        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME [--agents A,B]) [key.path=value …] [--graph]",
+        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME [--agents A,B]) [key.path=value …] [--graph] "
+        "[--judge GRADED.jsonl [--json]]",
         "check a recipe and everything it names, or an environment alone, without loading a model",
         "validate",
         (
@@ -812,6 +813,12 @@ COMMANDS: Mapping[str, Command] = {
             option("--agents", "A,B", "the team of an environment that is checked alone, in seat order"),
             _REAL,
             flag("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
+            option(
+                "--judge",
+                "FILE",
+                "ask the recipe's judges about graded answers, rows {question, text, score}, and print how far they agree",
+            ),
+            flag("--json", "with --judge, print one JSON object"),
             flag(
                 "--graph",
                 "print the workflow as a Mermaid flowchart; a workflow file can be named in place of a recipe",

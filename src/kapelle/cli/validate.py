@@ -26,6 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.graph:
         say(draw(arguments.words))
         return 0
+    if arguments.judge is not None:
+        from kapelle.cli.agreement import print_report, report
+        from kapelle.cli.source import read_recipe
+
+        config = read_recipe(arguments.words, real=arguments.real).config
+        print_report(report(config, Path(arguments.judge)), as_json=arguments.json)
+        return 0
+    if arguments.json:
+        raise ConfigError("--json prints how far judges agree with graded answers: add --judge GRADED.jsonl.")
     environment = _environment(arguments)
     if environment is not None:
         environment = _looked_at(environment, start=arguments.start)

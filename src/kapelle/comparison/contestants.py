@@ -191,7 +191,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
         )
     path = Path(word)
     if word == "embedded" or any((path / file).is_file() for file in _MODEL_FILES):
-        from kapelle.evaluation.playing import base_and_adapter
+        from kapelle.models.adapters import base_and_adapter
 
         base_and_adapter(word)  # raises where an adapter does not say its base
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
@@ -402,8 +402,7 @@ def _of_run(
 
 def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
     """Return the team of one agent that a model or an endpoint plays in any seat."""
-    from kapelle.evaluation.playing import base_and_adapter
-    from kapelle.models.adapters import read_lora
+    from kapelle.models.adapters import base_and_adapter, read_lora
 
     agent = Agent(entry.label, sampling=config.team.sampling.build())
     name = f"{entry.label}:{BASE}"

@@ -19,12 +19,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, PrivateAttr
 
-from kapelle.environment import Answerable, CountsCosts, InMemory, Outcome, PaysEpisodes, PaysGroups
+from kapelle.environment import (
+    Answerable,
+    AsksModels,
+    CountsCosts,
+    FrozenModel,
+    InMemory,
+    ModelsInPlace,
+    Outcome,
+    PaysEpisodes,
+    PaysGroups,
+)
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.source import DataSettings, DataSource, Splits, Words, question_in, usable
 from kapelle.environments.judged import Ranking, Rubric, shown
@@ -34,6 +45,8 @@ from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, n
 from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.grading.judge import Ask, ask_endpoint, judge_attempts, judge_rubric
 from kapelle.metrics.statistics import finite
+from kapelle.models.adapters import base_and_adapter, read_lora
+from kapelle.models.paths import check_model_path
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.row_files import DataRow
@@ -212,7 +225,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
+class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
     """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
@@ -224,6 +237,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
     _ask: Ask | None = PrivateAttr(default=None)
+    _models: ModelsInPlace | None = PrivateAttr(default=None)
     _asked: dict[AnyJudge, Asking] = PrivateAttr(default_factory=dict)
     _told: dict[str, float] = PrivateAttr(default_factory=dict)
 
@@ -252,6 +266,28 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
         return copy
 
     @property
+    def frozen_models(self) -> Sequence[FrozenModel]:
+        """The judges that are models in this process."""
+        if self._ask is not None:
+            return []
+        judges = [each.judge for each in self.rewards if isinstance(each, Rubric | Ranking)]
+        found = [
+            FrozenModel(judge.path, judge.max_tokens) for judge in judges if isinstance(judge, ModelJudge)
+        ]
+        return list(dict.fromkeys(found))
+
+    def asking(self, models: ModelsInPlace) -> Rewarded:
+        """Return the same rows, whose judges in this process are these models."""
+        copy = self.model_copy()
+        copy._models, copy._asked = models, {}  # noqa: SLF001 - its own class
+        return copy
+
+    def release_models(self) -> None:
+        """Free the judges in this process."""
+        if self._models is not None:
+            self._models.close()
+
+    @property
     def in_memory(self) -> Sequence[str]:
         """The parts that exist only in this process, in words."""
         rows = ["rows"] if IN_MEMORY in (self.path, self.eval_path) else []
@@ -271,7 +307,13 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
                 function.check(columns, for_team=each.agent is None)
             if isinstance(each, Rubric | Ranking):
                 need_known("`environment.rewards`", "column", each.reference, self.columns)
-                self._judge(each)
+                if self._ask is None and isinstance(each.judge, ModelJudge):
+                    base, adapter = base_and_adapter(each.judge.path)
+                    check_model_path(base)
+                    if adapter is not None:
+                        read_lora(Path(adapter))
+                else:
+                    self.judge_of(each)
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -301,7 +343,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
         return tuple(functions)
 
     @cached_property
-    def _labels(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """Name of what each reward pays, in an episode's info and in metrics; those of one name are numbered."""
         labels: list[str] = []
         for each, function in zip(self.rewards, self._functions, strict=True):
@@ -420,7 +462,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
         }
         earned: dict[str, float] = {}
         info: dict[str, Json] = dict(outcome.info)
-        for each, function, label in zip(self.rewards, self._functions, self._labels, strict=True):
+        for each, function, label in zip(self.rewards, self._functions, self.labels, strict=True):
             if each.agent is not None and each.agent not in said:
                 continue  # it had no turn that could be paid
             text = completion if each.agent is None else said[each.agent]
@@ -429,7 +471,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
                 found = await function({**given, **own})
             elif isinstance(each, Rubric):
                 reference = None if each.reference is None else shown(row.fields[each.reference])
-                ask, question = self._judge(each), episode.task.question
+                ask, question = self.judge_of(each), episode.task.question
                 verdict = await judge_rubric(ask, question, str(text), each.criteria, reference)
                 if verdict.grade.status == "ungraded":
                     ask.ungraded += 1
@@ -466,7 +508,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
         texts = [last_texts(episode) for episode in episodes]
         differing: list[list[float]] = [[] for _ in episodes]
         task = episodes[0].task
-        for each, label in zip(self.rewards, self._labels, strict=True):
+        for each, label in zip(self.rewards, self.labels, strict=True):
             if not isinstance(each, Ranking):
                 continue
             part = [k for k, said in enumerate(texts) if each.agent is None or each.agent in said]
@@ -479,7 +521,7 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
             ]
             row = split_of(self.rows, task.id)
             reference = None if each.reference is None else shown(row.fields[each.reference])
-            ask = self._judge(each)
+            ask = self.judge_of(each)
             found = await judge_attempts(ask, task.question, attempts, each.rank, reference)
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:
@@ -501,18 +543,17 @@ class Rewarded(DataSettings, Answerable, InMemory, PaysEpisodes, PaysGroups, Cou
             for episode, paid, info in zip(episodes, earned, infos, strict=True)
         ]
 
-    def _judge(self, reward: Rubric | Ranking) -> Asking:
+    def judge_of(self, reward: Rubric | Ranking) -> Asking:
         """Return whom a reward asks: one for all rewards with the same judge, so that they share its budget."""
         judge = reward.judge
         if judge not in self._asked:
-            ask = self._ask
-            if ask is None and isinstance(judge, ModelJudge):
-                raise ConfigError(
-                    f"The judge '{judge.path}' is a model, which is loaded where a team plays, and nothing plays here."
-                )
-            if ask is None:
-                assert isinstance(judge, EndpointJudge), "any other is refused above"
+            if self._ask is not None:
+                ask = self._ask
+            elif isinstance(judge, EndpointJudge):
                 ask = ask_endpoint(judge)
+            else:
+                assert self._models is not None, "whoever plays gives the models"
+                ask = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
             self._asked[judge] = Asking(judge, ask)
         return self._asked[judge]
 

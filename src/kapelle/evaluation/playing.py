@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kapelle.environment import Answerable, environment_class
-from kapelle.errors import ModelError
+from kapelle.models.adapters import base_and_adapter
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, PastAdapter, RunConfig
 from kapelle.setup.preparation import check_endpoints, prepare
@@ -36,7 +36,7 @@ def model_config(
     agents are then all played by the model, endpoints excepted, without adapters of their own and without warm-up.
     `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
-    path, adapter = base_and_adapter(model, settings)
+    path, adapter = named_base(model, settings)
     if names_environment(environment):
         answers = issubclass(environment_class(environment), Answerable)
         workflow = ALONE.get(environment, "solo" if answers else "parallel")
@@ -68,26 +68,16 @@ def model_config(
     return _acting_with(adapter, config.model_copy(update={"team": team}))
 
 
-def base_and_adapter(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
+def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
     """Return the path of a base model, and the folder of the PEFT adapter that `model` is; None where it is a model.
 
     The base is what the adapter's `adapter_config.json` names, beside the adapter or elsewhere; a setting `model.path=…` names
     another place. Raises ModelError for an adapter whose base is unknown.
     """
-    file = Path(model) / "adapter_config.json"
-    if not file.is_file():
-        return model, None
     given = [word.partition("=")[2] for word in settings if word.startswith("model.path=")]
-    if given:
+    if given and (Path(model) / "adapter_config.json").is_file():
         return given[-1].strip("\"'"), model
-    try:
-        named = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. Name a folder that PEFT saved.") from error
-    if not isinstance(named, str) or not named:
-        raise ModelError(f"{file} names no base model (`base_model_name_or_path`). Add model.path=BASE.")
-    beside = file.parent / named
-    return str(beside) if beside.is_dir() else named, model
+    return base_and_adapter(model)
 
 
 def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:

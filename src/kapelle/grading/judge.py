@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
@@ -230,6 +231,8 @@ class Compared:
     """Of each attempt, in the order given."""
     disagreement: float | None = None
     """Mean difference, in [0, 1], between an attempt's scores in the two orders; None where nobody was asked."""
+    reversed: float | None = None
+    """Share of pairs of texts of which one order prefers the one, and the other order the other; None where nobody was asked."""
 
 
 async def judge_attempts(
@@ -267,7 +270,12 @@ async def judge_attempts(
         )
         for each in found
     )
-    return Compared(grades, fmean(abs(first[text] - second[text]) for text in shown))
+    pairs = [(first[a] - first[b], second[a] - second[b]) for a, b in combinations(shown, 2)]
+    return Compared(
+        grades,
+        fmean(abs(first[text] - second[text]) for text in shown),
+        fmean(float(one * other < 0) for one, other in pairs),
+    )
 
 
 async def _side_by_side(

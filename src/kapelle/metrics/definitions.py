@@ -46,32 +46,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "paid/<reward>",
         "reward",
-        "Mean of what one of several rewards returned, before its weight: a function, a rubric or a ranking of `rewarded`.",
-        "One rises and the others fall: it is cheaper to please. Look at its episodes, or change the weights.",
-    ),
-    Metric(
-        "paid/<reward>/<part>",
-        "share",
-        "Mean score of one criterion of a rubric in [0, 1], or the reward of a function that pays one agent.",
-        "A criterion stays at 1 or at 0: it tells no answers apart. Ask for less, or for more.",
-    ),
-    Metric(
-        "judge/calls",
-        "replies",
-        "Replies that judges were asked for in the step, by this process; kept ones are not among them.",
-        "More than attempts × rewards with a judge: verdicts are asked for again and again. See judge/ungraded.",
-    ),
-    Metric(
-        "judge/cached",
-        "replies",
-        "Replies that were kept from before, so that nobody was asked.",
-        "Near judge/calls from the start: attempts repeat one another. See dead_groups.",
-    ),
-    Metric(
-        "judge/ungraded",
-        "verdicts",
-        "Replies without a verdict in the form asked for; their episodes fail.",
-        "Above a few of 100: the judge is too weak for the form, or `judge.max_tokens` cuts its replies off.",
+        "Mean of what one reward of `rewarded` returned, before its weight: a function, a ranking, a rubric (`paid/rubric`) or its criterion (`paid/rubric/clear`).",
+        "One rises and the others fall: it is cheaper to please. One stays where it is: it tells no answers apart.",
     ),
     Metric(
         "judge/disagreement",
@@ -205,6 +181,24 @@ METRICS: tuple[Metric, ...] = (
 
 
 STEP_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "judge/calls",
+        "replies",
+        "Replies that judges were asked for in the step, by this process; kept ones are not among them.",
+        "More than attempts × rewards with a judge: verdicts are asked for again and again. See judge/ungraded.",
+    ),
+    Metric(
+        "judge/cached",
+        "replies",
+        "Replies that were kept from before, so that nobody was asked.",
+        "Near judge/calls from the start: attempts repeat one another. See dead_groups.",
+    ),
+    Metric(
+        "judge/ungraded",
+        "verdicts",
+        "Replies without a verdict in the form asked for; their episodes fail.",
+        "Above a few of 100: the judge is too weak for the form, or `judge.max_tokens` cuts its replies off.",
+    ),
     Metric(
         "league/return/<learner>",
         "reward",
@@ -432,10 +426,11 @@ def _paid(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for episode in episodes:
         for key, value in episode.info.items():
-            name = str(key)  # worlds may put anything there
-            metric = f"paid/{name.removeprefix(PAID_BY)}" if name.startswith(PAID_BY) else name
-            known = metric != name or name == DISAGREEMENT
-            if known and isinstance(value, int | float) and math.isfinite(value):
+            # Worlds may put anything there; most of it is passed over without a call, as this is done for every episode.
+            if key.__class__ is not str or "/" not in key or not isinstance(value, int | float):
+                continue
+            metric = f"paid/{key.removeprefix(PAID_BY)}" if key.startswith(PAID_BY) else key
+            if (metric != key or key == DISAGREEMENT) and math.isfinite(value):
                 found.setdefault(metric, []).append(float(value))
     return {metric: found[metric] for metric in sorted(found)[:MOST_REPORTED]}
 

@@ -320,6 +320,25 @@ def _default_in_peft(key: str) -> tuple[bool, object]:
     return False, None
 
 
+def base_and_adapter(path: str) -> tuple[str, str | None]:
+    """Return the path of a base model, and the folder of the PEFT adapter that `path` is; None where it is a model.
+
+    The base is what the adapter's `adapter_config.json` names, beside the adapter or elsewhere. Raises ModelError for an adapter
+    whose base is unknown.
+    """
+    file = Path(path) / "adapter_config.json"
+    if not file.is_file():
+        return path, None
+    try:
+        named = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. Name a folder that PEFT saved.") from error
+    if not isinstance(named, str) or not named:
+        raise ModelError(f"{file} names no base model (`base_model_name_or_path`). Add model.path=BASE.")
+    beside = file.parent / named
+    return str(beside) if beside.is_dir() else named, path
+
+
 def read_lora(folder: Path) -> Lora:
     """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`.
 

@@ -127,7 +127,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
         stand_in = _PlannedAgent(team, config.environment, by_policy)
-        play = make_play(config, team, stand_in)
+        play = replace(make_play(config, team, stand_in), pays=False)  # nobody is asked what it is worth
         try:
             (found,) = run_async(lambda play=play, task=task: rollout(play, [task], 1, config.seed))  # type: ignore[misc]
             reason = found.episodes[0].error or reason

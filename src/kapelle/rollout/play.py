@@ -18,6 +18,7 @@ from kapelle.algorithm import Data, Interventions, Tree
 from kapelle.engines.rollout.protocol import Completion, Interruptible, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
+    AsksModels,
     Environment,
     Holding,
     Outcome,
@@ -53,6 +54,7 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import ALONE, Meeting, Peers, Ranks
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.frozen_models import FrozenModels
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
@@ -89,6 +91,8 @@ class Play:
     """How episodes branch at every turn of a trained agent; None plays without branches."""
     widths: tuple[int, ...] = ()
     """How often each moment of a group is sampled; empty where its episodes share nothing."""
+    pays: bool = True
+    """Whether whole episodes and groups are paid; not where only what is sampled matters, such as for a plan."""
     interventions: Interventions | None = None
     """What is changed of every played episode; None plays none again."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
@@ -117,9 +121,11 @@ class Play:
         return self.as_asked(Data())
 
     def close(self) -> None:
-        """End the processes in which worlds live; the engine belongs to whoever made it."""
+        """End the processes in which worlds live, and free the models that were asked; the engine belongs to whoever made it."""
         if self.workers is not None:
             self.workers.close()
+        if offers(self.environment, AsksModels):
+            self.environment.release_models()
 
 
 REDONE = 2
@@ -135,6 +141,10 @@ def make_play(
 
     `hold` starts the processes in which worlds live, if they do.
     """
+    environment = config.environment
+    if offers(environment, AsksModels) and environment.frozen_models:
+        judged = environment.asking(FrozenModels(config.model))
+        config = config.model_copy(update={"environment": judged})
     size = config.episode.environment_workers
     workers = EnvironmentWorkers(config.environment, size, config.patience, hold) if size else None
     world = (config.environment, config.workflow)
@@ -251,7 +261,9 @@ async def _attempt(
                     "`await scene.step({name: text})` in `run`."
                 )
             found = await play.timeline.during("grade", world.outcome())
-            if offers(play.environment, PaysEpisodes):  # it pays whole episodes, by all that was said
+            if play.pays and offers(play.environment, PaysEpisodes):
+                # It pays whole episodes, by all that was said. Nothing more is sampled: the others go on while a judge reads.
+                ends_requests()
                 paying = play.environment.pay(Episode(task, seed, names, scene.turns), found)
                 work = within("Paying the episode", "grader", play.patience.grader, paying)
                 found = await play.timeline.during("grade", work)
@@ -351,7 +363,7 @@ async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
     What goes wrong becomes the error of all episodes of a group, as it does in `play_episode`.
     """
     environment = play.environment
-    if not (offers(environment, PaysGroups) and environment.compared):
+    if not (play.pays and offers(environment, PaysGroups) and environment.compared):
         return list(groups)
 
     async def paid(group: Group) -> Group:

@@ -23,6 +23,7 @@ from kapelle.engines.rollout.protocol import (
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
+    AsksModels,
     Environment,
     InMemory,
     ListsMoves,
@@ -101,6 +102,12 @@ def check_run(
             f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` "
             "checks all of it."
         ) from None
+    for name, each in config.evaluation.sets.items():
+        if offers(each, AsksModels) and each.frozen_models:
+            raise ConfigError(
+                f"The test set `evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process, which only the run's "
+                "own environment can have. Name an endpoint as its judge."
+            )
     if training and not elsewhere and offers(environment, PlayedFromOutside):
         environment.check_server()
     if config.episode.environment_workers:

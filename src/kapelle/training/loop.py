@@ -27,7 +27,7 @@ from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
-from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
 from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.interrupts import unbroken
@@ -269,8 +269,6 @@ class Loop:
         if self.league is not None:
             others = self._engine.check_parity(self.league.met(groups, COMPARED))
             metrics |= {"league/parity": others["parity/max"]} if others else {}
-        if offers(play.environment, CountsCosts):
-            metrics |= play.environment.costs()
         again: Replay = ()
         if (replay := config.tasks.replay) is not None:
             again = replayed(self._queue.replay, replay, number, config.seed, groups)
@@ -325,6 +323,11 @@ class Loop:
         self.publish()
         clock.leave()
 
+        # What another process plays, it counts itself, and nobody reads it there.
+        if offers(play.environment, CountsCosts) and not (
+            self._sampler or isinstance(play.engine, PlaysGroups)
+        ):
+            metrics |= play.environment.costs()
         seconds = clock.seconds()
         total = sum(seconds.values())
         told = (turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied)

@@ -1,0 +1,344 @@
+"""`kapelle validate RECIPE --judge GRADED.jsonl`: how far the judges of a recipe agree with graded answers.
+
+Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows of one question are its attempts.
+Intervals (95 %) are bootstrapped over questions, because answers to one question depend on one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+from kapelle.cli.output import say
+from kapelle.environments.judged import Ranking, Rubric, shown
+from kapelle.environments.rewarded import Rewarded
+from kapelle.errors import ConfigError, DataError
+from kapelle.grading.judge import judge_attempts, judge_rubric
+from kapelle.metrics.statistics import (
+    Interval,
+    area_under_curve,
+    bootstrap_interval,
+    mean_interval,
+    share_text,
+)
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.row_files import DataRow, read_rows
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.frozen_models import FrozenModels
+
+SEED = 0
+"""Of the bootstrap: the same rows give the same intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedText:
+    """One answer and the grade that people, or a grader, gave it."""
+
+    question: str
+    text: str
+    score: float
+    """In [0, 1]."""
+    row: DataRow
+
+
+def read_graded(file: Path) -> dict[str, list[GradedText]]:
+    """Return graded answers by question; DataError names the first row without one."""
+    found: dict[str, list[GradedText]] = {}
+    for row in read_rows(file):
+        question, text, score = (row.fields.get(key) for key in ("question", "text", "score"))
+        if not isinstance(question, str) or not isinstance(text, str):
+            raise DataError(
+                f"{row.place} has no text in `question` or in `text`. Write {{question, text, score}}."
+            )
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise DataError(
+                f"{row.place}: `score` is {score!r:.40}. Write true, false or a number from 0 to 1."
+            )
+        found.setdefault(question, []).append(GradedText(question, text, float(score), row))
+    if not found:
+        raise DataError(f"'{file}' has no rows. Write one a line: {{question, text, score}}.")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95 % interval; None where no interval can be given."""
+
+    value: float
+    interval: Interval | None
+
+    def __str__(self) -> str:
+        """Return `0.93 [0.88, 0.97]`."""
+        ends = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
+        return f"{self.value:.2f}{ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far one reward, or one criterion of it, agrees with the grades."""
+
+    name: str
+    """Such as `rubric`, `rubric/clear` or `rank`."""
+    graded: int
+    """Answers that the judge scored."""
+    ungraded: int
+    """Answers to which it gave no verdict."""
+    auc: Estimate | None = None
+    """Probability that a good answer scores above a bad one, whatever their questions; only for grades of true and false."""
+    accuracy: Estimate | None = None
+    """Share of answers on whose side of ½ the judge's score is, ½ itself counted half; only for grades of true and false."""
+    spearman: Estimate | None = None
+    """Mean rank correlation within questions; over those where grades differ."""
+    pairs: Estimate | None = None
+    """Share of pairs within a question, graded differently, that the judge orders alike; ties counted half."""
+    disagreement: float | None = None
+    """Of a ranking: mean difference between an answer's scores in the two orders."""
+    reversed: float | None = None
+    """Of a ranking: share of pairs that one order of presentation prefers one way and the other order the other way."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReport:
+    """What `--json` prints."""
+
+    questions: int
+    answers: int
+    calls: int
+    cached: int
+    rewards: Sequence[Agreement] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return a table."""
+        lines = [
+            f"{self.answers} graded answers to {self.questions} questions; asked {self.calls} times, {self.cached} replies were kept"
+        ]
+        for each in self.rewards:
+            parts = [f"{each.graded} scored, {each.ungraded} without a verdict"]
+            named = {
+                "AUC": each.auc,
+                "accuracy": each.accuracy,
+                "Spearman": each.spearman,
+                "pairs": each.pairs,
+            }
+            parts += [f"{name} {estimate}" for name, estimate in named.items() if estimate is not None]
+            if each.disagreement is not None and each.reversed is not None:
+                parts.append(
+                    f"orders differ by {each.disagreement:.2f} and reverse {share_text(each.reversed, None)} of pairs"
+                )
+            lines.append(f"{each.name:16} {'; '.join(parts)}")
+        return "\n".join(lines)
+
+
+Scored = Sequence[tuple[float, float]]
+"""Of one question: the judge's score and the grade of each answer."""
+
+
+def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> Agreement:
+    """Return how far scores agree with grades, by question."""
+    every = [pair for scored in by_question for pair in scored]
+    if not every:
+        return Agreement(name, 0, ungraded)
+    auc = accuracy = None
+    if all(grade in (0.0, 1.0) for _, grade in every):
+        auc = _estimated(by_question, _auc)
+        accuracy = _estimated(by_question, _accuracy)
+    spearman = [found for scored in by_question if (found := _spearman(scored)) is not None]
+    return Agreement(
+        name,
+        len(every),
+        ungraded,
+        auc,
+        accuracy,
+        Estimate(fmean(spearman), _interval(spearman)) if spearman else None,
+        _estimated(by_question, _pairs),
+    )
+
+
+def _estimated(
+    by_question: Sequence[Scored], statistic: Callable[[Sequence[Scored]], float | None]
+) -> Estimate | None:
+    found = statistic(by_question)
+    if found is None:
+        return None
+    if len(by_question) < 2:
+        return Estimate(found, None)
+    # A resample may miss one kind of answers altogether; it then says nothing, and counts as the whole does.
+    numbers = list(range(len(by_question)))
+
+    def again(drawn: Sequence[float]) -> float:
+        value = statistic([by_question[int(k)] for k in drawn])
+        return found if value is None else value
+
+    return Estimate(found, bootstrap_interval(numbers, SEED, again, resamples=1000))
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    return bootstrap_interval(values, SEED) if len(values) >= 10 else mean_interval(values)
+
+
+def _auc(by_question: Sequence[Scored]) -> float | None:
+    every = [pair for scored in by_question for pair in scored]
+    return area_under_curve([score for score, _ in every], [grade == 1.0 for _, grade in every])
+
+
+def _accuracy(by_question: Sequence[Scored]) -> float | None:
+    every = [pair for scored in by_question for pair in scored]
+    return fmean(0.5 if score == 0.5 else float((score > 0.5) == (grade == 1.0)) for score, grade in every)
+
+
+def _pairs(by_question: Sequence[Scored]) -> float | None:
+    found = []
+    for scored in by_question:
+        for (one, grade), (other, rival) in combinations(scored, 2):
+            if grade != rival:
+                found.append(0.5 if one == other else float((one > other) == (grade > rival)))
+    return fmean(found) if found else None
+
+
+def _spearman(scored: Scored) -> float | None:
+    """Return the correlation of ranks, equal values sharing theirs; None where the grades are all equal, 0 where the scores are."""
+    ours, theirs = (_ranks([pair[k] for pair in scored]) for k in (0, 1))
+    if len({*theirs}) < 2:
+        return None
+    if len({*ours}) < 2:
+        return 0.0
+    a, b = fmean(ours), fmean(theirs)
+    joint = sum((x - a) * (y - b) for x, y in zip(ours, theirs, strict=True))
+    spread = math.sqrt(sum((x - a) ** 2 for x in ours) * sum((y - b) ** 2 for y in theirs))
+    return max(-1.0, min(1.0, joint / spread))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + (values.count(value) + 1) / 2 for value in values]
+
+
+# -------- Asking the judges
+
+
+async def asked(environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]) -> list[Agreement]:
+    """Let every judge of an environment score the answers, and return how far each agrees, rubrics by criterion too."""
+    found: list[Agreement] = []
+    for reward, label in zip(environment.rewards, environment.labels, strict=True):
+        name = label.removeprefix("reward/")
+        if isinstance(reward, Rubric):
+            found += await _ask_rubric(environment, reward, name, graded)
+        elif isinstance(reward, Ranking):
+            found.append(await _ask_ranking(environment, reward, name, graded))
+    return found
+
+
+async def _ask_rubric(
+    environment: Rewarded, reward: Rubric, name: str, graded: Mapping[str, Sequence[GradedText]]
+) -> list[Agreement]:
+    ask = environment.judge_of(reward)
+    every = [each for answers in graded.values() for each in answers]
+    verdicts = await asyncio.gather(
+        *(
+            judge_rubric(ask, each.question, each.text, reward.criteria, _reference(reward, each))
+            for each in every
+        )
+    )
+    missing = sum(verdict.grade.status == "ungraded" for verdict in verdicts)
+
+    def scored(score: Callable[[int], float]) -> list[Scored]:
+        by_question: dict[str, list[tuple[float, float]]] = {}
+        for k, (each, verdict) in enumerate(zip(every, verdicts, strict=True)):
+            if verdict.grade.status != "ungraded":
+                by_question.setdefault(each.question, []).append((score(k), each.score))
+        return list(by_question.values())
+
+    found = [agree(name, scored(lambda k: verdicts[k].grade.score), missing)]
+    for criterion in reward.rubric:
+        own = scored(lambda k, criterion=criterion: verdicts[k].criteria[criterion])  # type: ignore[misc]
+        found.append(agree(f"{name}/{criterion}", own, missing))
+    return found
+
+
+async def _ask_ranking(
+    environment: Rewarded, reward: Ranking, name: str, graded: Mapping[str, Sequence[GradedText]]
+) -> Agreement:
+    ask = environment.judge_of(reward)
+    groups = [answers for answers in graded.values() if len(answers) > 1]
+    if not groups:
+        raise ConfigError(
+            f"`{name}` compares the answers to a question, and no question of the graded answers has two. Add some, or validate a rubric."
+        )
+    compared = await asyncio.gather(
+        *(
+            judge_attempts(
+                ask,
+                answers[0].question,
+                [each.text for each in answers],
+                reward.rank,
+                _reference(reward, answers[0]),
+            )
+            for answers in groups
+        )
+    )
+    missing, scored = 0, list[Scored]()
+    for answers, verdict in zip(groups, compared, strict=True):
+        pairs = [
+            (grade.score, each.score)
+            for each, grade in zip(answers, verdict.grades, strict=True)
+            if grade.status != "ungraded"
+        ]
+        missing += len(answers) - len(pairs)
+        scored += [pairs] if pairs else []
+    told = [verdict for verdict in compared if verdict.disagreement is not None]
+    base = agree(name, scored, missing)
+    return Agreement(
+        **{
+            key: getattr(base, key)
+            for key in ("name", "graded", "ungraded", "auc", "accuracy", "spearman", "pairs")
+        },
+        disagreement=fmean(verdict.disagreement or 0.0 for verdict in told) if told else None,
+        reversed=fmean(verdict.reversed or 0.0 for verdict in told) if told else None,
+    )
+
+
+def _reference(reward: Rubric | Ranking, answer: GradedText) -> str | None:
+    if reward.reference is None:
+        return None
+    if reward.reference not in answer.row.fields:
+        raise DataError(
+            f"{answer.row.place} has no `{reward.reference}`, which the judge reads. Add it, or set `reference: null`."
+        )
+    return shown(answer.row.fields[reward.reference])
+
+
+def report(config: RunConfig, file: Path) -> JudgeReport:
+    """Ask the judges of a recipe about graded answers; ConfigError where it has none."""
+    environment = config.environment
+    if not isinstance(environment, Rewarded) or not any(
+        isinstance(each, Rubric | Ranking) for each in environment.rewards
+    ):
+        raise ConfigError(
+            "--judge asks the judges of a recipe, and this one has none. Add a `rubric` or a `rank` to `environment.rewards` (environment "
+            "`rewarded`)."
+        )
+    graded = read_graded(file)
+    frozen = FrozenModels(config.model)
+    judged = environment.asking(frozen)
+    try:
+        found = run_async(lambda: asked(judged, graded))
+    finally:
+        frozen.close()
+    costs = judged.costs()
+    return JudgeReport(
+        len(graded),
+        sum(map(len, graded.values())),
+        int(costs["judge/calls"]),
+        int(costs["judge/cached"]),
+        found,
+    )
+
+
+def print_report(found: JudgeReport, *, as_json: bool) -> None:
+    """Print it for people, or as one JSON object."""
+    say(json.dumps(asdict(found)) if as_json else str(found))

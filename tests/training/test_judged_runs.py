@@ -1,0 +1,197 @@
+"""Runs that judges pay: the reward follows the judge's rule, and a resumed run repeats its verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.judging import JudgingServer, judging
+from tests.support.tiny import tiny_model
+
+import kapelle
+from kapelle.algorithms import GRPO
+from kapelle.errors import ConfigError, TrainingHalted
+from kapelle.runs.reader import read_episodes, read_metrics
+from kapelle.types import Episode
+
+ROWS = [{"question": str(k), "answer": "a"} for k in range(6)]
+SMALL: Mapping[str, Any] = {
+    "team": {"sampling": {"max_tokens": 3}, "lora": {"rank": 2}},
+    "training": {"tasks_per_step": 2, "max_failed_share": 1.0},
+    "algorithm": GRPO(group_size=3),
+}
+
+
+def rule(text: str) -> int:
+    return sum(map(ord, text)) % 11
+
+
+def rubric(server: JudgingServer, **more: Any) -> kapelle.Rubric:
+    criteria = {"clear": "Is it clear?", "right": {"asks": "Is it right?", "weight": 2}}
+    return kapelle.Rubric(rubric=criteria, judge={**server.settings, **more})
+
+
+def ranking(server: JudgingServer, **more: Any) -> kapelle.Ranking:
+    return kapelle.Ranking(rank="The better one.", judge={**server.settings, **more})
+
+
+def episodes(run: Path, steps: int) -> list[Episode]:
+    return [each for step in range(1, steps + 1) for each in read_episodes(run, step, "train")]
+
+
+def said(episode: Episode) -> str:
+    return episode.turns[-1].text
+
+
+def worth(text: str) -> float:
+    return rule(text.strip()) / 10 if any(letter.isalnum() or letter == "_" for letter in text) else 0.0
+
+
+def test_what_a_judge_says_is_what_agents_earn(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with (
+        judging(rule) as server,
+        kapelle.train(
+            tiny_model(),
+            ROWS,
+            [rubric(server), ranking(server)],
+            reward_weights=[1, 0.5],
+            run_dir=run_dir,
+            steps=2,
+            **SMALL,
+        ),
+    ):
+        played = [each for each in episodes(run_dir, 2) if each.error is None]
+        assert played
+        for episode in played:
+            graded, ranked = episode.info["reward/rubric"], episode.info["reward/rank"]
+            assert graded == pytest.approx(worth(said(episode)))
+            assert episode.info["reward/rubric/clear"] == pytest.approx(worth(said(episode)))
+            assert isinstance(ranked, float)
+            assert episode.rewards == {"agent_0": pytest.approx(worth(said(episode)) + 0.5 * ranked)}
+        rows = [row for row in read_metrics(run_dir) if "judge/calls" in row]
+        assert sum(row["judge/calls"] for row in rows) == server.asked
+        assert {"paid/rubric", "paid/rubric/clear", "paid/rank"} <= rows[0].keys()
+
+
+def test_a_resumed_run_repeats_its_verdicts_without_asking(tmp_path: Path) -> None:
+    straight, broken, cache = tmp_path / "straight", tmp_path / "broken", str(tmp_path / "verdicts.jsonl")
+
+    def go(server: JudgingServer, run_dir: Path, steps: int, **more: Any) -> None:
+        rewards = [rubric(server, cache=cache), ranking(server, cache=cache)]
+        with kapelle.train(tiny_model(), ROWS, rewards, run_dir=run_dir, steps=steps, **SMALL, **more):
+            pass
+
+    with judging(rule) as server:
+        go(server, straight, 3)
+        asked = server.asked
+        assert asked > 0
+        go(server, broken, 1)
+        go(server, broken, 3, resume=True)
+        assert server.asked == asked, "every verdict was kept"
+    first, again = episodes(straight, 3), episodes(broken, 3)
+    assert [(said(each), each.rewards, each.info) for each in first] == [
+        (said(each), each.rewards, each.info) for each in again
+    ]
+
+
+def test_a_run_whose_budget_is_spent_stops_with_the_reason_and_can_be_resumed(tmp_path: Path) -> None:
+    run_dir, cache = tmp_path / "run", str(tmp_path / "verdicts.jsonl")
+    with judging(rule) as server:
+        with pytest.raises(TrainingHalted, match=r"judge\.budget"):
+            kapelle.train(
+                tiny_model(), ROWS, rubric(server, cache=cache, budget=8), run_dir=run_dir, steps=9, **SMALL
+            )
+        assert server.asked == 8
+        done = len({row["step"] for row in read_metrics(run_dir) if "judge/calls" in row})
+        with kapelle.train(
+            tiny_model(),
+            ROWS,
+            rubric(server, cache=cache, budget=80),
+            run_dir=run_dir,
+            steps=done + 1,
+            resume=True,
+            **SMALL,
+        ) as run:
+            assert run.summary.steps == done + 1
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"algorithm": "ippo"}, "plays each task once"),
+        ({"algorithm": {"name": "remax", "group_size": 2}}, "an attempt that is played alone"),
+        ({"algorithm": "counterfactual"}, "plays single episodes again"),
+        (
+            {"training": {"tasks_per_step": 2, "max_staleness": 1, "partial_rollouts": 0.5}},
+            "`training.partial_rollouts` leaves groups unfinished",
+        ),
+    ],
+)
+def test_a_ranking_is_refused_where_an_attempt_is_played_without_its_group(
+    more: Mapping[str, Any], reason: str
+) -> None:
+    with judging(rule) as server, pytest.raises(ConfigError, match=reason):
+        kapelle.train(tiny_model(), ROWS, ranking(server), agents=2, steps=1, **{**SMALL, **more})
+
+
+def test_a_frozen_model_in_this_process_judges(tmp_path: Path) -> None:
+    """The embedded one knows no verdicts: its episodes fail with that reason, and everything before is as it should be."""
+    judge = kapelle.Rubric(rubric={"clear": "?"}, judge={"path": "embedded", "max_tokens": 4})
+    small = {**SMALL, "training": {"tasks_per_step": 2}}
+    with pytest.raises(TrainingHalted, match="`rubric`: The judge gave no scores in the form asked for"):
+        kapelle.train("embedded", ROWS, judge, steps=1, run_dir=tmp_path / "run", **small)
+
+
+def test_a_process_that_samples_pays_its_groups_itself_and_once(tmp_path: Path) -> None:
+    rows, run_dir = tmp_path / "rows.jsonl", tmp_path / "run"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    model = {
+        "path": "embedded",
+        "embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32},
+    }
+    training = {**SMALL["training"], "overlap": True, "max_staleness": 1, "steps": 2}
+    with judging(rule) as server:
+        judged = {
+            "path": str(rows),
+            "eval_path": "none",
+            "rewards": [{"rank": "The better one.", "judge": server.settings}],
+        }
+        with kapelle.Trainer(
+            model=model,
+            environment={"name": "rewarded", **judged},
+            workflow={"name": "solo"},
+            run_dir=run_dir,
+            **{key: value for key, value in SMALL.items() if key != "training"},
+            training=training,
+            evaluation={"before_and_after": False},
+        ) as trainer:
+            trainer.train()
+        asked = server.asked
+    played = episodes(run_dir, 2)
+    assert {each.info["reward/rank"] is not None for each in played} == {True}
+    assert 0 < asked <= 2 * 2 * 3, (
+        "each group of the steps, and of those played ahead, is asked about once in each order"
+    )
+    assert not any("judge/calls" in row for row in read_metrics(run_dir)), "another process has counted"
+
+
+def test_an_evaluation_of_ranked_attempts_says_that_nothing_is_scored(tmp_path: Path) -> None:
+    with (
+        judging(rule) as server,
+        kapelle.train(
+            tiny_model(),
+            ROWS,
+            [ranking(server)],
+            eval_dataset=0.4,
+            steps=1,
+            run_dir=tmp_path / "run",
+            **SMALL,
+        ) as run,
+    ):
+        assert run.summary.after is not None
+        assert run.summary.after.reward == {}
+        assert "no other that it could be ranked with" in run.summary.after.reason
