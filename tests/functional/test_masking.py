@@ -163,3 +163,16 @@ def test_order_of_packed_tokens_does_not_matter(seed: int, lengths: list[int]) -
     shuffled = masking.sequence_mean(loss_K[order], mask_K[order], segment_K[order], len(lengths))
     torch.testing.assert_close(shuffled.total, there.total, atol=1e-12, rtol=0)
     assert shuffled.weight == there.weight
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(0, 70), (0, 96), (5, 40), (31, 33), (32, 64), (64, 64), (69, 70)]
+)
+def test_bits_are_read_lowest_first_from_any_place(first: int, last: int) -> None:
+    set_places = [0, 5, 31, 32, 33, 63, 69, 95]
+    words = [sum(1 << place % 32 for place in set_places if place // 32 == word) for word in range(3)]
+    signed = [word - (1 << 32) if word >= 1 << 31 else word for word in words]
+    bits_RW = torch.tensor([signed, [-1, -1, -1], [0, 0, 0]], dtype=torch.int32)
+    found = masking.allowed_words(bits_RW, first, last)
+    expected = [place in set_places for place in range(first, last)]
+    assert found.tolist() == [expected, [True] * (last - first), [False] * (last - first)]

@@ -106,9 +106,12 @@ def segment_whiten(
 
 def allowed_words(bits_RW: Tensor, first: int, last: int) -> Tensor:
     """Return `_RC` which of the places from `first` to before `last` have their bit set, 32 in each int32, the lowest first."""
-    place_C = torch.arange(first, last, device=bits_RW.device)
-    shifted_RC = bits_RW[:, place_C >> 5] >> (place_C & 31).to(torch.int32)
-    return (shifted_RC & 1).bool()
+    low, high = first // 32, -(-last // 32)
+    one_B = torch.ones(32, dtype=torch.int32, device=bits_RW.device) << torch.arange(
+        32, dtype=torch.int32, device=bits_RW.device
+    )
+    set_RC = (bits_RW[:, low:high, None] & one_B).ne(0).flatten(1)
+    return set_RC[:, first - 32 * low : last - 32 * low]
 
 
 def pack(x_NT: Tensor, mask_NT: Tensor) -> Tensor:

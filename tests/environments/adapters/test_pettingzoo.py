@@ -26,6 +26,7 @@ async def test_agents_move_in_turn_and_are_paid_when_they_have_spoken() -> None:
     world = start()
     assert world.movers() == ("a",)
     assert world.observe("a") == "3\nLegal actions: <1 | 2>"
+    assert (world.legal("a"), world.legal("b")) == (["1", "2"], [])
     assert world.observe("b") == "3", "only who is to move is told the actions"
     assert await world.step({"a": "1"}) == {"a": 0.0}
     assert await world.step({"b": " 1 "}) == {"a": 0.0, "b": 0.0}
