@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXTRAS = ("verifiers", "openenv")
+EXTRAS = ("verifiers", "openenv", "inspect")
 """Extras of kapelle that are installed: packages whose worlds are played, or what their servers are asked with."""
 TESTS = ("openenv-core==0.3.0", "pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
 DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "math-verify", "peft")

@@ -74,6 +74,7 @@ ELSEWHERE = {
     "rewarded": "functions pay: tests/environments/rewarded/test_environment.py",
     "reward_server": "a server pays: tests/services/reward/test_client.py",
     "remote": "it is what its server holds: tests/environments/remote",
+    "inspect": "the package is kept apart: tests/apps/test_inspect.py",
     "openenv": "it is what its server holds: tests/apps/test_openenv.py",
     "verifiers": "the package is kept apart: tests/apps/test_verifiers.py",
     "external": "an outside program plays it: tests/services/policy/test_outside.py",

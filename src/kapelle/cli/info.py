@@ -56,6 +56,7 @@ def gather() -> dict[str, dict[str, Any]]:
 
 NEEDS = {
     "gymnasium": "gymnasium",
+    "inspect": "inspect_ai",
     "openenv": "websockets",
     "openspiel": "pyspiel",
     "pettingzoo": "pettingzoo",

@@ -42,6 +42,7 @@ BUILTIN: Mapping[str, str] = {
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "verifiers": "kapelle.environments.adapters.verifiers:Verifiers",
     "openenv": "kapelle.environments.adapters.openenv:OpenEnv",
+    "inspect": "kapelle.environments.adapters.inspect_tasks:Inspect",
     "plain": "kapelle.environments.adapters.plain:Plain",
     "rewarded": "kapelle.environments.rewarded:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
@@ -68,6 +69,7 @@ HOMES: Mapping[str, str] = {
 
 if TYPE_CHECKING:
     from kapelle.environments.adapters.gymnasium import Gymnasium as Gymnasium
+    from kapelle.environments.adapters.inspect_tasks import Inspect as Inspect
     from kapelle.environments.adapters.openenv import OpenEnv as OpenEnv
     from kapelle.environments.adapters.pettingzoo import PettingZoo as PettingZoo
     from kapelle.environments.adapters.plain import Plain as Plain
