@@ -23,7 +23,7 @@ from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
-from kapelle.types import Message, Task, Turn
+from kapelle.types import Constraint, Message, Task, Turn
 
 
 class Seat(Protocol):
@@ -90,6 +90,8 @@ class Continued:
     stop: tuple[str, ...] = ()
     """Strings that end the answer, beside the agent's own. All else that sampling depends on is the agent's: the trainer
     has to find the same log-probs."""
+    constraint: Constraint | None = None
+    """What the answer has to look like, in place of the agent's own; the turn records it, and the trainer masks likewise."""
 
 
 class Scene(Protocol):

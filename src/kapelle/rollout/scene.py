@@ -233,7 +233,8 @@ class LiveSeat:
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
         own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
-        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
+        form = asked.constraint or own.constraint
+        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=form)
         [turn] = await self._sample(policy, renderer, prompt, messages, sampling, conversation)
         return turn, conversation
 

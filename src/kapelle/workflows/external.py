@@ -15,7 +15,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, ContextError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.types import Json, Message
+from kapelle.types import Constraint, Json, Message
 from kapelle.workflow import Continued, Scene
 
 
@@ -62,7 +62,8 @@ async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, J
         messages = tuple(
             Message(role, content, structured=structured) for role, content, structured in asked["messages"]
         )
-        limits = asked["max_tokens"], tuple(asked["stop"])
+        form = None if asked["constraint"] is None else Constraint(*asked["constraint"])
+        limits = asked["max_tokens"], tuple(asked["stop"]), form
         turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits)}))[agent]
         said = {
             "turn": turn.index,

@@ -162,3 +162,15 @@ def test_the_tools_are_told_by_the_template_and_once(family: Family, play: Play)
     assert read.count("Where?") == 1
     assert "You can call these tools" not in read, "that is what kapelle writes for templates without tools"
     assert "You can call these tools" in asked.messages[-1].content, "engines that read text have it in words"
+
+
+def test_what_ends_a_turn_is_no_word(client: OpenAI, play: Play) -> None:
+    """`<|end|>` is a mark of harmony, and elsewhere a token that texts drop."""
+    ended = 0
+    for seed in range(40):
+        said = client.chat.completions.create(
+            model="second", messages=[{"role": "user", "content": "x"}], seed=seed, max_tokens=24
+        )
+        ended += said.choices[0].finish_reason == "stop"
+        assert "<|" not in (said.choices[0].message.content or "")
+    assert ended

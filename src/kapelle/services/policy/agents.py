@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
+from kapelle.services.policy.asked_forms import form_asked
 from kapelle.services.policy.chat_form import (
     ChatRequest,
     Head,
@@ -33,7 +34,7 @@ from kapelle.services.policy.chat_form import (
     usage_row,
 )
 from kapelle.services.policy.service_metrics import ServiceMetrics
-from kapelle.services.policy.speech import MARKERS, Speech, SpeechForm, form_of
+from kapelle.services.policy.speech import MARKS, Speech, SpeechForm, form_of
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
@@ -167,7 +168,8 @@ class Agents:
         policy = self.play.team.policy(agent).name
         if policy not in self._texts:
             renderer = self.play.engine.renderer(policy)
-            self._texts[policy] = MarkedTexts(renderer) if isinstance(renderer, Decodes) else None
+            marks = MARKS[self.reader(agent).form]
+            self._texts[policy] = MarkedTexts(renderer, marks) if isinstance(renderer, Decodes) else None
         return self._texts[policy]
 
     async def answers(self, prompt: Prompt, *, listening: bool) -> AsyncGenerator[News | Done, None]:
@@ -317,10 +319,11 @@ class SpeechStream:
 
 
 class MarkedTexts:
-    """A renderer's texts, in which special tokens stand that tell thoughts and calls from words (`MARKERS`)."""
+    """A renderer's texts, in which special tokens stand that tell thoughts and calls from words."""
 
-    def __init__(self, decodes: Decodes) -> None:
+    def __init__(self, decodes: Decodes, marks: Collection[str]) -> None:
         self._decodes = decodes
+        self._all = marks
         self._marks: dict[int, str] = {}
         """Token → the mark that it is and that `spoken` drops; empty for every other token."""
 
@@ -331,7 +334,7 @@ class MarkedTexts:
     def _mark(self, token: int) -> str:
         if token not in self._marks:
             text = self._decodes.decode([token])
-            self._marks[token] = text if text in MARKERS and not self._decodes.spoken([token]) else ""
+            self._marks[token] = text if text in self._all and not self._decodes.spoken([token]) else ""
         return self._marks[token]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -477,9 +480,9 @@ class Chat:
     def speech(self) -> SpeechForm:
         """How its answers are read."""
         request = self.request
-        thinking = self.decodes is not None and self.decodes.decode(self.prompt.ids[-8:]).rstrip().endswith(
-            "<think>"
-        )
+        opening = "" if self.decodes is None else self.decodes.decode(self.prompt.ids[-8:])
+        # An answer that is held to a form has no room for thoughts.
+        thinking = opening.rstrip().endswith("<think>") and self.prompt.sampling.constraint is None
         schemas = [tool.function.model_dump() for tool in request.tools]
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
 
@@ -553,6 +556,10 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     known, reader = agents.play.team[agent], agents.reader(agent)
     messages = tuple(reader.conversation(request.messages, tools, known.system))
     sampling = request.sampling(known.sampling)
-    sampling = replace(sampling, stop=(*sampling.stop, *ends_of_one_call(request, reader.form)))
+    asked = form_asked(request, reader.form, agents.play, agent)
+    if asked is not None:
+        sampling = replace(sampling, constraint=asked)
+    else:
+        sampling = replace(sampling, stop=(*sampling.stop, *ends_of_one_call(request, reader.form)))
     prompt = Prompt(agent, messages, (), sampling, ())
     return Chat(agents, request, prompt, Head(model), agents.texts(agent), reader)

@@ -101,12 +101,6 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
-class PlainText(Body):
-    """The only supported form of answers."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(Body):
     """One request; other parameters are refused."""
 
@@ -124,10 +118,10 @@ class ChatRequest(Body):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     tools: list[OfferedTool] = Field(default=[], max_length=128)
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    response_format: dict[str, Any] = Field(default={"type": "text"})
     # Accepted with their neutral values only, which some clients always send.
-    response_format: PlainText = PlainText(type="text")
     presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
     logit_bias: dict[str, float] = Field(default={}, max_length=0)
@@ -174,7 +168,7 @@ class ChatRequest(Body):
     @property
     def calls_tools(self) -> bool:
         """Whether the agent is told of tools and calls of them are looked for in its answer."""
-        return bool(self.tools) and self.tool_choice == "auto"
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -191,6 +185,8 @@ class ChatRequest(Body):
             own.top_p if self.top_p is None else self.top_p,
             own.top_k,
             self.stops or own.stop,
+            # Legal moves are those of a game, and here is none.
+            None if own.constraint is None or own.constraint.is_legal else own.constraint,
         )
 
 

@@ -25,6 +25,7 @@ from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News, ends_of_one_call, too_long
+from kapelle.services.policy.asked_forms import form_asked
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.refusals import Refusal
@@ -136,11 +137,13 @@ class OutsideDesk(Recorder):
             raise _over()
         heard = chat.prompt.messages if place.after is None else place.heard
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
+        asked_form = form_asked(chat.request, chat.reader.form, self._agents.play, place.agent)
         asked: Mapping[str, Json] = {
             "messages": [[message.role, message.content, message.structured] for message in heard],
             "after": None if place.after is None else place.after.turn.index,
             "max_tokens": min((limit for limit in limits if limit is not None), default=None),
-            "stop": (*chat.request.stops, *ends_of_one_call(chat.request, chat.reader.form)),
+            "stop": _stops(chat),
+            "constraint": None if asked_form is None else [asked_form.kind, asked_form.text],
         }
         calls: list[asyncio.Future[Mapping[str, Json]]] = []
         try:
@@ -258,6 +261,12 @@ class Presence:
     def _over(self, name: str) -> None:
         del self._timers[name], self._open[name]
         self._dead(name, self._seconds)
+
+
+def _stops(chat: Chat) -> tuple[str, ...]:
+    """Return what ends the answer beside the agent's own strings."""
+    held = chat.prompt.sampling.constraint is not None
+    return (*chat.request.stops, *(() if held else ends_of_one_call(chat.request, chat.reader.form)))
 
 
 def _over(why: str | None = None) -> Refusal:

@@ -524,6 +524,7 @@ class Recorder:
                         text=completion.text,
                         heard=chat.prompt.messages if place.after is None else place.heard,
                         trained=policy.trained,
+                        constraint=completion.constraint,
                     )
                     self.sessions.keep(place, turn, chat.said(completion.ids, completion.text))
                     done.append(each)

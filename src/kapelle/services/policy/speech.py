@@ -170,16 +170,20 @@ _SIGNS: Sequence[tuple[str, Form]] = (
 )
 """What stands in a chat template → the form of its calls, the surest sign first."""
 
-MARKERS = frozenset(
-    {
-        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"),
-        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
-        *(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
-        *(f"<\uff5ctool\u2581{name}\uff5c>" for name in ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")),
-    }
-)  # fmt: skip
-"""Tokens that say what is a thought or a call, and that a tokeniser may drop from texts as special ones."""
+_DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+_HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
+_THOUGHTS = ("<think>", "</think>")
+_TAGGED = (*_THOUGHTS, "<tool_call>", "</tool_call>")
+MARKS: Mapping[Form, frozenset[str]] = {
+    "hermes": frozenset(_TAGGED),
+    "glm": frozenset({*_TAGGED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
+    "llama": frozenset({*_THOUGHTS, "<|python_tag|>"}),
+    "pythonic": frozenset(_THOUGHTS),
+    "mistral": frozenset({*_THOUGHTS, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+    "deepseek": frozenset({*_THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
+    "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
+}
+"""Form → tokens that tell thoughts and calls from words, and that a tokeniser may drop from texts as special ones."""
 
 
 def form_of(template: str) -> Form | None:

@@ -1,0 +1,139 @@
+"""Answers of a form that their caller asks for: schemas and forced calls, over both APIs and in training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+from tests.support.tiny import sections
+
+from kapelle.services.binding import Binding
+from kapelle.services.policy.service import ServingLimits, serve_policy
+from kapelle.training.trainer import Trainer
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
+    """Two agents whose model reads enough for schemas of tools."""
+    given = sections()
+    model = {**given["model"], "embedded": {**given["model"].get("embedded", {}), "context": 2048}}
+    team = {**given["team"], "agents": [{"name": "first"}, {"name": "second"}]}
+    with (
+        Trainer(**sections(team=team, model=model)) as trainer,
+        serve_policy(trainer.play, "duo", Binding(), ServingLimits()) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
+    ):
+        yield made
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "way": {"enum": ["left", "right"]}},
+    "required": ["ok", "way"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("go", "stay")
+]
+ASKED: Any = {"model": "second", "messages": [{"role": "user", "content": "Which way?"}], "max_tokens": 80}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "way", "strict": True, "schema": SCHEMA}}
+
+
+def fits(text: str | None) -> None:
+    read = json.loads(text or "")
+    assert set(read) == {"ok", "way"}
+    assert read["way"] in ("left", "right")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_answer_has_the_schema_that_is_asked_for(client: OpenAI, seed: int) -> None:
+    said = client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT)
+    assert said.choices[0].finish_reason == "stop"
+    fits(said.choices[0].message.content)
+    form: Any = {"format": {"type": "json_schema", "name": "way", "schema": SCHEMA}}
+    fits(
+        client.responses.create(
+            model="second", input="?", text=form, max_output_tokens=80, extra_body={"seed": seed}
+        ).output_text
+    )
+    text = ""
+    for piece in client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT, stream=True):
+        text += "".join(choice.delta.content or "" for choice in piece.choices)
+    fits(text)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stay"}}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_call_that_is_forced_is_made(client: OpenAI, seed: int, choice: Any) -> None:
+    for parallel in (True, False):
+        said = client.chat.completions.create(
+            **{**ASKED, "max_tokens": 900},
+            seed=seed,
+            tools=TOOLS,
+            tool_choice=choice,
+            parallel_tool_calls=parallel,
+        )
+        calls: Any = said.choices[0].message.tool_calls
+        assert calls
+        assert said.choices[0].message.content is None
+        if not parallel or choice != "required":
+            assert len(calls) == 1
+        for call in calls:
+            assert call.function.name in (("go", "stay") if choice == "required" else ("stay",))
+            fits(call.function.arguments)
+    own: Any = {"type": "function", "name": "go"}
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    answered = client.responses.create(
+        model="second", input="?", tools=tools, tool_choice=own, max_output_tokens=160
+    )
+    [item] = answered.output
+    assert (item.type, item.name) == ("function_call", "go")  # type: ignore[union-attr]
+
+
+def test_with_tools_and_a_schema_it_is_one_of_both(client: OpenAI) -> None:
+    """As the Agents SDK asks an agent that has tools and an `output_type`."""
+    for seed in range(4):
+        said = client.chat.completions.create(
+            **{**ASKED, "max_tokens": 160}, seed=seed, tools=TOOLS, response_format=FORMAT
+        )
+        message: Any = said.choices[0].message
+        for call in message.tool_calls or ():
+            fits(call.function.arguments)
+        if not message.tool_calls:
+            fits(message.content)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "object"}, "extra": 1},
+                }
+            },
+            "response_format.json_schema.extra",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}},
+            "response_format",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "run"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    client: OpenAI, extra: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        client.chat.completions.create(**ASKED, **extra)
+    assert refused.value.param == named
