@@ -81,7 +81,7 @@ def test_a_resumed_run_repeats_its_verdicts_without_asking(tmp_path: Path) -> No
     straight, broken, cache = tmp_path / "straight", tmp_path / "broken", str(tmp_path / "verdicts.jsonl")
 
     def go(server: JudgingServer, run_dir: Path, steps: int, **more: Any) -> None:
-        rewards = [rubric(server, cache=cache), ranking(server, cache=cache)]
+        rewards: list[Any] = [rubric(server, cache=cache), ranking(server, cache=cache)]
         with kapelle.train(tiny_model(), ROWS, rewards, run_dir=run_dir, steps=steps, **SMALL, **more):
             pass
 

@@ -99,7 +99,7 @@ class Echo(BaseEnvironment, OneSeat):
 
 
 class EchoWorld(BaseWorld):
-    moves = ("begin",)
+    moves: tuple[str, ...] = ("begin",)
 
     def observe(self, agent: str) -> str:
         return self.moves[-1]
