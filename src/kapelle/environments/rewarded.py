@@ -230,6 +230,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
 
     name: Literal["rewarded"] = "rewarded"
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
+    """What pays: functions (`{function: …}`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
     question_field: str | None = None
     """Column of the question: text, or a conversation; null takes `question`, `prompt` or `problem`."""
     eval_path: str = "own"
