@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import threading
@@ -26,7 +27,7 @@ from kapelle.services.policy.chat_form import read_request
 from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
-from kapelle.types import Task
+from kapelle.types import Constraint, Task
 
 Play = Callable[[OpenAI, dict[str, Any]], None]
 
@@ -130,6 +131,44 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
                     first.prompt_ids + first.completion_ids
                 )
                 assert coder.heard[0].content == "Code."
+
+
+def test_a_schema_that_a_program_asks_for_masks_the_sampler_and_the_trainer_alike() -> None:
+    """Over both APIs; the trainer finds the log-probs of the distribution over what was allowed."""
+    pytest.importorskip("llguidance")
+    schema: Any = {
+        "type": "object",
+        "properties": {"go": {"enum": ["left", "right"]}},
+        "required": ["go"],
+        "additionalProperties": False,
+    }
+
+    def play(client: OpenAI, task: dict[str, Any]) -> None:
+        own = session(client, task)
+        way = {"name": "way", "schema": schema}
+        form: Any = {"type": "json_schema", "json_schema": way}
+        said = own.chat.completions.create(
+            model="team/planner", messages=[{"role": "user", "content": "plan"}], response_format=form
+        )
+        wanted: Any = {"type": "json_schema", **way}
+        other = own.responses.create(model="coder", input="code", text={"format": wanted})
+        went = [json.loads(text or "")["go"] for text in (said.choices[0].message.content, other.output_text)]
+        own.post("/reward", body={"reward": went.count("left") / 2}, cast_to=object)
+
+    watching = Watching()
+    team = {
+        "agents": [{"name": "planner"}, {"name": "coder"}],
+        "lora": {"rank": 2, "alpha": 4.0},
+        "sampling": {"max_tokens": 40},
+    }
+    with trainer(watching, team=team) as made, programs(watching.url, play):
+        steps = list(made.steps())
+        made.close()
+    for step in steps:
+        assert step.metrics["parity/max"] <= 1e-4
+        turns = [turn for group in step.groups for each in group.episodes for turn in each.turns]
+        assert {turn.constraint for turn in turns} == {Constraint.json_schema(schema)}
+        assert len(turns) == 12
 
 
 @pytest.mark.slow
