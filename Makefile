@@ -22,6 +22,8 @@ VLLM_VENV := .venv-vllm
 
 # Real packages of others, which disagree with kapelle's other extras.
 APPS_VENV := .venv-apps
+# The frameworks of programs that exist; kapelle itself is not installed there.
+PROGRAMS_VENV := .venv-programs
 
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -47,8 +49,8 @@ test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solut
 test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
 
-test-apps: $(APPS_VENV)/.ready ## play worlds of real packages (verifiers, OpenEnv, inspect_ai), in an environment of its own (minutes)
-	@$(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
+test-apps: $(APPS_VENV)/.ready $(PROGRAMS_VENV)/.ready ## play worlds (verifiers, OpenEnv, inspect_ai) and train programs (LangGraph, OpenAI's Agents SDK, …) with the real packages, in environments of their own (minutes)
+	@KAPELLE_APPS_PYTHON=$(CURDIR)/$(PROGRAMS_VENV)/bin/python $(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)
@@ -104,7 +106,7 @@ wheel: $(BIN)/python ## build the wheel and use it in an environment of its own,
 	@$(BIN)/python tools/try_wheel.py $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 clean: ## remove the environment and build output; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(APPS_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(APPS_VENV) $(PROGRAMS_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
@@ -152,6 +154,12 @@ $(APPS_VENV)/.ready: tools/apps_environment.py constraints.txt pyproject.toml
 	@echo "installing the packages whose worlds are played (once) ..." >&2
 	@$(PYTHON) -m venv $(APPS_VENV)
 	@$(PYTHON) tools/apps_environment.py $(APPS_VENV) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@touch $@
+
+$(PROGRAMS_VENV)/.ready: tests/apps/requirements.txt
+	@echo "installing the frameworks of programs that exist (once, 600 MB) ..." >&2
+	@$(PYTHON) -m venv $(PROGRAMS_VENV)
+	@$(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/apps/requirements.txt
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/kapelle

@@ -246,6 +246,11 @@ class StartsProgram:
 class PlayedFromOutside:
     """An environment whose episodes an outside program plays: it calls this process, which therefore serves."""
 
+    @property
+    def demonstrates(self) -> bool:
+        """Whether its settings name a script for demonstrations, if it is `Scripted`."""
+        return False
+
     def check_server(self, processes: int = 1) -> None:
         """Raise ConfigError where the server that programs call could not be started safely, or not be reached.
 

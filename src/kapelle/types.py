@@ -250,6 +250,9 @@ class Turn:
     """The experts that sampled it, where they are to be trained again (`model.routing: replayed`)."""
     constraint: Constraint | None = None
     """What the completion had to look like: its log-probs are those of the distribution over what was allowed."""
+    caller: int | None = None
+    """Index of another agent's turn that called for this one: by a tool call, a handoff, or as its sub-agent. None where nobody
+    did, or where it is unknown (workflows of one's own; programs that show no sign of it)."""
     copied: bool = False
     """True if another episode of its group sampled it for both: its tokens are counted there (`Data.widths`)."""
     usage: tuple[int, int] | None = None

@@ -92,6 +92,8 @@ class Continued:
     has to find the same log-probs."""
     constraint: Constraint | None = None
     """What the answer has to look like, in place of the agent's own; the turn records it, and the trainer masks likewise."""
+    caller: int | None = None
+    """Index of another agent's turn that calls for this one, where that is known (`Turn.caller`)."""
 
 
 class Scene(Protocol):

@@ -6,7 +6,8 @@ their trajectories: from an attempt with few calls some are drawn again, from on
 Here every call of an attempt with k calls weighs k̄/k, k̄ the mean number of calls of the step's attempts that have any: what drawing does
 on average, without its noise. An attempt then counts once for an agent, however often it was called.
 
-A call is an agent's turns until somebody of a higher level speaks again. It is worth the agent's whole return in the attempt.
+A call is an agent's turns that the same turn of another agent called for (`Turn.caller`); where that is unknown, its turns until
+somebody of a higher level speaks again. It is worth the agent's whole return in the attempt.
 
 `compare: main` gives every call the main agent's advantage, which with `align: none` and one policy for all agents is MATPO's idea
 (2510.04678): workers have no score of their own, the planner's answer judges every rollout. Its code normalises over all
@@ -109,10 +110,15 @@ class MGRPO(MonteCarlo):
         level_of = {name: n for n, level in enumerate(self._levels_of(episode)) for name in level}
         calls: dict[str, int] = {}
         called: set[str] = set()
+        callers: set[tuple[str, int]] = set()
         for turn in episode.turns:
             level = level_of[turn.agent]
             called = {name for name in called if level_of[name] <= level}  # those below have returned
-            if level > 0 and turn.agent not in called:
+            if level > 0 and turn.caller is not None:
+                if (turn.agent, turn.caller) not in callers:
+                    calls[turn.agent] = calls.get(turn.agent, 0) + 1
+                    callers.add((turn.agent, turn.caller))
+            elif level > 0 and turn.agent not in called:
                 calls[turn.agent] = calls.get(turn.agent, 0) + 1
                 called.add(turn.agent)
         return calls

@@ -236,7 +236,7 @@ class LiveSeat:
         form = asked.constraint or own.constraint
         sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=form)
         [turn] = await self._sample(policy, renderer, prompt, messages, sampling, conversation)
-        return turn, conversation
+        return replace(turn, caller=asked.caller), conversation
 
     async def _sample(
         self,

@@ -1,7 +1,7 @@
 """Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions`, `constraint` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
+`step` and `group` (the number of its group within the step). `versions`, `constraint`, `caller` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
 their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way.
@@ -234,6 +234,8 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     for name in ("versions", "copied", "constraint", "usage", "dropped"):
         if not row[name]:
             del row[name]
+    if turn.caller is None:
+        del row["caller"]
     return _by_hash(row)
 
 

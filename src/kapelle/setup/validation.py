@@ -357,6 +357,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     if offers(environment, PlayedFromOutside):
         _check_outside(config)
     scripted = offers(environment, Scripted) or offers(environment, Recorded)
+    if offers(environment, PlayedFromOutside):
+        scripted = environment.demonstrates
     if offers(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
     if not algorithm.plays and not scripted:
@@ -367,6 +369,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     if config.warmup is not None and not scripted:
         raise ConfigError(
             f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
+            + (" Or name one: `environment.teacher`." if offers(environment, PlayedFromOutside) else "")
         )
     if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)

@@ -15,12 +15,12 @@ import random
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kapelle.environment import task_of
+from kapelle.environment import PlayedFromOutside, offers, task_of
 from kapelle.errors import CheckpointError, ModelError, TrainingHalted
 from kapelle.models.adapters import shapes_of
 from kapelle.models.checksums import verify_folder, write_checksums
@@ -86,7 +86,9 @@ ReportStep = Callable[[int, int, Mapping[str, float]], None]
 """Called with step, steps and metrics."""
 
 
-def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel:
+def train_stage(
+    config: RunConfig, progress: ReportStep | None, say: Callable[[str], None] = lambda _: None
+) -> LanguageModel:
     """Return the base model of a run, warmed up; raises the errors of a step of training.
 
     The result depends on the settings, and in its last bits on threads, processor and versions.
@@ -96,7 +98,10 @@ def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel
     algorithm, team = stage_team(stage)
     models = load_models(team, stage.model, {})
     play = make_play(stage, team, teacher(stage, team, models))
-    with closing(play):
+    with ExitStack() as playing:
+        playing.callback(play.close)
+        if offers(play.environment, PlayedFromOutside):
+            playing.enter_context(play.environment.serve(play, lambda _name, line: say(line)))
         shown = demonstrations(play, stage, config.warmup.demonstrations)
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
@@ -181,7 +186,7 @@ def warmed_up(
     try:
         with _saving_in(folder.parent):  # before the work, so that it is not lost
             beside.mkdir(parents=True)
-        model = train_stage(config, progress)
+        model = train_stage(config, progress, say)
         try:
             with _saving_in(folder.parent):
                 save_model(beside, model)

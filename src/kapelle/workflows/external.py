@@ -17,6 +17,7 @@ from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Constraint, Json, Message
 from kapelle.workflow import Continued, Scene
+from kapelle.workflows.callers import Callers
 
 
 class ExternalWorkflow(Settings):
@@ -35,6 +36,7 @@ class ExternalWorkflow(Settings):
     async def run(self, scene: Scene) -> None:
         """Play one episode: every call is answered as soon as it is sampled, whatever else is under way."""
         answering: dict[int, asyncio.Task[None]] = {}
+        callers = Callers()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -43,7 +45,9 @@ class ExternalWorkflow(Settings):
                     for agent in movers:
                         news = json.loads(scene.observe(agent))
                         for number, asked in news["calls"]:
-                            answering[number] = tasks.create_task(_answered(scene, agent, number, asked))
+                            answering[number] = tasks.create_task(
+                                _answered(scene, callers, agent, number, asked)
+                            )
                         for number in news["gone"]:
                             answering.pop(number).cancel()  # nobody hears it: it is no turn of the episode
                     if not movers:
@@ -54,7 +58,9 @@ class ExternalWorkflow(Settings):
             raise several.exceptions[0] from None
 
 
-async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, Json]) -> None:
+async def _answered(
+    scene: Scene, callers: Callers, agent: str, number: int, asked: Mapping[str, Json]
+) -> None:
     """Let an agent answer a call."""
     said: dict[str, Json]
     try:
@@ -64,7 +70,9 @@ async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, J
         )
         form = None if asked["constraint"] is None else Constraint(*asked["constraint"])
         limits = asked["max_tokens"], tuple(asked["stop"]), form
-        turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits)}))[agent]
+        caller = callers.find(agent, messages, asked["after"])
+        turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits, caller)}))[agent]
+        callers.record(turn, messages, asked["after"])
         said = {
             "turn": turn.index,
             "prompt_tokens": len(turn.prompt_ids),

@@ -317,6 +317,15 @@ class TestMGRPO:
         given = firsts(credit_of(MGRPO(scale="none").build(), groups))
         assert given == pytest.approx([1, 1.5, 1.5, 1.5, 1.5, 1, -1, -0.75, -0.75, -1, -0.75, -0.75, -1])
 
+    def test_turns_that_the_same_turn_called_for_are_one_call(self) -> None:
+        # p speaks twice before s answers either, and s works at both in turns: two calls, though nobody of a higher level speaks in
+        # between. The other attempt calls once: 1.5 on average.
+        spoken = [turn("p", 0), turn("p", 1), *(turn("s", k) for k in range(2, 6))]
+        called = [replace(each, caller={2: 0, 3: 1, 4: 0, 5: 1}.get(each.index)) for each in spoken]
+        both = episode(*called, agents=tuple("psc"), rewards=dict.fromkeys("psc", 4.0))
+        given = firsts(credit_of(MGRPO(scale="none").build(), [group(both, self.attempt("psp", 0.0))]))
+        assert given == pytest.approx([2, 2, 1.5, 1.5, 1.5, 1.5, -2, -3, -2])
+
     def test_a_sub_agent_may_call_others(self) -> None:
         # p calls s once in either attempt. s calls c twice in the first, whose own turns go on: one call of s.
         groups = [group(self.attempt("pscscsp", 2.0), self.attempt("pscsp", 0.0))]

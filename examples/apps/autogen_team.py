@@ -1,0 +1,33 @@
+"""Two agents of an AutoGen program: the planner has the solver as a tool.
+
+pip install autogen-agentchat 'autogen-ext[openai]' 'kapelle[serve]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/autogen_team.py]'
+"""
+
+import asyncio
+import os
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.tools import AgentTool
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+from openai import OpenAI
+
+
+def model(agent: str) -> OpenAIChatCompletionClient:
+    """Return an agent's model; AutoGen asks what a model can do that it does not know."""
+    able = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False}
+    return OpenAIChatCompletionClient(model=f"team/{agent}", model_info={"family": "unknown", **able})
+
+
+solver = AssistantAgent("solver", model("solver"), description="Replies.", system_message="Reply.")
+planner = AssistantAgent(
+    "planner",
+    model("planner"),
+    tools=[AgentTool(solver, return_value_as_last_message=True)],
+    system_message="Let reply.",
+)
+
+if __name__ == "__main__":
+    done = asyncio.run(planner.run(task=f"Ticket {os.environ['KAPELLE_INDEX']}: it is late."))
+    reply = done.messages[-1].to_text()
+    OpenAI().post("/reward", body={"reward": float("thanks" in reply)}, cast_to=object)

@@ -1,0 +1,58 @@
+"""Two agents of a LangGraph program: a planner names the jobs of a ticket, and a solver is called once for each of them.
+
+    pip install langgraph langchain-openai openai 'kapelle[serve]'
+    kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/langgraph_team.py]'
+
+Nothing in the graph is kapelle's: the models are named `team/planner` and `team/solver`, and the client reads the address and
+the key from the environment. The one line that a program adds is its reward, at the end.
+"""
+
+import operator
+import os
+from typing import Annotated, TypedDict
+
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+from openai import OpenAI
+
+
+class Ticket(TypedDict):
+    """What the nodes read and write."""
+
+    text: str
+    jobs: list[str]
+    replies: Annotated[list[str], operator.add]
+
+
+planner, solver = ChatOpenAI(model="team/planner"), ChatOpenAI(model="team/solver")
+
+
+def plan(ticket: Ticket) -> dict[str, list[str]]:
+    """Let the planner list the ticket's jobs, one a line."""
+    said = planner.invoke([("system", "List the jobs."), ("user", ticket["text"])])
+    return {"jobs": said.text.splitlines()[:3]}
+
+
+def solve(job: str) -> dict[str, list[str]]:
+    """Let the solver write the reply to one job."""
+    return {"replies": [solver.invoke([("system", "Reply."), ("user", job)]).text]}
+
+
+def each_job(ticket: Ticket) -> list[Send]:
+    return [Send("solve", job) for job in ticket["jobs"]]
+
+
+graph = StateGraph(Ticket)
+graph.add_node("plan", plan)
+graph.add_node("solve", solve)
+graph.add_edge(START, "plan")
+graph.add_conditional_edges("plan", each_job, ["solve"])
+graph.add_edge("solve", END)
+
+if __name__ == "__main__":
+    done = graph.compile().invoke(
+        {"text": f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", "replies": []}
+    )
+    kind = sum("thanks" in reply for reply in done["replies"]) / max(1, len(done["replies"]))
+    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)

@@ -1,0 +1,30 @@
+"""Two agents of the OpenAI Agents SDK: a planner reads a ticket and hands it off to a solver, who replies.
+
+pip install openai-agents 'kapelle[serve]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/openai_agents_team.py]'
+"""
+
+import os
+
+from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from openai import AsyncOpenAI, OpenAI
+
+set_tracing_disabled(True)  # traces would go to OpenAI
+client = AsyncOpenAI()
+
+solver = Agent(
+    name="solver",
+    instructions="Reply.",
+    model=OpenAIChatCompletionsModel("team/solver", client),
+)
+planner = Agent(
+    name="planner",
+    instructions="Hand off.",
+    handoffs=[solver],
+    model=OpenAIChatCompletionsModel("team/planner", client),
+)
+
+if __name__ == "__main__":
+    done = Runner.run_sync(planner, f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", max_turns=3)
+    kind = float(done.last_agent is solver and "thanks" in done.final_output)
+    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)

@@ -1,0 +1,27 @@
+"""Two agents of a program without a framework: a planner lists the jobs of a ticket, and a solver replies to each.
+
+pip install openai 'kapelle[serve]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/plain_team.py]'
+"""
+
+import os
+
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def ask(agent: str, task: str, words: str) -> str:
+    """Return what an agent answers."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": task}, {"role": "user", "content": words}]
+    said = client.chat.completions.create(model=f"team/{agent}", messages=messages)  # type: ignore[arg-type]
+    return said.choices[0].message.content or ""
+
+
+if __name__ == "__main__":
+    jobs = ask(
+        "planner", "List the jobs.", f"Ticket {os.environ['KAPELLE_INDEX']}: it is late."
+    ).splitlines()[:3]
+    replies = [ask("solver", "Reply.", job) for job in jobs]
+    kind = sum("thanks" in reply for reply in replies) / max(1, len(replies))
+    client.post("/reward", body={"reward": kind}, cast_to=object)

@@ -1,0 +1,29 @@
+"""Two agents of a Pydantic AI program: the planner has a tool that lets the solver reply, as often as it likes.
+
+pip install 'pydantic-ai-slim[openai]' 'kapelle[serve]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/pydantic_ai_team.py]'
+"""
+
+import os
+
+from openai import OpenAI
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.models.openai import OpenAIChatModel
+
+planner = Agent(OpenAIChatModel("team/planner"), instructions="Let reply.", deps_type=list[str])
+solver = Agent(OpenAIChatModel("team/solver"), instructions="Reply.")
+
+
+@planner.tool
+async def reply(ctx: RunContext[list[str]], job: str) -> str:
+    """Write a reply."""
+    done = await solver.run(job, usage=ctx.usage)
+    ctx.deps.append(done.output)
+    return done.output
+
+
+if __name__ == "__main__":
+    replies: list[str] = []
+    planner.run_sync(f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", deps=replies)
+    kind = sum("thanks" in reply for reply in replies) / max(1, len(replies))
+    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)

@@ -1,0 +1,180 @@
+"""Programs of other people's frameworks, with the packages as they are published: played, and trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.serving import Reciting, Watching, staged
+from tests.support.tiny import frozen_copy, same_bits
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.environments import Arithmetic
+from kapelle.grading.text.tool_call import parse_calls
+from kapelle.rollout.play import Play
+from kapelle.runtime.plugins import find_object
+from kapelle.team import Agent, Policy, Team
+from kapelle.training.trainer import Trainer
+from kapelle.types import Turn
+from kapelle.workflows import Solo
+
+pytestmark = pytest.mark.apps
+
+APPS = Path(__file__).parents[2] / "examples" / "apps"
+AGENTS = ("planner", "solver", "critic")
+PYTHON = os.environ.get("KAPELLE_APPS_PYTHON", "")
+"""The interpreter of an environment in which `requirements.txt` is installed."""
+
+CALLERS: Mapping[str, Sequence[tuple[str, int | None]]] = {
+    "plain": [("planner", None), ("solver", 0)],
+    "openai_agents": [("planner", None), ("solver", 0)],
+    "langgraph": [("planner", None), ("solver", 0)],
+    "pydantic_ai": [("planner", None), ("solver", 0), ("planner", None)],
+    "autogen": [("planner", None), ("solver", 0)],
+    "smolagents": [("planner", None), ("solver", 0), ("planner", None)],
+    "crewai": [("planner", None), ("solver", 0)],
+}
+"""Who speaks in an episode, and which turn called for it."""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not PYTHON:
+        pytest.skip(
+            "needs KAPELLE_APPS_PYTHON, an interpreter with tests/apps/requirements.txt: make test-apps"
+        )
+    # Nothing is sent to the frameworks' makers.
+    for name in ("CREWAI_DISABLE_TELEMETRY", "CREWAI_DISABLE_TRACKING", "OTEL_SDK_DISABLED"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_program_is_played_as_it_stands(name: str) -> None:
+    """Its agents are those of the team, and a handoff, a tool call and a job are turns with their caller."""
+    say = find_object(f"{APPS}/teacher.py:say", "teacher")
+
+    def script(request: Request) -> str:
+        # The first seeds let the planner name one job.
+        text: str = say(request.agent, request.task, request.messages, 0)
+        return text
+
+    team = Team(
+        tuple(Agent(agent) for agent in AGENTS),
+        {agent: Policy(agent, base="", trained=False) for agent in AGENTS},
+        {agent: agent for agent in AGENTS},
+    )
+    engine = Reciting(script)
+    command = [PYTHON, str(APPS / f"{name}_team.py")]
+    with staged(Play(team, Arithmetic(), Solo(), engine), engine, timeout=300.0, command=command) as stage:
+        pass
+    [episode] = stage.episodes
+    assert episode.error is None
+    spoke = [(turn.agent, turn.caller) for turn in episode.turns]
+    jobs = episode.turns[0].text.splitlines() if name in ("plain", "langgraph") else [""]
+    assert spoke == [CALLERS[name][0], *CALLERS[name][1:2] * len(jobs), *CALLERS[name][2:]]
+    assert set(episode.rewards) == {"planner", "solver"}, "the critic said nothing"
+
+
+@contextmanager
+def preloaded(name: str) -> Iterator[tuple[list[str], Path]]:
+    """Return the command of a program whose imports are done, and the file of what it is answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        address, wire = f"{folder}/socket", Path(folder) / "wire"
+        wire.touch()
+        runner = str(Path(__file__).with_name("preload.py"))
+        started = subprocess.Popen(
+            [PYTHON, runner, str(APPS / f"{name}_team.py"), address, str(wire)],
+            env={**os.environ, "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert started.stdout is not None
+            assert any(line.strip() == "ready" for line in started.stdout)
+            yield [sys.executable, "-IS", runner, address], wire
+        finally:
+            started.kill()
+            started.wait()
+            started.stdout.close()
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
+    recipe: dict[str, Any] = yaml.safe_load((APPS / "recipe.yaml").read_text("utf-8"))
+    for word in ("name", "description", "real"):
+        recipe.pop(word, None)
+    rewards: list[float] = []
+    with preloaded(name) as (command, wire):
+        recipe["environment"] |= {"command": command, "teacher": f"{APPS}/teacher.py:say"}
+        with Trainer(**recipe, observer=Watching()) as trainer:
+            wire.write_text("")  # what was demonstrated is no turn of training
+            first = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
+            episodes = []
+            for step in trainer.steps():
+                played = [episode for group in step.groups for episode in group.episodes]
+                assert [episode.error for episode in played] == [None] * len(played)
+                rewards.append(sum(episode.rewards["planner"] for episode in played) / len(played))
+                episodes += played
+            last = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
+        answers = [json.loads(line) for line in wire.read_text().splitlines()]
+
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
+    moved = {agent for agent in AGENTS if not same_bits(first[agent], last[agent])}
+    assert moved == {"planner", "solver"}, "the critic has said nothing"
+
+    # What is trained on is what was answered, episode by episode.
+    told: dict[str, Counter[tuple[object, ...]]] = {}
+    for answer in answers:
+        session = answer["url"].split("/sessions/")[1].split("/")[0]
+        told.setdefault(session, Counter())[_of_answer(answer["said"])] += 1
+    for episode in episodes:
+        assert Counter(map(_of_turn, episode.turns)) == told[str(episode.info["session"])]
+
+
+def _of_answer(said: Any) -> tuple[object, ...]:
+    """Return agent, tokens read and written, weights, words and calls of an answer on the wire."""
+    message, usage = said["choices"][0]["message"], said["usage"]
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(each["name"], _canonical(json.loads(each["arguments"]))) for each in functions]
+    tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    words = "" if calls else message["content"]
+    return (
+        said["model"].removeprefix("team/"),
+        *tokens,
+        said["kapelle"]["weights_hash"],
+        words,
+        tuple(calls),
+    )
+
+
+def _of_turn(turn: Turn) -> tuple[object, ...]:
+    """Return the same of a turn that is trained on."""
+    found = _calls(turn)
+    tokens = len(turn.prompt_ids), len(turn.completion_ids)
+    return (turn.agent, *tokens, turn.weights_hash, "" if found else turn.text, found)
+
+
+def _calls(turn: Turn) -> tuple[tuple[str, str], ...]:
+    # Only an agent that was offered tools calls them.
+    if not any("<tools>" in message.content for message in turn.heard):
+        return ()
+    try:
+        return tuple((call.name, _canonical(call.arguments)) for call in parse_calls(turn.text, ("hermes",)))
+    except Exception:  # noqa: BLE001 - a text that breaks the form is words
+        return ()
+
+
+def _canonical(arguments: Any) -> str:
+    return json.dumps(arguments, sort_keys=True, default=str)
