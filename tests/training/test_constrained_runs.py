@@ -13,7 +13,9 @@ from kapelle import Trainer
 from kapelle.errors import ConfigError
 from kapelle.evaluation.exploitability import language_table
 from kapelle.runs.reader import read_groups
+from kapelle.setup.preparation import check_prompts
 from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.types import Constraint
 
 MODEL = {
@@ -127,12 +129,10 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     assert "'arithmetic' lists none" in refused(**sums)
     assert "Set `max_tokens: 11`" in refused(team=team(choices=["yes", "everything"]))
     assert "unclosed group" in refused(team=team(regex="(yes"))
-    assert "no shorter completion" in refused(team=team(regex="a{30}"))
-    assert "no shorter completion" in refused(
-        team=team(
-            json_schema={"type": "object", "properties": {"place": {"enum": ["here"]}}, "required": ["place"]}
-        )
-    )
+    assert "exists. Set a higher `max_tokens`" in refused(team=team(regex="a{30}"))
+    place = {"type": "object", "properties": {"place": {"enum": ["here"]}}, "required": ["place"]}
+    assert "exists. Set a higher `max_tokens`" in refused(team=team(json_schema=place))
+    assert "exists. Set a higher `max_tokens`" in refused(team=team(grammar='start: "nothing" "short"'))
     assert "`choices` and `regex` are set" in refused(team=team(choices=["a"], regex="a"))
     assert "Put the text in quotes" in refused(
         team=yaml.safe_load("{agents: 2, sharing: lora, sampling: {choices: [yes, no]}}")
@@ -152,3 +152,9 @@ def test_forms_that_fit_are_taken() -> None:
     ):
         with Trainer(resolve(poker(team=team(**form)))) as trainer:
             assert next(trainer.steps(1)).metrics["parity/max"] <= 1e-4
+
+
+def test_a_form_that_may_be_too_long_is_said() -> None:
+    config = resolve(poker(team=team(regex="[a-z]{20}")))
+    notes = check_prompts(config, build_team(config, build_algorithm(config)))
+    assert any("that is so short was found" in note for note in notes)

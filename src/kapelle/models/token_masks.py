@@ -95,8 +95,11 @@ def _limits() -> Any:
     return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 
 
+FAR, NEAR = 1024, 64
+"""Tokens after which one text, and the search for a short one, are given up."""
+
 WIDTH, TRIED = 4, 6
-"""Of the search for a short completion: texts at a time, and tokens at either end of the ranking that each goes on with."""
+"""Of that search: texts at a time, and the shortest and longest tokens that each goes on with."""
 
 
 class _TokenBytes:
@@ -219,33 +222,42 @@ class TokenMasks:
         bits[self._ends] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def shortest(self, constraint: Constraint, most: int) -> int | None:
-        """Return the tokens of the shortest completion that a narrow search finds, its end included, or `most` + 1 for more.
+    def fits(self, constraint: Constraint, most: int) -> bool | None:
+        """Return whether some completion has at most so many tokens, its end included; None where that was not found out.
 
-        None where the search is stuck. It goes on with a few texts at a time, first with those after which little may follow:
-        a text between quotes ends soon, and what is fixed is passed in long tokens.
+        First one text is written that closes what it can (quotes, brackets) and passes fixed text in long tokens. Then a search
+        goes on with a few texts at a time, those first after which little may follow; it proves something where it left none out.
         """
-        longest_first = sorted(range(self._size), key=lambda token: -self._lengths[token])
-        rank = np.empty(self._size, dtype=np.int64)
-        rank[longest_first] = range(self._size)
-        walks = [self.begin(constraint)]
-        for count in range(1, most + 1):
+        words = {self._read[0].decode_bytes([token]): token for token in range(self._size)}
+        closing = [words[mark] for mark in (b"}", b"]", b'"', b",", b":") if mark in words]
+        walk = self.begin(constraint)
+        for _ in range(min(most, FAR)):
+            if walk.complete:
+                return True
+            places = self._places(walk)
+            first = next((token for token in closing if token in places), None)
+            walk.take(max(places, key=self._lengths.__getitem__) if first is None else first)
+
+        walks, left_out = [self.begin(constraint)], False
+        for _ in range(min(most, NEAR)):
             if any(walk.complete for walk in walks):
-                return count
+                return True
             found: list[tuple[int, Walk]] = []
-            for walk, bits_W in zip(walks, self.next(walks), strict=True):
-                places = np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0]
-                few = places[np.argsort(rank[places])]
-                tried = few if len(few) <= 2 * TRIED else np.concatenate([few[:TRIED], few[-TRIED:]])
-                for token in map(int, tried):
+            for walk in walks:
+                tried = sorted(self._places(walk), key=self._lengths.__getitem__)
+                if len(tried) > 2 * TRIED:
+                    tried, left_out = [*tried[:TRIED], *tried[-TRIED:]], True
+                for token in tried:
                     after = Walk(walk.matcher.deep_copy())
                     if token not in self._ends and after.matcher.consume_token(token):
-                        follow = int(np.unpackbits(self.next([after])[0].view(np.uint8)).sum())
-                        found.append((follow - self._lengths[token], after))
-            if not found:
-                return None
+                        found.append((len(self._places(after)) - self._lengths[token], after))
+            left_out = left_out or len(found) > WIDTH
             walks = [walk for _, walk in sorted(found, key=lambda each: each[0])[:WIDTH]]
-        return most + 1
+        return None if left_out or most > NEAR else False
+
+    def _places(self, walk: Walk) -> set[int]:
+        bits_W = self.next([walk])[0]
+        return set(np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0].tolist())
 
     @cached_property
     def _lengths(self) -> Sequence[int]:

@@ -194,7 +194,7 @@ def check_prompts(
                 f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
                 f"{renderer.context - tokens} fit: the model reads {renderer.context}. A longer answer is cut off there.{several}"
             )
-        _check_form(agent, renderer)
+        notes += _check_form(agent, renderer)
     need = config.algorithm.build().critic
     if need is not None and need.view == "central":
         most = sum(longest.get(agent.name, 0) + agent.sampling.max_tokens for agent, _ in here)
@@ -222,11 +222,11 @@ def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
     return tokens
 
 
-def _check_form(agent: Agent, renderer: ChatRenderer) -> None:
-    """Refuse a form of completions that no text of `max_tokens` tokens has, or choices that would be cut."""
+def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
+    """Refuse a form of completions that no text of `max_tokens` tokens has, or choices that would be cut; return notes."""
     constraint, most = agent.sampling.constraint, agent.sampling.max_tokens
     if constraint is None or constraint.is_legal:
-        return
+        return ()
     if constraint.kind == "choices":
         lengths = {text: len(renderer.completion(text)) for text in json.loads(constraint.text)}
         text = max(lengths, key=lambda each: lengths[each])
@@ -235,21 +235,20 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> None:
                 f"Agent '{agent.name}' may write {most} tokens (`sampling.max_tokens`), and its choice {text[:60]!r} takes {lengths[text]} "
                 f"with the end of the turn. Set `max_tokens: {lengths[text]}`."
             )
-        return
+        return ()
     from kapelle.models.token_masks import TokenMasks
 
     tokenizer = renderer.tokenizer
     ends = frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
     masks = TokenMasks(tokenizer, max(tokenizer.get_vocab().values()) + 1, ends)
     try:
-        found = masks.shortest(constraint, most)
+        fits = masks.fits(constraint, most)
     except ConfigError as error:
         raise ConfigError(f"Agent '{agent.name}': {error}") from None
-    if found is not None and found > most:
-        raise ConfigError(
-            f"Agent '{agent.name}' may write {most} tokens (`sampling.max_tokens`), and no shorter completion of its "
-            f"{constraint.kind} was found. Set a higher `max_tokens`."
-        )
+    said = f"Agent '{agent.name}' may write {most} tokens (`sampling.max_tokens`), and no completion of its {constraint.kind} that is so short "
+    if fits is False:
+        raise ConfigError(f"{said}exists. Set a higher `max_tokens`.")
+    return () if fits else (f"{said}was found: it may always be cut. Set a higher `max_tokens`.",)
 
 
 def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
