@@ -51,6 +51,7 @@ test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is aske
 
 test-apps: $(APPS_VENV)/.ready $(PROGRAMS_VENV)/.ready ## play worlds (verifiers, OpenEnv, inspect_ai) and train programs (LangGraph, OpenAI's Agents SDK, …) with the real packages, in environments of their own (minutes)
 	@KAPELLE_APPS_PYTHON=$(CURDIR)/$(PROGRAMS_VENV)/bin/python $(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
+	@$(APPS_VENV)/verifiers/bin/python -m pytest -m apps -W ignore tests/apps/test_verifiers.py
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)

@@ -1,7 +1,8 @@
-"""Fill an environment with the real packages whose worlds and agents kapelle plays with: `python tools/apps_environment.py .venv-apps`.
+"""Fill environments with the real packages whose worlds and agents kapelle plays with: `python tools/apps_environment.py .venv-apps`.
 
 They disagree with kapelle's other extras about the versions of their own requirements (verifiers about mcp, inspect_ai about
-fsspec), so they are kept apart from the environment of `make test`.
+fsspec), so they are kept apart from the environment of `make test`. verifiers disagrees with openenv-core too (about mcp, by way of
+fastmcp): it has an environment of its own inside the named one, `.venv-apps/verifiers`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-EXTRAS = ("verifiers", "openenv", "inspect")
+EXTRAS = ("openenv", "inspect")
 """Extras of kapelle that are installed: packages whose worlds are played, or what their servers are asked with."""
-TESTS = ("openenv-core==0.3.0", "pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
+ALONE = "verifiers"
+"""The extra that has an environment of its own."""
+SERVER = "openenv-core==0.3.0"
+TESTS = ("pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
 DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "math-verify", "peft")
 """Of the constraints, what decides how kapelle behaves; the rest is left to what these packages ask for."""
 
@@ -26,13 +31,20 @@ def pinned(constraints: str) -> list[str]:
 
 
 def main(environment: str, *options: str) -> None:
-    """Install torch, then the rest beside it; `options` go to pip where torch is installed."""
+    """Fill the environment, then make and fill the one inside it; `options` go to pip where torch is installed."""
+    fill(environment, (*EXTRAS,), (SERVER,), options)
+    subprocess.run([sys.executable, "-m", "venv", str(Path(environment) / ALONE)], check=True)
+    fill(str(Path(environment) / ALONE), (ALONE,), (), options)
+
+
+def fill(environment: str, extras: Sequence[str], packages: Sequence[str], options: Sequence[str]) -> None:
+    """Install torch, then kapelle with these extras and these packages beside it."""
     python = str(Path(environment) / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
     kept = pinned(Path("constraints.txt").read_text("utf-8"))
     (torch,) = (line for line in kept if line.startswith("torch=="))
     subprocess.run([*pip, *options, torch], check=True)
-    subprocess.run([*pip, "-e", f".[serve,data,{','.join(EXTRAS)}]", *TESTS, *kept], check=True)
+    subprocess.run([*pip, "-e", f".[serve,data,{','.join(extras)}]", *packages, *TESTS, *kept], check=True)
 
 
 if __name__ == "__main__":
