@@ -7,6 +7,7 @@ polite in one of three replies, so that something is left for rewards to teach.
 import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from kapelle.types import Message, Task
 
@@ -28,7 +29,7 @@ def say(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
     return words
 
 
-def _tools(messages: Sequence[Message]) -> list[dict[str, dict[str, dict[str, object]]]]:
+def _tools(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if message.role == "user" and "<tools>" in message.content:
             listed = message.content.partition("<tools>")[2].partition("</tools>")[0]

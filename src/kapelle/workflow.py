@@ -114,6 +114,11 @@ class Scene(Protocol):
         """Seed of this episode, for a workflow that draws lots."""
         ...
 
+    @property
+    def one_seat(self) -> bool:
+        """Whether the world takes one text a move, from any agent (`OneSeat`); others take one answer, or say who moves."""
+        ...
+
     def __getitem__(self, name: str) -> Seat:
         """Return the seat of an agent."""
         ...

@@ -80,7 +80,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class JudgeAgreement:
     """How far one reward, or one criterion of it, agrees with the grades."""
 
     name: str
@@ -111,7 +111,7 @@ class JudgeReport:
     answers: int
     calls: int
     cached: int
-    rewards: Sequence[Agreement] = field(default_factory=list)
+    rewards: Sequence[JudgeAgreement] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return a table."""
@@ -139,17 +139,17 @@ Scored = Sequence[tuple[float, float]]
 """Of one question: the judge's score and the grade of each answer."""
 
 
-def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> Agreement:
+def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> JudgeAgreement:
     """Return how far scores agree with grades, by question."""
     every = [pair for scored in by_question for pair in scored]
     if not every:
-        return Agreement(name, 0, ungraded)
+        return JudgeAgreement(name, 0, ungraded)
     auc = accuracy = None
     if all(grade in (0.0, 1.0) for _, grade in every):
         auc = _estimated(by_question, _auc)
         accuracy = _estimated(by_question, _accuracy)
     spearman = [found for scored in by_question if (found := _spearman(scored)) is not None]
-    return Agreement(
+    return JudgeAgreement(
         name,
         len(every),
         ungraded,
@@ -221,9 +221,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
 # -------- Asking the judges
 
 
-async def asked(environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]) -> list[Agreement]:
+async def asked(environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]) -> list[JudgeAgreement]:
     """Let every judge of an environment score the answers, and return how far each agrees, rubrics by criterion too."""
-    found: list[Agreement] = []
+    found: list[JudgeAgreement] = []
     for reward, label in zip(environment.rewards, environment.labels, strict=True):
         name = label.removeprefix("reward/")
         if isinstance(reward, Rubric):
@@ -235,7 +235,7 @@ async def asked(environment: Rewarded, graded: Mapping[str, Sequence[GradedText]
 
 async def _ask_rubric(
     environment: Rewarded, reward: Rubric, name: str, graded: Mapping[str, Sequence[GradedText]]
-) -> list[Agreement]:
+) -> list[JudgeAgreement]:
     ask = environment.judge_of(reward)
     every = [each for answers in graded.values() for each in answers]
     verdicts = await asyncio.gather(
@@ -262,7 +262,7 @@ async def _ask_rubric(
 
 async def _ask_ranking(
     environment: Rewarded, reward: Ranking, name: str, graded: Mapping[str, Sequence[GradedText]]
-) -> Agreement:
+) -> JudgeAgreement:
     ask = environment.judge_of(reward)
     groups = [answers for answers in graded.values() if len(answers) > 1]
     if not groups:
@@ -292,7 +292,7 @@ async def _ask_ranking(
         scored += [pairs] if pairs else []
     told = [verdict for verdict in compared if verdict.disagreement is not None]
     base = agree(name, scored, missing)
-    return Agreement(
+    return JudgeAgreement(
         **{
             key: getattr(base, key)
             for key in ("name", "graded", "ungraded", "auc", "accuracy", "spearman", "pairs")

@@ -21,6 +21,7 @@ from kapelle.environment import (
     AsksModels,
     Environment,
     Holding,
+    OneSeat,
     Outcome,
     PaysEpisodes,
     PaysGroups,
@@ -107,6 +108,12 @@ class Play:
     """What is kept of a conversation that no longer fits; None lets its episode fail."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
     """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
+
+    one_seat: bool = field(init=False, compare=False)
+    """Whether the environment's worlds take one text a move (`OneSeat`); asked once, since every episode needs it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "one_seat", offers(self.environment, OneSeat))
 
     def sampling_of(self, agent: Agent) -> Sampling:
         """Return how an agent's answers are sampled."""

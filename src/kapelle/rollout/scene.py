@@ -343,6 +343,8 @@ class LiveScene:
         """The problem."""
         self.seed = seed
         """Seed of this episode."""
+        self.one_seat = play.one_seat
+        """Whether the world takes one text a move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record

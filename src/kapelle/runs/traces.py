@@ -34,12 +34,12 @@ CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The environment variable that lets instrumentations record what is said; most leave it out by default."""
 
 
-class Unusable(Exception):
+class UnusableCall(Exception):
     """A call from which nothing can be learned, and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WatchedSpan:
     """One span, in nobody's form."""
 
     trace: str
@@ -55,7 +55,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WatchedCall:
     """One call of a model: what it was told, and what it answered."""
 
     trace: str
@@ -72,7 +72,7 @@ class Call:
 class Traces:
     """What was found in recordings."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[WatchedCall, ...]
     """In the order in which they began, trace by trace."""
     spans: int
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
     files = [path]
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.suffix in (".json", ".jsonl", ".log"))
-    spans: dict[tuple[str, str], Span] = {}
+    spans: dict[tuple[str, str], WatchedSpan] = {}
     loose: list[tuple[str, str, str, Fields]] = []
     for file in files:
         for row in _documents(file):
@@ -100,7 +100,7 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
         )
     for trace, name, event, fields in loose:
         if (known := spans.get((trace, name))) is not None:
-            spans[trace, name] = Span(
+            spans[trace, name] = WatchedSpan(
                 trace,
                 name,
                 known.parent,
@@ -109,10 +109,10 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
                 (*known.events, (event, fields)),
                 known.title,
             )
-    traces: dict[str, list[Span]] = {}
+    traces: dict[str, list[WatchedSpan]] = {}
     for span in spans.values():
         traces.setdefault(span.trace, []).append(span)
-    calls: list[Call] = []
+    calls: list[WatchedCall] = []
     left: Counter[str] = Counter()
     for own in sorted(traces.values(), key=lambda each: (min(span.started for span in each), each[0].trace)):
         scores = _scores(own, metric)
@@ -123,11 +123,13 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
                 if said is None:
                     continue  # no call of a model
                 messages, completion = said
-            except Unusable as why:
+            except UnusableCall as why:
                 left[str(why)] += 1
                 continue
             agent, model = _who(span, around)
-            calls.append(Call(span.trace, agent, model, messages, completion, _score(span, around, scores)))
+            calls.append(
+                WatchedCall(span.trace, agent, model, messages, completion, _score(span, around, scores))
+            )
     return Traces(tuple(calls), len(spans), dict(left))
 
 
@@ -208,13 +210,13 @@ def _after_space(text: str, place: int) -> int:
     return place
 
 
-def _spans(row: Any) -> Iterator[Span]:
+def _spans(row: Any) -> Iterator[WatchedSpan]:
     if not isinstance(row, Mapping):
         return
     for resource in _list(row.get("resourceSpans")):
         for scope in _list(resource.get("scopeSpans")):
             for span in _list(scope.get("spans")):
-                yield Span(
+                yield WatchedSpan(
                     str(span.get("traceId", "")),
                     str(span.get("spanId", "")),
                     str(span.get("parentSpanId") or ""),
@@ -229,7 +231,7 @@ def _spans(row: Any) -> Iterator[Span]:
     context = row.get("context")
     if isinstance(context, Mapping) and "span_id" in context:  # as Python's SDK prints it
         attributes = row.get("attributes")
-        yield Span(
+        yield WatchedSpan(
             _hex(context.get("trace_id")),
             _hex(context.get("span_id")),
             _hex(row.get("parent_id")),
@@ -305,8 +307,8 @@ Said = tuple[tuple[Mapping[str, str], ...], str]
 """The messages before an answer, and the answer."""
 
 
-def _said(span: Span) -> Said | None:
-    """Return what a model was told and answered; None for a span that is no call of one; raises Unusable."""
+def _said(span: WatchedSpan) -> Said | None:
+    """Return what a model was told and answered; None for a span that is no call of one; raises UnusableCall."""
     fields = span.fields
     details = next(
         (own for name, own in span.events if name == "gen_ai.client.inference.operation.details"), {}
@@ -339,7 +341,7 @@ def _said(span: Span) -> Said | None:
         and ("gen_ai.request.model" in fields or fields.get("openinference.span.kind") == "LLM")
     )
     if called:
-        raise Unusable(
+        raise UnusableCall(
             f"what was said is not recorded (set {CAPTURE}=true, or your instrumentation's own switch)"
         )
     return None
@@ -347,9 +349,9 @@ def _said(span: Span) -> Said | None:
 
 def _checked(told: Sequence[Mapping[str, str]], said: Sequence[Mapping[str, str]]) -> Said:
     if len(said) != 1:
-        raise Unusable("several answers to one question, of which nobody says which was taken")
+        raise UnusableCall("several answers to one question, of which nobody says which was taken")
     if not told:
-        raise Unusable("an answer without a question")
+        raise UnusableCall("an answer without a question")
     return tuple(told), said[0]["content"]
 
 
@@ -360,18 +362,18 @@ def _parsed(given: Any, *, system: bool = False) -> list[Mapping[str, str]]:
             given = json.loads(given)
         except (ValueError, RecursionError):
             if not system:
-                raise Unusable("messages that are no JSON (cut off, it seems)") from None
+                raise UnusableCall("messages that are no JSON (cut off, it seems)") from None
             given = [{"type": "text", "content": given}]
     if given is None:
         return []
     if not isinstance(given, list):
-        raise Unusable("messages that are no list")
+        raise UnusableCall("messages that are no list")
     if system:
         return [_message("system", "\n".join(map(_part, given)))] if given else []
     messages = []
     for each in given:
         if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
-            raise Unusable("a message without a role")
+            raise UnusableCall("a message without a role")
         parts = each.get("parts")
         spoken = "\n".join(filter(None, map(_part, parts))) if isinstance(parts, list) else _content(each)
         messages.append(_message(each["role"], spoken))
@@ -390,7 +392,7 @@ def _part(part: Any) -> str:
         return _tool_call(part.get("name"), part.get("arguments"))
     if kind == "tool_call_response":
         return _text(part.get("response", part.get("result")))
-    raise Unusable(f"a part of the kind `{kind}`, which is no text")
+    raise UnusableCall(f"a part of the kind `{kind}`, which is no text")
 
 
 def _event_message(role: str, fields: Fields) -> Mapping[str, str]:
@@ -403,7 +405,7 @@ def _event_message(role: str, fields: Fields) -> Mapping[str, str]:
         except (ValueError, RecursionError):
             body = {"content": content}
     if not isinstance(body, Mapping):
-        raise Unusable("an event without a message")
+        raise UnusableCall("an event without a message")
     message = body.get("message", body)
     if isinstance(message, str):
         try:
@@ -422,13 +424,13 @@ def _content(message: Fields) -> str:
         try:
             calls = json.loads(calls)
         except (ValueError, RecursionError):
-            raise Unusable("calls of tools that are no JSON") from None
+            raise UnusableCall("calls of tools that are no JSON") from None
     for call in _list(calls):
         function = call.get("function")
         own = function if isinstance(function, Mapping) else call
         lines.append(_tool_call(own.get("name"), own.get("arguments")))
     if not lines:
-        raise Unusable(f"a message without content (set {CAPTURE}=true)")
+        raise UnusableCall(f"a message without content (set {CAPTURE}=true)")
     return "\n".join(lines)
 
 
@@ -470,18 +472,18 @@ def _text(content: Any) -> str:
     ):
         return "".join(str(part.get("text", part.get("content", ""))) for part in parts)
     if parts and any("image" in str(part.get("type")) for part in parts):
-        raise Unusable("a message with a picture")
+        raise UnusableCall("a message with a picture")
     return json.dumps(content, ensure_ascii=False)
 
 
 def _tool_call(name: Any, arguments: Any) -> str:
     if not isinstance(name, str):
-        raise Unusable("a call of a tool without a name")
+        raise UnusableCall("a call of a tool without a name")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            raise Unusable("a call of a tool whose arguments are no JSON") from None
+            raise UnusableCall("a call of a tool whose arguments are no JSON") from None
     called = json.dumps({"name": name, "arguments": arguments or {}}, ensure_ascii=False)
     return f"<tool_call>\n{called}\n</tool_call>"
 
@@ -492,7 +494,7 @@ ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "as
 def _message(role: str, content: str) -> Mapping[str, str]:
     role = ROLES.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
-        raise Unusable(f"a message of the role `{role}`")
+        raise UnusableCall(f"a message of the role `{role}`")
     return {"role": role, "content": replace_surrogates(content)}
 
 
@@ -502,7 +504,7 @@ NAMES = ("gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph_node")
 """Attributes that name the agent, as instrumentations write them; the first that a span around the call has counts."""
 
 
-def _who(span: Span, around: Mapping[str, Span]) -> tuple[str, str]:
+def _who(span: WatchedSpan, around: Mapping[str, WatchedSpan]) -> tuple[str, str]:
     """Return the agent that called, and the model: the agent's name stands on the call or on the nearest span around it."""
     model = next(
         (
@@ -522,17 +524,17 @@ def _who(span: Span, around: Mapping[str, Span]) -> tuple[str, str]:
     return model, model
 
 
-def _outwards(span: Span, around: Mapping[str, Span]) -> Iterator[Span]:
+def _outwards(span: WatchedSpan, around: Mapping[str, WatchedSpan]) -> Iterator[WatchedSpan]:
     """Yield a span and those around it, from the inside; a circle of parents ends where it closes."""
     seen: set[str] = set()
-    here: Span | None = span
+    here: WatchedSpan | None = span
     while here is not None and here.name not in seen:
         seen.add(here.name)
         yield here
         here = around.get(here.parent)
 
 
-def _scores(spans: Sequence[Span], metric: str | None) -> dict[str, float]:
+def _scores(spans: Sequence[WatchedSpan], metric: str | None) -> dict[str, float]:
     """Return what spans were found worth: an evaluation's event, or attribute, of that name; the last one of each span."""
     found: dict[str, float] = {}
     for span in spans:
@@ -548,7 +550,7 @@ def _scores(spans: Sequence[Span], metric: str | None) -> dict[str, float]:
     return found
 
 
-def _score(span: Span, around: Mapping[str, Span], scores: Mapping[str, float]) -> float | None:
+def _score(span: WatchedSpan, around: Mapping[str, WatchedSpan], scores: Mapping[str, float]) -> float | None:
     for each in _outwards(span, around):
         if each.name in scores:
             return scores[each.name]

@@ -49,7 +49,7 @@ class Chain(Settings, Drawable):
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
         last = scene.names[-1]
-        while scene.movers():  # a question is over with the first answer
+        while True:
             said: dict[str, str] = {}
             for name in scene.names:
                 question = scene.observe(name)
@@ -61,6 +61,8 @@ class Chain(Settings, Drawable):
                 )
                 said[name] = (await scene[name].say(prompt)).text
             await scene.step({last: said[last]}, final=said[last])
+            if not (scene.one_seat and scene.movers()):  # a question is over with the first answer
+                break
 
     def mermaid(self, names: Sequence[str]) -> str:
         """Return who reads whom as a Mermaid flowchart."""
