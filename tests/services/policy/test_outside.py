@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from kapelle.services.policy.chat_form import read_request
 from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
-from kapelle.types import Constraint, Task
+from kapelle.types import Constraint, Message, Task
 
 Play = Callable[[OpenAI, dict[str, Any]], None]
 
@@ -297,6 +297,44 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
         trainer(Watching(), episode={"environment_workers": 1})
     with pytest.raises(ConfigError, match=r"training\.overlap: false"):
         trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
+
+
+def test_demonstrations_need_a_teacher_and_a_program_to_start() -> None:
+    with pytest.raises(ConfigError, match=r"`environment\.teacher`"):
+        trainer(Watching(), warmup={"steps": 1, "demonstrations": 1})
+    with pytest.raises(ConfigError, match=r"Name yours in `environment\.command`"):
+        trainer(Watching(), {"teacher": "tests.services.policy.test_outside:taught"})
+    with pytest.raises(ConfigError, match="teacher"):
+        trainer(Watching(), {"teacher": "tests.services.policy.test_outside:nobody", "command": ["true"]})
+
+
+def taught(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+    return f"{agent}!"
+
+
+@pytest.mark.slow
+def test_a_warm_up_learns_what_the_teacher_says_in_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    environment = {
+        "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'none'")],
+        "teacher": "tests.services.policy.test_outside:taught",
+    }
+    over: dict[str, Any] = {
+        "warmup": {"steps": 150, "demonstrations": 2, "lr": 1e-2},
+        "training": {"steps": 1, "tasks_per_step": 1},
+        "team": {
+            "agents": [{"name": "coder"}],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 8, "temperature": 0.2},
+        },
+        "algorithm": {"name": "grpo", "group_size": 2},
+    }
+    with trainer(Watching(), environment, **over) as made:
+        [step] = made.steps(1)
+    said = [turn.text for episode in step.groups[0].episodes for turn in episode.turns]
+    assert said == ["coder!", "coder!"]
 
 
 async def test_sessions_of_programs_that_broke_off_make_room() -> None:
