@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ AGENTS = ("planner", "solver", "critic")
 PYTHON = os.environ.get("KAPELLE_APPS_PYTHON", "")
 """The interpreter of an environment in which `requirements.txt` is installed."""
 
-CALLERS: Mapping[str, Sequence[tuple[str, int | None]]] = {
+CALLERS: Mapping[str, list[tuple[str, int | None]]] = {
     "plain": [("planner", None), ("solver", 0)],
     "openai_agents": [("planner", None), ("solver", 0)],
     "langgraph": [("planner", None), ("solver", 0)],
@@ -99,8 +99,8 @@ def preloaded(name: str) -> Iterator[tuple[list[str], Path]]:
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert started.stdout is not None
         try:
-            assert started.stdout is not None
             assert any(line.strip() == "ready" for line in started.stdout)
             yield [sys.executable, "-IS", runner, address], wire
         finally:
