@@ -71,6 +71,8 @@ class TableModel:
         self.name, self.dtype, self.device = "table", torch.float32, torch.device("cpu")
         self.flat, self.sharded_pass = object(), None
         """Not None: shared prefixes are laid out once."""
+        self.masks = None
+        """Nothing that tables say is constrained."""
         self.tokens = tokens
         self.bank = TableBank(rows, tokens)
         self.value_heads: dict[str, nn.Linear] = {}
