@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kapelle.cli import main
-from kapelle.cli.arguments import KINDS
+from kapelle.cli.arguments import FRAMEWORKS, KINDS
 from kapelle.cli.new import class_name, skeleton
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
@@ -31,6 +32,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["new", request.param, f"made_{request.param}"]) == 0
     folder = tmp_path / f"made_{request.param}"
     monkeypatch.chdir(folder)
+    # Recipes of programs say `python`, which in an environment that is active is this one.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     return folder
 
 
@@ -95,3 +98,42 @@ def test_what_cannot_be_written_is_one_line(
 def test_a_name_becomes_a_class() -> None:
     assert class_name("word_count_2") == "WordCount2"
     assert "class WordCount(Generated)" in skeleton("environment", "word_count")["word_count.py"]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_programs_are_the_examples_by_another_name(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cli/programs` holds them formatted for a line of 88 letters: after a change, format them anew."""
+    pytest.importorskip("ruff", reason="ruff is not installed: it comes with `make check`")
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "app", "tickets", "--framework", framework]) == 0
+    example = f"{'plain' if framework == 'openai' else framework}_team.py"
+    shown = (ROOT / "examples" / "apps" / example).read_text("utf-8")
+    shown = re.sub(
+        r"kapelle train examples/apps/recipe\.yaml environment\.command='[^']*'",
+        "kapelle train tickets.yaml",
+        shown,
+    )
+    for text, made in (
+        (shown, "tickets.py"),
+        ((ROOT / "examples" / "apps" / "teacher.py").read_text("utf-8"), "teacher.py"),
+    ):
+        words = [sys.executable, "-m", "ruff", "format", "--isolated", "--stdin-filename", "x.py", "-"]
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=True)
+        assert (tmp_path / "tickets" / made).read_text("utf-8") == done.stdout
+    assert "examples/" not in (tmp_path / "tickets" / "tickets.py").read_text("utf-8")
+
+
+def test_a_framework_is_one_of_those_and_for_programs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "app", "tickets", "--framework", "langgrpah"]) == 2
+    assert "Did you mean 'langgraph'?" in capsys.readouterr().err
+    assert main(["new", "workflow", "tickets", "--framework", "langgraph"]) == 2
+    assert "--framework is for `kapelle new app`" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -98,8 +98,10 @@ def share(text: str) -> float:
     return number
 
 
-KINDS = ("environment", "workflow", "algorithm", "project")
+KINDS = ("environment", "workflow", "algorithm", "project", "app")
 """What `kapelle new` can create."""
+FRAMEWORKS = ("openai", "openai_agents", "langgraph", "pydantic_ai", "autogen", "smolagents", "crewai")
+"""In which `kapelle new app` can write a program."""
 
 EVERYONE = "*"
 """As in `settings.schema`, which is too slow to import here: `--help` answers at once."""
@@ -197,7 +199,7 @@ COMMANDS: Mapping[str, Command] = {
         (words("key.path=value", _SETTINGS), _RUN_DIR, _JSON_AND_PROGRESS, _NO_RICH),
     ),
     "new": Command(
-        "environment|workflow|algorithm|project NAME",
+        "environment|workflow|algorithm|project|app NAME [--framework FRAMEWORK]",
         "create a working piece of your own to build on, with a test and a recipe",
         "new",
         (
@@ -208,6 +210,11 @@ COMMANDS: Mapping[str, Command] = {
                     "metavar": "NAME",
                     "help": "its name, such as word_count; a folder of that name is created here",
                 },
+            ),
+            option(
+                "--framework",
+                "FRAMEWORK",
+                f"app: in which it is written: {', '.join(FRAMEWORKS)} (default: openai)",
             ),
         ),
     ),

@@ -7,9 +7,10 @@ import importlib.util
 import keyword
 import re
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 
-from kapelle.cli.arguments import KINDS
+from kapelle.cli.arguments import FRAMEWORKS, KINDS
 from kapelle.cli.output import say
 from kapelle.errors import ConfigError, OutputError, did_you_mean
 
@@ -297,6 +298,70 @@ kapelle train NAME_.yaml                          # metrics, episodes and checkp
 After `pip install -e .` recipes anywhere on this machine name it `NAME_`.
 """
 
+APP_RECIPE = """name: NAME_
+description: Two agents of a program, which kapelle starts once for each episode.
+model: {embedded: {hidden: 64, layers: 2, heads: 2, kv_heads: 1, intermediate: 128, context: 4096}}
+team:
+  agents: [{name: planner}, {name: solver}]   # the program calls them team/planner and team/solver
+  sharing: lora
+  lora: {rank: 8, alpha: 16.0}
+  sampling: {max_tokens: 96}
+environment:
+  name: external
+  command: [python, NAME_.py]
+  teacher: "teacher.py:say"   # what a model that has never spoken learns to say first; a pretrained one needs no teacher and no warmup
+  port: 0
+workflow: {name: external}
+warmup: {steps: 150, demonstrations: 24}
+algorithm: {name: m_grpo, group_size: 8}
+optimizer: {lr: 3.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
+training: {steps: 10, tasks_per_step: 2}
+evaluation: {problems: 4, before_and_after: false}
+"""
+
+APP_TEST = '''"""Episodes of the program end with a reward, from which its agents learn."""
+
+import sys
+
+import kapelle
+import pytest
+
+
+def test_a_step_of_training() -> None:
+    pytest.importorskip("MODULE_", reason="install PACKAGES_")
+    command = f"environment.command=[{sys.executable}, NAME_.py]"
+    few = ("training.tasks_per_step=1", "algorithm.group_size=2")
+    with kapelle.Trainer.from_recipe("NAME_.yaml", command, *few) as trainer:
+        [step] = trainer.steps(1)
+    assert step.metrics["failed_episodes"] == 0.0
+    assert "reward/planner" in step.metrics
+'''
+
+PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "openai": ("openai", "openai"),
+    "openai_agents": ("openai-agents", "agents"),
+    "langgraph": ("langgraph langchain-openai openai", "langgraph"),
+    "pydantic_ai": ("'pydantic-ai-slim[openai]'", "pydantic_ai"),
+    "autogen": ("autogen-agentchat 'autogen-ext[openai]'", "autogen_agentchat"),
+    "smolagents": ("'smolagents[openai]'", "smolagents"),
+    "crewai": ("crewai", "crewai"),
+}
+"""Framework → what to install for it, and the module that it brings."""
+
+
+def app(framework: str) -> Mapping[str, str]:
+    """Return the files of a program in a framework, path → text; those of `examples/apps` by other names."""
+    here = resources.files("kapelle.cli") / "programs"
+    packages, module = PROGRAMS[framework]
+    test = APP_TEST.replace("MODULE_", module).replace("PACKAGES_", packages.replace("'", ""))
+    return {
+        "NAME_.py": (here / f"{framework}.txt").read_text("utf-8"),
+        "teacher.py": (here / "teacher.txt").read_text("utf-8"),
+        "test_NAME_.py": test,
+        "NAME_.yaml": APP_RECIPE,
+    }
+
+
 SKELETONS: Mapping[str, Mapping[str, str]] = {
     "environment": {
         "NAME_.py": ENVIRONMENT.replace("PIECE_", "NAME_.py"),
@@ -325,7 +390,16 @@ def run(arguments: argparse.Namespace) -> int:
     kind, name = arguments.kind, arguments.name
     if kind not in KINDS:
         raise ConfigError(f"`kapelle new` cannot create '{kind}'.{did_you_mean(kind, KINDS)}")
-    files = skeleton(kind, name)
+    framework = arguments.framework
+    if framework is not None and kind != "app":
+        raise ConfigError(f"--framework is for `kapelle new app`; '{kind}' has none. Leave it out.")
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ConfigError(
+            f"`kapelle new app` knows no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)} There are "
+            f"{', '.join(FRAMEWORKS)}."
+        )
+    framework = framework or FRAMEWORKS[0]
+    files = skeleton(kind, name, framework)
     folder = Path(name)
     write(folder, files)
     for file in files:
@@ -338,6 +412,8 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"cd {name}")
     if importlib.util.find_spec("pytest") is None:
         say("pip install pytest                     # for the test; it is not installed yet")
+    if kind == "app":
+        say(f"pip install {PROGRAMS[framework][0]} 'kapelle[serve]'")
     say("python -m pytest                       # its test passes")
     if kind in piece:
         say(f"kapelle validate {piece[kind]}     # is it fit for training?")
@@ -346,7 +422,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def skeleton(kind: str, name: str) -> Mapping[str, str]:
+def skeleton(kind: str, name: str, framework: str = FRAMEWORKS[0]) -> Mapping[str, str]:
     """Return the files of a kind of piece, path → text; ConfigError for a name that cannot be used."""
     made = class_name(name) if _WORD.fullmatch(name) else ""
     if not made:
@@ -355,7 +431,7 @@ def skeleton(kind: str, name: str) -> Mapping[str, str]:
         raise ConfigError(
             f"'{name}' cannot be a module's name. Use small letters, digits and _, a letter first.{hint}"
         )
-    files = SKELETONS[kind]
+    files = app(framework) if kind == "app" else SKELETONS[kind]
     words = set(re.findall(r"\w+", " ".join(files.values())))
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or made in words or _taken(name):
         raise ConfigError(
