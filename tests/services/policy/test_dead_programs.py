@@ -176,7 +176,8 @@ def test_an_episode_may_be_given_up(play: Play) -> None:
 def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_once(play: Play) -> None:
     """Its process is what counts: a limit of an hour and an answer that never comes do not hold its place."""
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
-    code = f"import threading, os\nthreading.Timer(1.0, lambda: os._exit(7)).start()\n{code}"
+    # The client's import takes seconds on a busy machine: the time counts from its end.
+    code = f"import openai.resources.chat, os, threading\nthreading.Timer(2.0, lambda: os._exit(7)).start()\n{code}"
     engine = Reciting(lambda _: "words", held)
     with staged(play, engine, 2, NEVER, command=(sys.executable, "-c", code), programs=1) as stage:
         episodes = stage.wait()
