@@ -464,8 +464,9 @@ def _agent_metrics(
     _put_mean(row, f"length/{agent}", [len(turn.completion_ids) for turn in turns])
     _put_mean(row, f"turns/{agent}", [len(episode.by(agent)) for episode in episodes])
     _put_mean(row, f"finish_length/{agent}", [float(turn.finish_reason == "length") for turn in turns])
-    if any(turn.dropped for turn in turns):
-        _put_mean(row, f"compacted/{agent}", [float(turn.dropped > 0) for turn in turns])
+    shortened = [turn.dropped > 0 for turn in turns]
+    if any(shortened):
+        _put_mean(row, f"compacted/{agent}", list(map(float, shortened)))
     return row
 
 

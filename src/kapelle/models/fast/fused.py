@@ -42,8 +42,11 @@ class _Matrix:
         self._bias_O = bias_O
         self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
         packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if packs and weight_OI.dtype == torch.float16:  # not every processor has packed products of this type
+        # Not every processor has packed products of half precision.
+        if packs and weight_OI.dtype == torch.float16:
             packs = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
+        elif packs and weight_OI.dtype == torch.bfloat16:
+            packs = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
         self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
 
