@@ -15,6 +15,7 @@ from kapelle.engines.rollout.protocol import (
     ChecksItself,
     Completion,
     HasNotes,
+    HasQueue,
     Interruptible,
     KnowsAlternatives,
     OnTokens,
@@ -32,7 +33,7 @@ from kapelle.settings.base import Settings
 from kapelle.training.trainer import Trainer
 from kapelle.types import Message, Sampling
 
-CAPABILITIES = (Interruptible, HasNotes, ServesCallers, KnowsAlternatives, KeepsParts, Examines)
+CAPABILITIES = (Interruptible, HasNotes, HasQueue, ServesCallers, KnowsAlternatives, KeepsParts, Examines)
 REQUEST = Request("a", "a", (Message("user", "?"),), (1,), Sampling(), 0, TASK)
 
 
@@ -40,7 +41,7 @@ class Named(ScriptedEngine):
     """An engine with every name that a capability has, for something else."""
 
     notes = "loud"
-    interrupt = serve = stream = alternatives = parts = room = examine = None
+    interrupt = serve = stream = alternatives = parts = room = examine = waiting = None
 
 
 class Knobs(Settings):

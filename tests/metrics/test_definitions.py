@@ -119,7 +119,7 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
     )
     branch = replace(turn("actor", 2), index=1, parent=0, worth=0.0)
     tree = replace(
-        episode(1.0, replace(turn("actor", 2), index=0, worth=1.0)),
+        episode(1.0, replace(turn("actor", 2), index=0, worth=1.0, dropped=3)),
         branches=(branch,),
         continued={"actor-lora": 5},
     )

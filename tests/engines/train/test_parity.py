@@ -421,8 +421,10 @@ class TestFaultsInHalfPrecision:
         monkeypatch.setattr(engine._forward, "score", counting)
         monkeypatch.setattr(engine, "_gaps", lambda _: found)
         monkeypatch.setattr(parity, "MOST_TOKENS", 300)
-        monkeypatch.setattr(parity, "exact_logprobs", lambda *asked: torch.zeros(len(asked[3])).double())
-        monkeypatch.setattr(parity, "rounding_of", lambda *asked: torch.ones(len(asked[3])).double() / 100)
+        monkeypatch.setattr(parity, "exact_logprobs", lambda *asked, **_: torch.zeros(len(asked[3])).double())
+        monkeypatch.setattr(
+            parity, "rounding_of", lambda *asked, **_: torch.ones(len(asked[3])).double() / 100
+        )
         with pytest.raises(ParityError):
             engine.check_parity(wrong)
         assert len(scored) == 1
