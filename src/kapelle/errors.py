@@ -23,7 +23,7 @@ exits with code 2; anything else that escapes is a defect of kapelle and shows i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 class KapelleError(Exception):
@@ -76,6 +76,11 @@ class NumericsError(KapelleError):
 
 class EpisodeError(KapelleError):
     """A fault inside one episode; it becomes `Episode.error` and never stops the others."""
+
+    def __init__(self, message: str = "", info: Mapping[str, str] | None = None) -> None:
+        """`info` is what is known of the episode all the same; it becomes `Episode.info`."""
+        super().__init__(message)
+        self.info: Mapping[str, str] = dict(info or {})
 
 
 class SandboxError(KapelleError):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -159,6 +160,8 @@ def train(
     )
     with ExitStack() as failing:
         failing.push(trainer)
+        if len(environment.rewards) > 1:
+            trainer.observer.phase("rewards", environment.in_words())
         summary = trainer.train()
         failing.pop_all()
     trainer.close_at_exit()  # releases the run directory if the caller forgets to
@@ -278,7 +281,10 @@ def _target(function: Callable[..., Any] | str, functions: dict[str, Callable[..
     named = name_of(function)
     if named is not None:
         return named
-    plain = getattr(function, "__name__", "").strip("<>") or type(function).__name__
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    plain = getattr(inner, "__name__", "").strip("<>") or type(inner).__name__
     same = [name for name, known in functions.items() if known is function]
     numbered = (f"{plain}_{k}" for k in range(2, len(functions) + 3))
     name = next(name for name in (*same[:1], plain, *numbered) if same or name not in functions)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kapelle.metrics.definitions import METRICS, MOST_REPORTED, describe, rollout_metrics
+from kapelle.metrics.definitions import FAILED, METRICS, MOST_REPORTED, describe, rollout_metrics
 from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
 
 TASK = Task("a", "12+30")
@@ -126,12 +126,15 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
     judged = {"reward/rubric": 0.5, "reward/rubric/clear": 0.5, "judge/disagreement": 0.1}
     reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}, **judged})
     silent = replace(reported, info={"unscored": "nobody said"}, success=None, rewards={})
+    mute = replace(silent, info={"unscored": "nobody said", "reward/rubric": None})
+    broken = replace(silent, info={"reward/rubric": FAILED}, error="it raised")
     rows = [
         rollout_metrics([Group(scored[0].task, scored)]),
         rollout_metrics([Group(tree.task, (reported,))]),
         rollout_metrics([Group(tree.task, (silent, reported))]),
+        rollout_metrics([Group(tree.task, (mute, broken, reported))]),
     ]
-    assert ["unscored" in row for row in rows] == [False, False, True]
+    assert ["unscored" in row for row in rows] == [False, False, True, True]
     assert rows[1]["tokens/actor-lora"] == 2 + 2 + 5
     assert rows[1]["tokens_continued/actor-lora"] == 5
     assert rows[1]["dead_moments"] == 0.0
@@ -155,6 +158,23 @@ def test_what_the_loop_adds_is_described_too() -> None:
         found = describe(name)
         assert found is not None
         assert found.warning
+
+
+def test_each_reward_has_mean_spread_and_the_shares_it_said_nothing_or_failed() -> None:
+    paid: list[tuple[Json, str | None]] = [(1.0, None), (0.0, None), (None, None), (FAILED, "it raised")]
+    episodes = tuple(
+        Episode(TASK, k, ("ada",), info={"reward/exact": value, "reward/exact/ada": 2}, error=error)
+        for k, (value, error) in enumerate(paid)
+    )
+    row = rollout_metrics([Group(TASK, episodes)])
+    assert {name: value for name, value in row.items() if name.startswith("paid")} == {
+        "paid/exact": 0.5,
+        "paid_std/exact": 0.5,
+        "paid_none/exact": pytest.approx(1 / 3),  # of those that it was asked about and that did not fail
+        "paid_failed/exact": 0.25,
+        "paid/exact/ada": 2.0,
+        "paid_std/exact/ada": 0.0,
+    }
 
 
 class TestWhatEnvironmentsReport:

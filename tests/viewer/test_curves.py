@@ -11,7 +11,7 @@ from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
 from kapelle.viewer import server as drawn_runs
-from kapelle.viewer.curves import CurveSource, color, grouped, page, source_of
+from kapelle.viewer.curves import PAID, CurveSource, color, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.pages import dumped
 from kapelle.viewer.presenting import alike, differing
@@ -70,6 +70,26 @@ def test_panels_are_families_with_a_curve_for_each_agent(tmp_path: Path) -> None
     assert [band["name"] for band in bands["bands"]] == ["generate", "update", "idle"]
     assert bands["bands"][1]["top"][0] == pytest.approx(0.5)
     assert drawn["sources"][0]["evaluations"][0]["at"] == {"step": 8, "time": 4.0, "tokens": 800.0}
+
+
+def test_each_reward_has_a_panel_and_its_parts_share_it() -> None:
+    names = [
+        "reward/a",
+        "paid/exact",
+        "paid_std/exact",
+        "paid/my_rubric",
+        "paid/my_rubric/clear",
+        "paid_none/exact",
+    ]
+    drawn = page([CurveSource("r", "r", {"step": [1.0]}, {name: [0.5] for name in names})], ["a"])
+    assert [section["title"] for section in drawn["sections"]] == ["What is learned", PAID]
+    panels = {panel["title"]: panel for panel in drawn["sections"][1]["panels"]}
+    assert {title: [series["who"] for series in panel["series"]] for title, panel in panels.items()} == {
+        "exact": ["mean", "standard deviation"],
+        "my_rubric": ["mean", "clear"],
+        "paid none": ["exact"],
+    }
+    assert panels["exact"]["meaning"]
 
 
 def test_an_agent_has_one_color_everywhere() -> None:

@@ -18,9 +18,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
+from types import CodeType
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, PrivateAttr
@@ -44,6 +45,7 @@ from kapelle.environments.recorded import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.grading.judge import Ask, ask_endpoint, judge_attempts, judge_rubric
+from kapelle.metrics.definitions import FAILED, PAID_BY
 from kapelle.metrics.statistics import finite
 from kapelle.models.adapters import base_and_adapter, read_lora
 from kapelle.models.paths import check_model_path
@@ -105,28 +107,63 @@ class RewardFunction:
                 )
 
     async def __call__(self, given: Mapping[str, Any]) -> float | None:
-        """Return what it pays for one episode; EpisodeError if it raises, or returns anything but a finite number."""
+        """Return what it pays for one episode.
+
+        EpisodeError if it raises, with the file and line, or returns anything but a finite number.
+        """
         own = {name: value for name, value in given.items() if self.takes_all or name in self.may_take}
         try:
             found = self.function(**own)
             if inspect.isawaitable(found):
                 found = await found
         except Exception as error:
-            raise EpisodeError(f"The reward function `{self.name}` raised {reason(error)}.") from error
+            raise EpisodeError(
+                f"The reward function `{self.name}` raised {reason(error)}.{self._on_the_way(error)}"
+            ) from error
         if found is None:
             return None
+        where = f" ({self.place})" if self.place else ""
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
             raise EpisodeError(
-                f"The reward function `{self.name}` returned {type(found).__name__}. It is called once for each episode and returns "
+                f"The reward function `{self.name}`{where} returned {type(found).__name__}. It is called once for each episode and returns "
                 f"one number. One that was written for batches is called by another: `def one(completion, answer): return "
                 f"{self.name}([completion], answer=[answer])[0]`."
             )
         value = finite(found)
         if value is None:
             raise EpisodeError(
-                f"The reward function `{self.name}` returned {str(found)[:40]!r}, not a finite number."
+                f"The reward function `{self.name}`{where} returned {str(found)[:40]!r}, not a finite number."
             )
         return value
+
+    @property
+    def place(self) -> str:
+        """Where it is written, `rewards.py, line 12`; empty where Python does not know."""
+        code = _code_of(self.function)
+        return "" if code is None else f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+    def _on_the_way(self, error: Exception) -> str:
+        """Return the line of the function's own file from which it called what raised; empty where that is the line that raised."""
+        code, frame = _code_of(self.function), error.__traceback__
+        own, last = None, None
+        while frame is not None:
+            last = frame
+            own = frame if code and frame.tb_frame.f_code.co_filename == code.co_filename else own
+            frame = frame.tb_next
+        if own is None or own is last:
+            return "" if own or not self.place else f" It is written in {self.place}."
+        return f" It got there from {Path(own.tb_frame.f_code.co_filename).name}, line {own.tb_lineno}."
+
+
+def _code_of(function: Any) -> CodeType | None:
+    """Return the code of a function, method, `functools.partial` or object that is called; None for one that has none in Python."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__") and not inspect.ismethod(function):
+        function = inspect.getattr_static(function, "__call__", None)
+    found = getattr(function, "__code__", None)
+    return found if isinstance(found, CodeType) else None
 
 
 def read_function(name: str, function: Any) -> RewardFunction:
@@ -345,14 +382,39 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Name of what each reward pays, in an episode's info and in metrics; those of one name are numbered."""
-        labels: list[str] = []
+        """Name of what each reward pays, in an episode's info and in metrics.
+
+        Functions of one name have their module before it where that tells them apart; those still alike are numbered.
+        """
+        plain: list[tuple[str, str]] = []
         for each, function in zip(self.rewards, self._functions, strict=True):
+            module = (
+                Path(each.function.rpartition(":")[0]).name.removesuffix(".py")
+                if isinstance(each, Reward)
+                else ""
+            )
             name = "rubric" if isinstance(each, Rubric) else "rank" if function is None else function.name
-            plain = f"reward/{name}" + ("" if each.agent is None else f"/{each.agent}")
-            numbered = (f"{plain}_{k}" for k in range(2, len(self.rewards) + 2))
-            labels.append(next(label for label in (plain, *numbered) if label not in labels))
+            whose = "" if each.agent is None else f"/{each.agent}"
+            plain.append((f"{name}{whose}", module))
+        labels: list[str] = []
+        for name, module in plain:
+            others = {other for same, other in plain if same == name} - {module}
+            named = (
+                f"{module.rpartition('.')[2]}.{name}" if others and module not in ("", IN_MEMORY) else name
+            )
+            numbered = (f"{named}_{k}" for k in range(2, len(plain) + 2))
+            labels.append(
+                next(label for found in (named, *numbered) if (label := f"{PAID_BY}{found}") not in labels)
+            )
         return tuple(labels)
+
+    def in_words(self) -> str:
+        """Return every reward by the name that metrics have, with its weight and where a function is written."""
+        return ", ".join(
+            f"{label.removeprefix(PAID_BY)}{'' if each.weight == 1.0 else f' × {each.weight:g}'}"
+            f"{f' ({function.place})' if function is not None and function.place else ''}"
+            for each, function, label in zip(self.rewards, self._functions, self.labels, strict=True)
+        )
 
     @property
     def _own_split(self) -> bool:
@@ -469,14 +531,19 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             text = completion if each.agent is None else said[each.agent]
             if function is not None:
                 own = {} if each.agent is None else {"agent": each.agent, "completion": text}
-                found = await function({**given, **own})
+                try:
+                    found = await function({**given, **own})
+                except EpisodeError as error:
+                    raise EpisodeError(str(error), {label: FAILED}) from error
             elif isinstance(each, Rubric):
                 reference = None if each.reference is None else shown(row.fields[each.reference])
                 ask, question = self.judge_of(each), episode.task.question
                 verdict = await judge_rubric(ask, question, str(text), each.criteria, reference)
                 if verdict.grade.status == "ungraded":
                     ask.ungraded += 1
-                    raise EpisodeError(f"`{label.removeprefix('reward/')}`: {verdict.grade.explanation}")
+                    raise EpisodeError(
+                        f"`{label.removeprefix(PAID_BY)}`: {verdict.grade.explanation}", {label: FAILED}
+                    )
                 found = verdict.grade.score
                 info |= {f"{label}/{name}": score for name, score in verdict.criteria.items()}
             else:
@@ -527,7 +594,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:
                 ask.ungraded += 1
-                raise EpisodeError(f"`{label.removeprefix('reward/')}`: {missed.explanation}")
+                raise EpisodeError(f"`{label.removeprefix(PAID_BY)}`: {missed.explanation}")
             for k, grade in zip(part, found.grades, strict=True):
                 infos[k][label] = grade.score
                 if found.disagreement is not None:

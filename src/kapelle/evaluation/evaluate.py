@@ -69,6 +69,8 @@ class Evaluation:
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Mean of each number that the environment reports in `Outcome.info`, `name/agent` for each agent's of a mapping."""
+    paid: Mapping[str, float] = field(default_factory=dict)
+    """Mean of what each reward function or judge of `rewarded` returned, before its weight, by the name that metrics have."""
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
     fewer: str = ""
@@ -143,6 +145,8 @@ class Evaluation:
         }
         if self.info:
             row["info"] = dict(self.info)
+        if self.paid:
+            row["paid"] = dict(self.paid)
         if self.games:
             row["games"] = True
         if self.fewer:
@@ -165,6 +169,7 @@ class Evaluation:
             f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
         }
         found |= {f"info/{name}": value for name, value in self.info.items()}
+        found |= {f"paid/{name}": value for name, value in self.paid.items()}
         for agent, lengths in self.lengths.items():
             found |= {f"length/{agent}": lengths.mean, f"cut/{agent}": lengths.cut}
         if self.cost is not None:
@@ -391,6 +396,9 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         },
         info={
             name.removeprefix("info/"): value for name, value in metrics.items() if name.startswith("info/")
+        },
+        paid={
+            name.removeprefix("paid/"): value for name, value in metrics.items() if name.startswith("paid/")
         },
         games=bool(episodes) and not any(episode.task.question for episode in episodes),
         groups=tuple(groups),

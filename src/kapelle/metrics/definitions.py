@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from kapelle.types import Episode, Group, Turn
@@ -48,6 +49,24 @@ METRICS: tuple[Metric, ...] = (
         "reward",
         "Mean of what one reward of `rewarded` returned, before its weight: a function, a ranking, a rubric (`paid/rubric`) or its criterion (`paid/rubric/clear`).",
         "One rises and the others fall: it is cheaper to please. One stays where it is: it tells no answers apart.",
+    ),
+    Metric(
+        "paid_std/<reward>",
+        "reward",
+        "Standard deviation of the same over the step's episodes, before its weight; of a population.",
+        "0: it returns the same for every answer and teaches nothing. Many times that of another: times its weight, it decides alone.",
+    ),
+    Metric(
+        "paid_none/<reward>",
+        "share",
+        "Share of the episodes it was asked about for which it returned None, which pays nothing; absent where there are none.",
+        "Near 1: hardly an answer is paid. Look at what the function needs to find in a text.",
+    ),
+    Metric(
+        "paid_failed/<reward>",
+        "share",
+        "Share of the step's episodes that failed because this function raised, or a judge gave no verdict; absent where there are none.",
+        "Above 0: read `error` in the episodes' file, which names the line of the function.",
     ),
     Metric(
         "judge/disagreement",
@@ -381,8 +400,7 @@ def rollout_metrics(
     )
     for name, values in _reported(valid).items():
         _put_mean(row, f"info/{name}", values)
-    for name, values in _paid(valid).items():
-        _put_mean(row, name, values)
+    row |= _paid(played)
     for agent in _names(episode.agents for episode in played):
         seated = [episode for episode in valid if agent in episode.agents]
         row |= _agent_metrics(agent, seated, returns)
@@ -421,18 +439,39 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {place: found[place] for place in sorted(found) if place.partition("/")[0] in kept}
 
 
-def _paid(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return by metric what each reward returned, and how far a judge disagreed with itself."""
+def _paid(played: Sequence[Episode]) -> dict[str, float]:
+    """Return what each reward returned, for how many episodes it returned nothing, and how far a judge disagreed with itself."""
     found: dict[str, list[float]] = {}
-    for episode in episodes:
+    silent: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for episode in played:
         for key, value in episode.info.items():
             # Worlds may put anything there; most of it is passed over without a call, as this is done for every episode.
-            if key.__class__ is not str or "/" not in key or not isinstance(value, int | float):
+            if key.__class__ is not str or "/" not in key:
                 continue
-            metric = f"paid/{key.removeprefix(PAID_BY)}" if key.startswith(PAID_BY) else key
-            if (metric != key or key == DISAGREEMENT) and math.isfinite(value):
-                found.setdefault(metric, []).append(float(value))
-    return {metric: found[metric] for metric in sorted(found)[:MOST_REPORTED]}
+            if key.startswith(PAID_BY):
+                name = key[len(PAID_BY) :]
+                if episode.error is not None:
+                    failed[name] += value == FAILED
+                elif value is None:
+                    silent[name] += 1
+                elif isinstance(value, int | float) and math.isfinite(value):
+                    found.setdefault(name, []).append(float(value))
+            elif key == DISAGREEMENT and episode.error is None and isinstance(value, int | float):
+                found.setdefault(key, []).append(float(value))
+    row: dict[str, float] = {}
+    for name in sorted({*found, *silent, *failed})[:MOST_REPORTED]:
+        values = found.get(name, [])
+        if name == DISAGREEMENT:
+            row[name] = fmean(values)
+            continue
+        if values:
+            row |= {f"paid/{name}": fmean(values), f"paid_std/{name}": pstdev(values)}
+        if silent[name]:
+            row[f"paid_none/{name}"] = silent[name] / (silent[name] + len(values))
+        if failed[name]:
+            row[f"paid_failed/{name}"] = failed[name] / len(played)
+    return row
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -509,6 +548,8 @@ def none_scored(row: Mapping[str, float]) -> bool:
 
 PAID_BY = "reward/"
 """Prefix of what each reward function or judge returned, in an episode's `info`; None where it had nothing to say."""
+FAILED = "failed"
+"""What stands there in an episode that failed because this reward raised or gave no verdict."""
 DISAGREEMENT = "judge/disagreement"
 """Where an episode's `info` says how far a judge's verdicts in both orders differ; also the metric."""
 

@@ -286,7 +286,8 @@ async def _attempt(
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
         if lost is not None:
             return _Lost(lost, turns)
-        return Episode(task, seed, names, turns, error=reason, continued=continued)
+        known = dict(error.info) if isinstance(error, EpisodeError) else {}
+        return Episode(task, seed, names, turns, info=known, error=reason, continued=continued)
     return Episode(
         task,
         seed,

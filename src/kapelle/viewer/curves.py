@@ -31,7 +31,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
 }  # fmt: skip
-"""Sections of a page with their panels in order, by family: the part of a metric's name before the slash."""
+"""Sections of a page with their panels in order, by family: the part of a metric's name before the slash.
+
+What each reward paid has a section of its own, with a panel for each, as their units differ.
+"""
+PAID = "What each reward paid"
+PAID_SHARES = ("paid_none", "paid_failed")
+"""Shares of episodes, in which all rewards are comparable and share a panel."""
 
 
 _OWNERS = {
@@ -202,6 +208,12 @@ def page(
     families: dict[str, list[str]] = {}
     for name in names:
         families.setdefault(_owner(name)[0], []).append(name)
+    if sections is SECTIONS:
+        paid = sorted(family for family in families if family.startswith("paid/"))
+        order = [
+            each for title in sections for each in (title, *([PAID] if title == "What is learned" else []))
+        ]
+        sections = {title: (*paid, *PAID_SHARES) if title == PAID else sections[title] for title in order}
     known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not family.startswith("time/"))
     filled = [
@@ -225,6 +237,11 @@ def _owner(name: str) -> tuple[str, str]:
     if name.startswith("time/"):
         return name, ""
     family, _, who = name.partition("/")
+    if family in ("paid", "paid_std"):
+        # A reward and its criteria share a panel, `rubric` and `rubric/clear`, and so do mean and standard deviation.
+        kind, _, part = who.partition("/")
+        spread = "standard deviation" if family == "paid_std" else ""
+        return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
     if family == "league":
         kind, _, who = who.partition("/")
         family = f"league/{kind}"
@@ -250,7 +267,9 @@ def _panel(
     ]
     return {
         "name": family,
-        "title": family.removeprefix("time/")
+        "title": family.removeprefix("paid/")  # a function's own name stays as it is written
+        if family.startswith("paid/")
+        else family.removeprefix("time/")
         .removeprefix("league/")
         .replace("_", " ")
         .replace("nash conv", "NashConv"),

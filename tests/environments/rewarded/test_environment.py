@@ -85,11 +85,26 @@ async def test_functions_of_one_name_are_numbered() -> None:
     assert episode.info == {"reward/exact": 1.0, "reward/exact_2": 1.0}
 
 
+def test_functions_of_one_name_in_two_files_are_told_apart_by_the_file(tmp_path: Path) -> None:
+    for name in ("sums", "words"):
+        (tmp_path / f"{name}.py").write_text("def exact(completion):\n    return 1.0\n")
+    own = [{"function": f"{tmp_path / name}.py:exact", "weight": 0.5} for name in ("sums", "words")]
+    held = RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"exact": exact})
+    made = Rewarded.model_validate(
+        {"path": "in-memory", "rewards": [*own, {"function": "in-memory:exact"}]}
+    ).holding(held)
+    assert made.labels == ("reward/sums.exact", "reward/words.exact", "reward/exact")
+    assert made.in_words().startswith(
+        "sums.exact × 0.5 (sums.py, line 1), words.exact × 0.5 (words.py, line 1), exact ("
+    )
+
+
 async def test_one_that_raises_fails_its_episode_and_one_that_says_nothing_scores_nobody() -> None:
     failed = await earned(paying({"function": "fails"}), Parallel(), {"a": "6"})
     says = r"EpisodeError: The reward function `fails` raised ZeroDivisionError: division by zero \(\w+\.py, line \d+\)\."
     assert failed.error is not None
     assert re.fullmatch(says, failed.error)
+    assert failed.info == {"reward/fails": "failed"}
     silent = await earned(paying({"function": "nothing"}), Parallel(), {"a": "6"})
     assert (silent.error, silent.rewards) == (None, {})
     assert "unscored" in silent.info

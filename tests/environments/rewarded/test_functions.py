@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from kapelle.environments.rewarded import read_function
 from kapelle.errors import ConfigError, EpisodeError
@@ -90,7 +91,8 @@ def test_what_cannot_be_called_by_names_is_refused(function: Any, said: str) -> 
     [
         (lambda: [1.0], "It is called once for each episode and returns one number"),
         (lambda: {"a": 1.0}, "returned dict"),
-        (lambda: "good", "returned 'good', not a finite number"),
+        (lambda: "good", "`f` (test_functions.py, line "),
+        (lambda: "good", ") returned 'good', not a finite number"),
         (lambda: 10**400, "not a finite number"),
         (Many, "not a finite number"),
         (lambda: float("nan"), "returned 'nan', not a finite number"),
@@ -101,3 +103,14 @@ async def test_what_it_returns_must_be_a_number(function: Callable[..., Any], sa
     with pytest.raises(EpisodeError) as refused:
         await read_function("f", function)({})
     assert said in str(refused.value)
+
+
+async def test_where_a_library_raises_the_line_that_called_it_is_named() -> None:
+    def parsed(completion: str) -> float:
+        return float(yaml.safe_load(completion))
+
+    with pytest.raises(EpisodeError) as refused:
+        await read_function("parsed", functools.partial(parsed))({"completion": "a: ["})
+    line = parsed.__code__.co_firstlineno + 1
+    assert "raised ParserError" in str(refused.value)
+    assert str(refused.value).endswith(f"It got there from test_functions.py, line {line}.")
