@@ -4,7 +4,8 @@
     print(run)
     run.trainer.evaluate()
 
-It makes the sections of a `Trainer` and trains: settings, checks, run directory and results are the trainer's.
+It makes the sections of a `Trainer` and trains: settings, checks and results are the trainer's. The run is kept in a new
+directory, `runs/train-20260101-120000`, unless `run_dir` names one or is None.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +33,8 @@ from kapelle.environments.rewarded import (
     rows_in_memory,
 )
 from kapelle.errors import ConfigError, DataError, did_you_mean
+from kapelle.runs.writer import new_folder
+from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
 from kapelle.settings.messages import check_keywords
 from kapelle.settings.schema import AgentConfig
@@ -56,6 +60,21 @@ CONVERTED = {
     "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
 }
 """Type that is not a data set → how to make one of it."""
+
+
+class RunDir(Enum):
+    """The default of `run_dir`, which names no folder."""
+
+    NEW = "runs/NAME-DATE"
+    """A new folder in `runs`: the run's `name`, or its data set's, and the time of its start."""
+
+
+NEEDS_RUN_DIR = {
+    "trackers": "Trackers show the metrics of a run directory",
+    "checkpoint": "Checkpoints are kept in a run directory",
+    "episodes": "Episodes are kept in a run directory",
+}
+"""Sections that would do nothing without a run directory, and why."""
 TEAM = "team"
 """Key of the functions that pay every agent, among functions by agent."""
 
@@ -94,7 +113,7 @@ def train(
     steps: int | None = None,
     algorithm: str | AlgorithmSettings = "grpo",
     workflow: str | WorkflowSettings | None = None,
-    run_dir: str | Path | None = None,
+    run_dir: str | Path | RunDir | None = RunDir.NEW,
     resume: bool = False,
     observer: Observer | None = None,
     metrics: Metrics | None = None,
@@ -107,6 +126,8 @@ def train(
     number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
     `question_field` is the column of questions, `dataset_config` a configuration of a hub's data set.
+    The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
+    run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on. Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
@@ -117,6 +138,7 @@ def train(
         raise ConfigError(
             "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
         )
+    _check_run_dir(run_dir, resume, own)
     environment = _environment(dataset, eval_dataset, reward, reward_weights, question_field, dataset_config)
     names, seats = _seats(agents)
     apart = isinstance(reward, Mapping)
@@ -144,28 +166,58 @@ def train(
     evaluation = _plain("evaluation", own)
     if eval_dataset is None:
         evaluation = {"before_and_after": False, **evaluation}
-    trainer = Trainer(
-        model=model,
-        team=team,
-        environment=environment,
-        workflow={"name": workflow} if isinstance(workflow, str) else workflow,
-        algorithm=section,
-        training=training,
-        evaluation=evaluation,
-        run_dir=run_dir,
-        resume=resume,
-        observer=observer or Watch(Lines(sys.stdout)),
-        metrics=metrics,
-        **own,
-    )
     with ExitStack() as failing:
+        if isinstance(run_dir, RunDir):
+            run_dir = failing.enter_context(new_folder(_named(own.get("name"), dataset)))
+            kept = f"the run is kept in {run_dir}"
+        else:
+            kept = ""
+        trainer = Trainer(
+            model=model,
+            team=team,
+            environment=environment,
+            workflow={"name": workflow} if isinstance(workflow, str) else workflow,
+            algorithm=section,
+            training=training,
+            evaluation=evaluation,
+            run_dir=run_dir,
+            resume=resume,
+            observer=observer or Watch(Lines(sys.stdout)),
+            metrics=metrics,
+            **own,
+        )
         failing.push(trainer)
+        if kept:
+            trainer.observer.phase("files", kept)
         if len(environment.rewards) > 1:
             trainer.observer.phase("rewards", environment.in_words())
         summary = trainer.train()
         failing.pop_all()
     trainer.close_at_exit()  # releases the run directory if the caller forgets to
     return Trained(summary, trainer)
+
+
+def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what needs a run directory where there is none, or one that is named."""
+    if resume and not isinstance(run_dir, str | Path):
+        raise ConfigError('`resume` goes on with a run. Name its directory: `run_dir="runs/…"`.')
+    if run_dir is None:
+        for name, why in NEEDS_RUN_DIR.items():
+            if sections.get(name):
+                raise ConfigError(
+                    f"{why}, and `run_dir=None` asks for none. Leave out `{name}`, or `run_dir=None` for a new folder in `runs`."
+                )
+    if isinstance(run_dir, RunDir) and launched_rank() is not None:
+        raise ConfigError(
+            'Several processes train this run and share its directory. Name it in all of them: `run_dir="runs/mine"`.'
+        )
+
+
+def _named(name: object, dataset: Dataset) -> str:
+    """Return what a run's new folder is called: its `name`, or else that of its data set."""
+    if isinstance(name, str) and name:
+        return name
+    return Path(dataset).stem if isinstance(dataset, str | Path) else "run"
 
 
 def _environment(

@@ -24,7 +24,7 @@ from kapelle.runs.reader import (
     read_status,
     saved_steps,
 )
-from kapelle.runs.writer import RunDirectory, new_path
+from kapelle.runs.writer import RunDirectory, new_folder, new_path
 from kapelle.types import Json
 
 # ------------------------------------------------------------------------------------------- a new run
@@ -125,6 +125,17 @@ def test_the_default_name_holds_recipe_and_time_and_is_never_taken(tmp_path: Pat
 
 
 # --------------------------------------------------------------------------------------------- refusals
+
+
+def test_folders_of_the_same_second_are_different_and_one_that_stays_empty_goes_again(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    with new_folder("sums", root) as first, new_folder("sums", root) as second:
+        assert first != second
+        (first / "config.yaml").touch()
+    assert first.is_dir()
+    with pytest.raises(ZeroDivisionError), new_folder("sums", tmp_path / "others"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "others").exists()
 
 
 def test_an_existing_run_needs_resume(tmp_path: Path) -> None:

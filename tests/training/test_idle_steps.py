@@ -45,6 +45,7 @@ def run(reward: Any, algorithm: Any, steps: int = 1) -> tuple[kapelle.Summary, s
         training={"tasks_per_step": 2},
         algorithm=algorithm,
         steps=steps,
+        run_dir=None,
         observer=Watch(Lines(stream)),
     ) as trained:
         return trained.summary, stream.getvalue()

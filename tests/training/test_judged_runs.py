@@ -135,7 +135,9 @@ def test_a_ranking_is_refused_where_an_attempt_is_played_without_its_group(
     more: Mapping[str, Any], reason: str
 ) -> None:
     with judging(rule) as server, pytest.raises(ConfigError, match=reason):
-        kapelle.train(tiny_model(), ROWS, ranking(server), agents=2, steps=1, **{**SMALL, **more})
+        kapelle.train(
+            tiny_model(), ROWS, ranking(server), agents=2, steps=1, run_dir=None, **{**SMALL, **more}
+        )
 
 
 def test_a_frozen_model_in_this_process_judges(tmp_path: Path) -> None:

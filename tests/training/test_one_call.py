@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ async def brief(completions: Mapping[str, str]) -> float:
 
 
 def train(*given: Any, **options: Any) -> Trained:
-    return kapelle.train(tiny_model(), *given, **{**SMALL, **options})
+    return kapelle.train(tiny_model(), *given, **{"run_dir": None, **SMALL, **options})
 
 
 def test_a_chain_learns_what_functions_pay_and_goes_on(
@@ -166,6 +167,13 @@ def broken(completion: str) -> float:
         ((type("DataFrame", (list,), {})(), vowel), {}, r"`dataset` is DataFrame. .*\.to_dict\('records'\)"),
         ((["2+2"], vowel), {}, r"Row 1 of `dataset` is str, not a mapping.*\{'question': …\}"),
         ((ROWS, vowel), {"run_dir": 3}, "`run_dir` is 3. Give the path of a folder"),
+        (
+            (ROWS, vowel),
+            {"trackers": [{"name": "tensorboard"}]},
+            "Trackers show .* `run_dir=None` asks for none",
+        ),
+        ((ROWS, vowel), {"checkpoint": {"every": 2}}, "Leave out `checkpoint`, or `run_dir=None`"),
+        ((ROWS, vowel), {"resume": True}, "`resume` goes on with a run. Name its directory"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),
@@ -181,6 +189,31 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
         train(*given, **options)
+
+
+def test_a_run_is_kept_in_a_new_folder_by_default_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="Did you mean 'answer'"):
+        kapelle.train(tiny_model(), ROWS, lambda anwser: 0.0, **SMALL)
+    assert list(tmp_path.iterdir()) == [], "a run that never began leaves nothing"
+    with kapelle.train(tiny_model(), ROWS, vowel, name="words", **SMALL) as run:
+        kept = run.summary.run_dir
+    assert kept is not None
+    assert re.fullmatch(r"runs/words-\d{8}-\d{6}", str(kept))
+    assert read_status(kept).state == "finished"
+    assert capsys.readouterr().out.count(f"the run is kept in {kept}\n") == 1
+    with pytest.raises(ConfigError, match="`resume` goes on with a run"):
+        kapelle.train(tiny_model(), ROWS, vowel, resume=True, **SMALL)
+
+
+def test_what_keeps_nothing_saves_no_checkpoint_and_has_no_tracker() -> None:
+    with train(ROWS, vowel, observer=Quiet()) as run, pytest.raises(ConfigError, match="save_policies"):
+        run.trainer.save()
+    settings = {**run.trainer.config.model_dump(), "trackers": [{"name": "tensorboard"}]}
+    with pytest.raises(ConfigError, match="The tracker 'tensorboard' needs a run directory"):
+        kapelle.Trainer(**settings)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ def test_every_parameter_has_a_row() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_one_learns_and_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_one_learns_and_prints_what_the_page_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[0], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
     said = capsys.readouterr().out.splitlines()
     played = r"played 15 of 15 \(all of its test split\)"
@@ -36,6 +39,9 @@ def test_the_first_one_learns_and_prints_what_the_page_says(capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_each_agents_own_function_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_agents_own_function_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[2], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
     assert "step 1/1" in capsys.readouterr().out

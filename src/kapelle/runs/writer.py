@@ -133,6 +133,30 @@ def new_path(recipe: str, started: datetime | None = None, root: Path = Path("ru
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
+@contextmanager
+def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
+    """Make and yield the folder that `new_path` names; if the block fails before anything is in it, it is removed again.
+
+    Of several processes that begin in the same second each gets a folder of its own. Raises RunDirectoryError.
+    """
+    beside = root.is_dir()
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = new_path(name, root=root)
+        with writing(path), suppress(FileExistsError):
+            path.mkdir()
+            break
+    try:
+        yield path
+    except BaseException:
+        with suppress(OSError):  # what a run has written stays
+            path.rmdir()
+            if not beside:
+                root.rmdir()
+        raise
+
+
 class RunDirectory:
     """A run directory that only this process writes to.
 

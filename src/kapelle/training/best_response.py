@@ -116,7 +116,8 @@ def _respond(config: RunConfig, run: str, agent: str, games: int, say: Callable[
         seats.append(seat.model_copy(update={"weights": weights}))
     team = config.team.model_copy(update={"agents": tuple(seats), "sharing": "lora"})
     with Trainer(
-        config.model_copy(update={"team": team, "start_from": {}}), start_from={agent: str(own)}
+        config.model_copy(update={"team": team, "start_from": {}, "trackers": ()}),
+        start_from={agent: str(own)},
     ) as trainer:
         before = _earned(trainer.evaluate(games).groups, agent)
         curve, episodes = [], 0

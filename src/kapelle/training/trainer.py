@@ -286,6 +286,11 @@ class Trainer:
         self.observer = observer or Silent()
         engine = engine_of(said, engine, run_dir, self.observer)
         self.config = _config(config, said, given)
+        if run_dir is None and self.config.trackers:
+            raise ConfigError(
+                f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
+                '`run_dir="runs/mine"`, or leave out `trackers`.'
+            )
         self._idle = IdleSteps(self._tell)
         self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
         prepared = prepare(self.config, given)
@@ -355,7 +360,10 @@ class Trainer:
         """
         run, which = split_run(str(path))
         config, named = config_of_run(run, settings), named_checkpoint(run, which)
-        trainer = cls(config.model_copy(update={"start_from": {}}), **options)
+        less: dict[str, Any] = {"start_from": {}}
+        if options.get("run_dir") is None:
+            less["trackers"] = ()
+        trainer = cls(config.model_copy(update=less), **options)
         trainer.load_checkpoint(run / "checkpoints" if named is None else named)
         return trainer
 
@@ -468,7 +476,12 @@ class Trainer:
         self._records.phase(self.done, name, detail)
 
     def save(self) -> Path:
-        """Write a checkpoint; if that fails nothing is lost."""
+        """Write a checkpoint into the run directory; if that fails nothing is lost. ConfigError without a run directory."""
+        if not self._progress.kept:
+            raise ConfigError(
+                "A checkpoint is kept in a run directory, and this trainer has none. Name one when it is made, "
+                '`run_dir="runs/mine"`, or write the policies alone: `trainer.save_policies(Path("mine"))`.'
+            )
         self._judge()
         return self._progress.save()
 
