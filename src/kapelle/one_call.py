@@ -108,6 +108,7 @@ def train(
     *,
     eval_dataset: Dataset | float | None = None,
     reward_weights: Sequence[float] | None = None,
+    success: float | Callable[..., Any] | str | None = None,
     question_field: str | None = None,
     dataset_config: str | None = None,
     steps: int | None = None,
@@ -122,7 +123,8 @@ def train(
     """Train a team on the questions of a data set, paid by functions, and return the run.
 
     `reward` is a function, or a list of functions whose weighted sum pays (`reward_weights`), for the team; or a mapping of
-    agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `agents` are a
+    agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `success` says which
+    episodes are solved: a function of the same parameters that returns a truth or a share, or the least reward. `agents` are a
     number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
     `question_field` is the column of questions, `dataset_config` a configuration of a hub's data set.
@@ -139,7 +141,9 @@ def train(
             "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
         )
     _check_run_dir(run_dir, resume, own)
-    environment = _environment(dataset, eval_dataset, reward, reward_weights, question_field, dataset_config)
+    environment = _environment(
+        dataset, eval_dataset, reward, reward_weights, success, question_field, dataset_config
+    )
     names, seats = _seats(agents)
     apart = isinstance(reward, Mapping)
     if isinstance(reward, Mapping):
@@ -225,11 +229,19 @@ def _environment(
     eval_dataset: Dataset | float | None,
     reward: Functions | Mapping[str, Functions],
     weights: Sequence[float] | None,
+    success: float | Callable[..., Any] | str | None,
     question_field: str | None,
     config: str | None,
 ) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
+    if isinstance(success, bool) or not (
+        success is None or callable(success) or isinstance(success, int | float) or ":" in str(success)
+    ):
+        raise ConfigError(
+            f"`success` is {success!r:.40}. Give a function that returns whether an episode is solved, `module:function`, or the "
+            "least reward of one that is."
+        )
     path, train = _where(dataset, "dataset")
     share: dict[str, float] = {}
     test_path, test = "none", ()
@@ -246,6 +258,9 @@ def _environment(
             "path": path,
             "eval_path": test_path,
             "rewards": rewards,
+            "success": success
+            if success is None or isinstance(success, int | float)
+            else _target(success, functions),
             "question_field": question_field,
             "config": config,
             **share,

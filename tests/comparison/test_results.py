@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kapelle.comparison.results import (
     curves,
     draw,
     held_out,
+    legend,
     measure,
     sampled,
     standings,
@@ -70,6 +72,16 @@ def test_a_row_is_medians_and_quartiles_of_what_ended_well(contenders: tuple[Con
     assert re.split(r"\s{2,}", first) == cells
     assert first.index("0.500") == head.index("success"), "columns stand below one another"
     assert second.split() == ["rloo", "0", "of", "1", "–", "–", "–", "–", "–"]
+
+
+def test_runs_that_functions_pay_are_compared_by_their_return(contenders: tuple[Contender, ...]) -> None:
+    paid = [replace(run, success=None, scored=0, failed=1) for run in RUNS[:3]]
+    found = standings(contenders, paid)
+    head, first, _ = table(found)
+    assert head.split() == ["algorithm", "seeds", "played", "return", "tokens", "seconds"]
+    assert re.split(r"\s{2,}", first)[2:4] == ["297 of 300, 3 failed", "2.000 [1.000, 4.000]"]
+    assert "success" not in legend(found)
+    assert "success" in legend(standings(contenders, RUNS))
 
 
 def test_the_files_hold_every_run(contenders: tuple[Contender, ...], tmp_path: Path) -> None:

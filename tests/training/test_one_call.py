@@ -173,6 +173,8 @@ def broken(completion: str) -> float:
             "Trackers show .* `run_dir=None` asks for none",
         ),
         ((ROWS, vowel), {"checkpoint": {"every": 2}}, "Leave out `checkpoint`, or `run_dir=None`"),
+        ((ROWS, vowel), {"success": True}, "`success` is True. Give a function"),
+        ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
         ((ROWS, vowel), {"resume": True}, "`resume` goes on with a run. Name its directory"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),
@@ -206,6 +208,15 @@ def test_a_run_is_kept_in_a_new_folder_by_default_and_that_is_said(
     assert capsys.readouterr().out.count(f"the run is kept in {kept}\n") == 1
     with pytest.raises(ConfigError, match="`resume` goes on with a run"):
         kapelle.train(tiny_model(), ROWS, vowel, resume=True, **SMALL)
+
+
+@pytest.mark.parametrize("success", [lambda completion, answer: completion[:1] == answer, 1])
+def test_what_is_solved_is_measured_on_unseen_rows(success: Any) -> None:
+    with train(ROWS, vowel, eval_dataset=0.4, success=success, observer=Quiet()) as run:
+        assert run.summary.after is not None
+        assert run.summary.after.scored == run.summary.after.problems
+        assert run.summary.after.success is not None
+        assert "success" in run.summary.last
 
 
 def test_what_keeps_nothing_saves_no_checkpoint_and_has_no_tracker() -> None:

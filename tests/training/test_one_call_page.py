@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.docs_site.howto import HOWTO, execute, train_in_one_call
 
 from kapelle.environments.rewarded import GIVEN
 
@@ -45,3 +46,16 @@ def test_each_agents_own_function_runs(
     monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[2], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
     assert "step 1/1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_functions_pay_is_read_as_the_how_to_reads_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_in_one_call("runs/mine")
+    assert execute((HOWTO / "read_a_run.md").read_text(encoding="utf-8")) >= 3
+    said = capsys.readouterr().out
+    assert "1 None {'paid/brief': " in said
+    assert "1 None None {'reasoner': " not in said
+    assert "2 None None {'reasoner': " in said

@@ -2,7 +2,8 @@
 
     python -m tools.docs_site.howto [PAGE …]
 
-Each page runs in a folder of its own, in which `runs/mine` is a small finished run. A block that begins with `# name.yaml` is written to that
+Each page runs in a folder of its own, in which `runs/mine` is a small finished run. One that reads it runs a second time, where it is
+a run of `kapelle.train`, which a reward function pays and which therefore has no success. A block that begins with `# name.yaml` is written to that
 file. Training is shown by `--dry-run`; commands that need another machine, a server or a terminal are only parsed, as those of all pages are
 (`tests/repository/test_documents.py`).
 """
@@ -39,6 +40,35 @@ SMALL = (
     "evaluation.every=0",
     "checkpoint.every=1",
 )
+
+PAID = {
+    "paid.jsonl": "".join(f'{{"question": "{a}+3", "answer": "{a + 3}"}}\n' for a in range(12)),
+    "paid.py": "def exact(completion, answer):\n    return float(completion == answer)\n\n\n"
+    "def brief(completion):\n    return -len(completion)\n",
+}
+"""Files of the run of `kapelle.train`: rows, and functions that pay."""
+NEEDS_SUCCESS = ("which_agent_lost.md",)
+"""Pages about what needs a success: for them the run says which episodes are solved."""
+
+
+def train_in_one_call(run_dir: str, success: float | None = None) -> None:
+    """Train such a run for two steps in the current folder, beside its files."""
+    import kapelle
+
+    for name, text in PAID.items():
+        Path(name).write_text(text, encoding="utf-8")
+    kapelle.train(
+        "embedded",
+        "paid.jsonl",
+        ["paid.py:exact", "paid.py:brief"],
+        ["reasoner", "actor"],
+        eval_dataset=0.4,
+        steps=2,
+        team={"sampling": {"max_tokens": 2}},
+        training={"tasks_per_step": 2},
+        run_dir=run_dir,
+        success=success,
+    ).trainer.close()
 
 
 def pages() -> list[Path]:
@@ -99,9 +129,19 @@ def main(names: Sequence[str]) -> int:
         os.environ["KAPELLE_CACHE"] = str(Path(top) / "cache")
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             kapelle(["train", "demo", *SMALL, "--run-dir", "finished", "--no-rich"])
-        for path in chosen:
-            folder = Path(top) / path.stem
-            shutil.copytree("finished", folder / "runs" / "mine")
+            train_in_one_call("one_call")
+            train_in_one_call("with_success", 0.5)
+        visits = [(path, "finished") for path in chosen]
+        visits += [
+            (path, "with_success" if path.name in NEEDS_SUCCESS else "one_call")
+            for path in chosen
+            if "runs/mine" in path.read_text(encoding="utf-8")
+        ]
+        for path, run in visits:
+            folder = Path(top) / run / path.stem
+            shutil.copytree(run, folder / "runs" / "mine")
+            for name, text in PAID.items():
+                (folder / name).write_text(text, encoding="utf-8")
             shown = io.StringIO()
             try:
                 with (
@@ -113,7 +153,7 @@ def main(names: Sequence[str]) -> int:
             except Exception as error:  # noqa: BLE001 - whatever a page's program raises is the page's fault
                 wrong += 1
                 print(
-                    f"{path.name}: {type(error).__name__}: {error}\n{textwrap.indent(shown.getvalue()[-2000:], '  ')}"
+                    f"{path.name} on the {run} run: {type(error).__name__}: {error}\n{textwrap.indent(shown.getvalue()[-2000:], '  ')}"
                 )
     print(f"{len(chosen)} how-to pages: {done} commands and programs executed, {wrong} pages wrong")
     return 1 if wrong else 0

@@ -14,10 +14,6 @@ from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError
 
 FAILED = 2
-LEGEND = (
-    "median [quartiles] over seeds: success (over the problems that were scored) and return on unseen problems, tokens "
-    "sampled to train"
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.running import announce
     from kapelle.cli.source import read_recipe
     from kapelle.comparison.contenders import plan, read_contenders, read_own
-    from kapelle.comparison.results import standings, table
+    from kapelle.comparison.results import legend, standings, table
     from kapelle.comparison.running import RunningComparison, train_all
     from kapelle.runs.writer import new_path
 
@@ -68,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(json.dumps(result | {"run_dir": str(comparison.folder)}))
     else:
-        for line in ["", *table(standings(comparison.contenders, measured)), LEGEND]:
+        found = standings(comparison.contenders, measured)
+        for line in ["", *table(found), legend(found)]:
             say(line)
     for why in dict.fromkeys(each.reason for each in measured if each.reason):
         say(

@@ -233,7 +233,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         spent = f"{each.result.tokens:.1f} tokens a problem"
         asked = each.answers * each.result.problems
         failed = [f"{each.failed_answers} of {asked} answers failed"] if each.failed_answers else []
-        lines.append(_line(name, *_rate(each.result.rate), spent, *failed))
+        lines.append(_line(name, *_team(each.result), spent, *failed))
     return lines
 
 
@@ -266,7 +266,10 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
     from kapelle.evaluation.evaluate import own_scores, own_totals
     from kapelle.metrics.statistics import missing_text
 
-    questions = asks_questions(player.play.environment)
+    environment = player.play.environment
+    questions = asks_questions(environment)
+    low, high = environment.reward_range
+    shares = questions and 0.0 <= low <= high <= 1.0  # what functions of a user pay is no share
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.play.team.names:
@@ -274,7 +277,7 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
             continue
         if agent not in own:
             lines.append(_line(f"  {agent}", "gives no answer of its own"))
-        elif questions:
+        elif shares:
             lines.append(_line(f"  {agent}", *_rate(own[agent])))
         else:
             rate = own[agent]

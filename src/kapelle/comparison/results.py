@@ -162,20 +162,28 @@ def _over(measured: Sequence[Measured], of: Callable[[Measured], float | None]) 
 
 
 def table(found: Sequence[Standing]) -> list[str]:
-    """Return the standings as lines: median [first quartile, third quartile]."""
+    """Return the standings as lines: median [first quartile, third quartile].
+
+    Where no run has a success, as with reward functions that pay anything, it has no column: `played` counts the problems that
+    returns are the mean of.
+    """
     seats = list(dict.fromkeys(seat for s in found for seat in s.returns or {}))
     paid = [f"return {seat}" for seat in seats] or ["return"]
-    head = ["algorithm", "seeds", "success", "scored", *paid, "tokens", "seconds"]
+    solved = has_success(found)
+    head = [
+        "algorithm",
+        "seeds",
+        *(["success", "scored"] if solved else ["played"]),
+        *paid,
+        "tokens",
+        "seconds",
+    ]
     rows = [
         [
             s.label,
             f"{s.runs} of {s.runs + s.failed}" if s.failed else f"{s.runs}",
-            spread_text(s.success),
-            # What the success is the mean of: `1498 of 1500, 2 failed`, or a dash for runs without a record of it.
-            "–"
-            if s.scored is None or s.problems is None
-            else f"{s.scored} of {s.problems}"
-            + (f", {s.failed_episodes} failed" if s.failed_episodes else ""),
+            *([spread_text(s.success)] if solved else []),
+            _counted(s, solved=solved),
             *([spread_text((s.returns or {}).get(seat)) for seat in seats] or [spread_text(s.mean_return)]),
             "–" if s.tokens is None else f"{s.tokens.median:.0f}",
             "–" if s.seconds is None else f"{s.seconds.median:.1f}",
@@ -187,6 +195,26 @@ def table(found: Sequence[Standing]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
+
+
+def has_success(found: Sequence[Standing]) -> bool:
+    """Return whether any contender has a success, or none has a return to tell it by."""
+    return any(s.success is not None for s in found) or not any(s.mean_return or s.returns for s in found)
+
+
+def legend(found: Sequence[Standing]) -> str:
+    """Return what the columns of `table` are."""
+    told = "success (over the problems that were scored) and return" if has_success(found) else "return"
+    return f"median [quartiles] over seeds: {told} on unseen problems, tokens sampled to train"
+
+
+def _counted(standing: Standing, *, solved: bool) -> str:
+    """Return what the numbers are the mean of: `1498 of 1500, 2 failed`, or a dash for runs without a record of it."""
+    problems, failed = standing.problems, standing.failed_episodes or 0
+    count = standing.scored if solved or problems is None else problems - failed
+    if count is None or problems is None:
+        return "–"
+    return f"{count} of {problems}" + (f", {failed} failed" if failed else "")
 
 
 def spread_text(spread: Quartiles | None) -> str:

@@ -6,8 +6,8 @@
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
 Each row is a question. The functions see what was said and the row, and pay when the episode is over;
-an agent earns the weighted sum of those that pay it and of those that pay the team. Success is undefined, since a
-function may pay anything. Judges may pay too (`judged.py`): a rubric grades each episode, a ranking compares those of a group.
+an agent earns the weighted sum of those that pay it and of those that pay the team. A function may pay anything, so that success
+is undefined unless `success` says what is solved. Judges may pay too (`judged.py`): a rubric grades each episode, a ranking compares those of a group.
 """
 
 from __future__ import annotations
@@ -84,25 +84,27 @@ class RewardFunction:
     """All its parameters."""
     takes_all: bool
     """Whether it has `**` for whatever else there is."""
+    kind: str = "reward"
+    """What it says, in messages: the reward, or the success."""
 
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
         """Raise ConfigError, naming the parameter, for one without a value."""
         for name in self.may_take:
             if name in GIVEN and name in columns:
                 raise ConfigError(
-                    f"The reward function `{self.name}` takes `{name}`, which is a column of the data and also what kapelle gives "
+                    f"The {self.kind} function `{self.name}` takes `{name}`, which is a column of the data and also what kapelle gives "
                     "it. Rename the column."
                 )
         known = [*GIVEN[:-1], *([] if for_team else ["agent"]), *columns]
         for name in self.needs:
             if name == "agent" and for_team:
                 raise ConfigError(
-                    f"The reward function `{self.name}` takes `agent` and pays the whole team. Name its agent: "
+                    f"The {self.kind} function `{self.name}` takes `agent` and pays the whole team. Name its agent: "
                     f"`reward={{'NAME': {self.name}}}`."
                 )
             if name not in known:
                 raise ConfigError(
-                    f"The reward function `{self.name}` takes `{name}`, which is neither one of {', '.join(GIVEN)} nor a column "
+                    f"The {self.kind} function `{self.name}` takes `{name}`, which is neither one of {', '.join(GIVEN)} nor a column "
                     f"of every row ({', '.join(sorted(columns)) or 'there are none'}).{did_you_mean(name, known)}"
                 )
 
@@ -118,21 +120,21 @@ class RewardFunction:
                 found = await found
         except Exception as error:
             raise EpisodeError(
-                f"The reward function `{self.name}` raised {reason(error)}.{self._on_the_way(error)}"
+                f"The {self.kind} function `{self.name}` raised {reason(error)}.{self._on_the_way(error)}"
             ) from error
         if found is None:
             return None
         where = f" ({self.place})" if self.place else ""
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
             raise EpisodeError(
-                f"The reward function `{self.name}`{where} returned {type(found).__name__}. It is called once for each episode and returns "
+                f"The {self.kind} function `{self.name}`{where} returned {type(found).__name__}. It is called once for each episode and returns "
                 f"one number. One that was written for batches is called by another: `def one(completion, answer): return "
                 f"{self.name}([completion], answer=[answer])[0]`."
             )
         value = finite(found)
         if value is None:
             raise EpisodeError(
-                f"The reward function `{self.name}`{where} returned {str(found)[:40]!r}, not a finite number."
+                f"The {self.kind} function `{self.name}`{where} returned {str(found)[:40]!r}, not a finite number."
             )
         return value
 
@@ -166,17 +168,17 @@ def _code_of(function: Any) -> CodeType | None:
     return found if isinstance(found, CodeType) else None
 
 
-def read_function(name: str, function: Any) -> RewardFunction:
+def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunction:
     """Return a function with its parameters; ConfigError if it cannot be called by keyword."""
     if not callable(function):
         raise ConfigError(
-            f"The reward `{name}` is {type(function).__name__}, not a function that returns a number."
+            f"The {kind} `{name}` is {type(function).__name__}, not a function that returns a number."
         )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(
-            f"The reward function `{name}` does not say what it takes. Write `lambda completion: …` around it."
+            f"The {kind} function `{name}` does not say what it takes. Write `lambda completion: …` around it."
         ) from None
     needs: list[str] = []
     may_take: list[str] = []
@@ -184,7 +186,7 @@ def read_function(name: str, function: Any) -> RewardFunction:
     for each in parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
             raise ConfigError(
-                f"The reward function `{name}` takes `{each.name}` by its place. Give it names: {', '.join(GIVEN)}, columns."
+                f"The {kind} function `{name}` takes `{each.name}` by its place. Give it names: {', '.join(GIVEN)}, columns."
             )
         if each.kind is each.VAR_KEYWORD:
             takes_all = True
@@ -192,7 +194,7 @@ def read_function(name: str, function: Any) -> RewardFunction:
         may_take.append(each.name)
         if each.default is each.empty:
             needs.append(each.name)
-    return RewardFunction(name, function, tuple(needs), tuple(may_take), takes_all)
+    return RewardFunction(name, function, tuple(needs), tuple(may_take), takes_all, kind)
 
 
 # -------- Rows and functions that a program passes instead of naming them: they live in its memory
@@ -270,6 +272,10 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     """What pays: functions (`{function: …}`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
     question_field: str | None = None
     """Column of the question: text, or a conversation; null takes `question`, `prompt` or `problem`."""
+    success: FiniteFloat | str | None = None
+    """When an episode is solved. A number: the least reward, in the mean over the agents that are paid. `module:function`, which takes
+    what a reward function takes, returns it, as truth or a share in [0, 1]. null: there is no `success`, and returns tell how good
+    a team is."""
     eval_path: str = "own"
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
@@ -329,16 +335,24 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     def in_memory(self) -> Sequence[str]:
         """The parts that exist only in this process, in words."""
         rows = ["rows"] if IN_MEMORY in (self.path, self.eval_path) else []
-        named = [each.function for each in self.rewards if isinstance(each, Reward)]
-        functions = [name for name in named if name.startswith(f"{IN_MEMORY}:")]
+        named = [("reward", each.function) for each in self.rewards if isinstance(each, Reward)]
+        if isinstance(self.success, str) and ("reward", self.success) not in named:
+            named.append(("success", self.success))
+        functions = [
+            f"the {kind} function `{name.partition(':')[2]}`"
+            for kind, name in named
+            if name.startswith(f"{IN_MEMORY}:")
+        ]
         judge = [] if self._ask is None else ["the judge"]
-        return [*rows, *(f"the reward function `{name.partition(':')[2]}`" for name in functions), *judge]
+        return [*rows, *functions, *judge]
 
     def check(self, agents: Sequence[str]) -> None:
         """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
         columns = self.columns - (
             {self._question} & {"question"}
         )  # that column is the question that kapelle gives
+        if self._solved is not None:
+            self._solved.check(columns, for_team=True)
         for each, function in zip(self.rewards, self._functions, strict=True):
             need_known("`environment.rewards`", "agent", each.agent, agents)
             if function is not None:
@@ -367,18 +381,27 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             if not isinstance(each, Reward):
                 functions.append(None)
                 continue
-            module, _, name = each.function.rpartition(":")
-            if module != IN_MEMORY:
-                found = find_object(each.function, "reward function")
-            elif name in self._held.functions:
-                found = self._held.functions[name]
-            else:
-                raise ConfigError(
-                    f"The reward function `{name}` was in the memory of the program that made this run. Go on from there, or put "
-                    'it into a module and name it: `environment.rewards: [{function: "my_rewards:NAME"}]`.'
-                )
-            functions.append(read_function(name, found))
+            functions.append(self._found(each.function, "reward"))
         return tuple(functions)
+
+    @cached_property
+    def _solved(self) -> RewardFunction | None:
+        """The function of `success`, if one is named."""
+        return self._found(self.success, "success") if isinstance(self.success, str) else None
+
+    def _found(self, target: str, kind: str) -> RewardFunction:
+        module, _, name = target.rpartition(":")
+        if module != IN_MEMORY:
+            found = find_object(target, f"{kind} function")
+        elif name in self._held.functions:
+            found = self._held.functions[name]
+        else:
+            setting = "rewards: [{function: " if kind == "reward" else "success: "
+            raise ConfigError(
+                f"The {kind} function `{name}` was in the memory of the program that made this run. Go on from there, or put "
+                f'it into a module and name it: `environment.{setting}"my_rewards:NAME"{"}]" if kind == "reward" else ""}`.'
+            )
+        return read_function(name, found, kind)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -469,12 +492,17 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
         """Return what is read, and every function, each with a hash."""
         read = super().contents() if self._own_split else self._read_rows[2]
         hashes: dict[str, str] = {}
+        named: list[tuple[str, RewardFunction]] = []
         for each, function in zip(self.rewards, self._functions, strict=True):
             if function is None or not isinstance(each, Reward):
                 continue
+            named.append((each.function, function))
+        if isinstance(self.success, str) and self._solved is not None:
+            named.append((self.success, self._solved))
+        for target, function in named:
             with suppress(OSError, TypeError):  # where there is no source to read
                 source = inspect.getsource(function.function)
-                hashes[each.function] = hashlib.sha256(source.encode()).hexdigest()
+                hashes[target] = hashlib.sha256(source.encode()).hexdigest()
         return {**read, **hashes}
 
     def _key(self) -> tuple[str, str, Words]:
@@ -555,7 +583,28 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
                 earned[agent] = earned.get(agent, 0.0) + each.weight * found
         if not earned:
             info[UNSCORED] = ALONE if self.compared else "no reward function said what this is worth"
-        return replace(outcome, rewards=earned, info=info)
+        success = self._reached(earned)
+        if self._solved is not None:
+            # A function that also pays the team is not asked again.
+            paid = [
+                k
+                for k, own in enumerate(self.rewards)
+                if own == Reward(function=str(self.success), weight=own.weight)
+            ]
+            said_so = info.get(self.labels[paid[0]]) if paid else await self._solved(given)
+            if said_so is not None and not 0.0 <= said_so <= 1.0:
+                raise EpisodeError(
+                    f"The success function `{self._solved.name}` returned {said_so:g}. Success is a truth, or a share from 0 to 1."
+                )
+            success = said_so
+        return replace(outcome, rewards=earned, success=success, info=info)
+
+    def _reached(self, earned: Mapping[str, float]) -> float | None:
+        """Return 1.0 where agents earned what `success` asks for, else 0.0; None where nobody was paid, or it is no number."""
+        if not earned or not isinstance(self.success, float):
+            return None
+        # Weights of 0.7, 0.2 and 0.1 sum to a little less than 1.
+        return float(fmean(earned.values()) >= self.success - 1e-9)
 
     @property
     def compared(self) -> Sequence[str]:
@@ -607,7 +656,13 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             if differing[k]:
                 info[DISAGREEMENT] = fmean(differing[k])
         return [
-            Outcome(paid, episode.success, info, episode.truncated, episode.roles)
+            Outcome(
+                paid,
+                self._reached(paid) if isinstance(self.success, float) else episode.success,
+                info,
+                episode.truncated,
+                episode.roles,
+            )
             for episode, paid, info in zip(episodes, earned, infos, strict=True)
         ]
 

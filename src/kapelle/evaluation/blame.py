@@ -91,7 +91,7 @@ def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episo
         why = (
             f": {errors.most_common(1)[0][0]}"
             if errors
-            else ", because the environment scores none (`success`)"
+            else ", because the environment scores none (`success`; of `rewarded`, `environment.success=0.5` says which are solved)"
         )
         raise ConfigError(
             f"None of {sum(len(group.episodes) for group in groups)} episodes is solved or failed{why}. There is nobody to blame."

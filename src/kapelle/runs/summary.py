@@ -29,6 +29,7 @@ SHOWN = (
     "samples",
     "failed_episodes",
     "reward",
+    "paid",
     "nll",
     "preference_margin",
     "preference_accuracy",

@@ -77,6 +77,61 @@ async def test_an_agents_own_function_reads_its_own_text() -> None:
     assert episode.info == {"reward/exact/b": 1.0, "reward/brief/a": -3.0}
 
 
+@pytest.mark.parametrize(
+    ("success", "said", "found"),
+    [
+        (1.0, {"planner": "6", "coder": "6"}, 1.0),
+        (1.0, {"planner": "6", "coder": "5"}, 0.0),  # the planner is paid 0.2 for 6
+        (0.1, {"planner": "6", "coder": "5"}, 1.0),  # 0.1 in the mean of both
+        ("in-memory:exact", {"planner": "5", "coder": "6"}, 1.0),
+        ("in-memory:nothing", {"planner": "5", "coder": "6"}, None),
+        (None, {"planner": "6", "coder": "6"}, None),
+    ],
+)
+async def test_an_episode_is_solved_by_what_success_says(
+    success: object, said: Mapping[str, str], found: float | None
+) -> None:
+    # 0.7 + 0.2 + 0.1 is a little less than 1.
+    thirds = [{"function": "exact", "weight": weight} for weight in (0.7, 0.2, 0.1)]
+    own = {"function": "exact", "weight": 0.2, "agent": "planner"}
+    environment = paying(*thirds, *([own] if success == 0.1 else []), success=success)
+    assert (await earned(environment, Chain(), said)).success == found
+
+
+async def test_a_function_that_pays_and_says_what_is_solved_is_called_once() -> None:
+    asked: list[str] = []
+
+    def right(completion: str) -> bool:
+        asked.append(completion)
+        return completion == "6"
+
+    settings = {
+        "path": "in-memory",
+        "rewards": [{"function": "in-memory:right"}],
+        "success": "in-memory:right",
+    }
+    held = RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"right": right})
+    environment = Rewarded.model_validate(settings).holding(held)
+    assert (await earned(environment, Parallel(), {"a": "6"})).success == 1.0
+    assert asked == ["6"]
+    assert environment.in_memory == ["rows", "the reward function `right`"]
+
+
+async def test_a_success_is_a_share_and_its_function_is_checked() -> None:
+    episode = await earned(
+        paying({"function": "exact"}, success="in-memory:turns"), Chain(), {"a": "6", "b": "6"}
+    )
+    assert episode.error is not None
+    assert (
+        "The success function `turns` returned 2. Success is a truth, or a share from 0 to 1."
+        in episode.error
+    )
+    with pytest.raises(
+        ConfigError, match="The success function `brief` takes `agent` and pays the whole team"
+    ):
+        paying({"function": "exact"}, success="in-memory:brief").check(["a"])
+
+
 async def test_functions_of_one_name_are_numbered() -> None:
     episode = await earned(
         paying({"function": "exact"}, {"function": "exact", "weight": 2}), Parallel(), {"a": "6"}
