@@ -235,8 +235,9 @@ def _environment(
 ) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
-    if isinstance(success, bool) or not (
-        success is None or callable(success) or isinstance(success, int | float) or ":" in str(success)
+    told: Any = success
+    if isinstance(told, bool) or not (
+        told is None or callable(told) or isinstance(told, int | float) or ":" in str(told)
     ):
         raise ConfigError(
             f"`success` is {success!r:.40}. Give a function that returns whether an episode is solved, `module:function`, or the "

@@ -243,6 +243,16 @@ class Team:
         return tuple(name for name in self.names if policy in self.policies_of(name))
 
 
+ANY_TEAM = "team"
+"""What every team may be called, whatever the name of its run: in training, where it is served, and on the command line."""
+
+
+def own_name(called: str, team: str) -> str:
+    """Return an agent's own name for `planner`, `team/planner` or (of a `team` named so) `demo/planner`; other texts as they are."""
+    of, slash, agent = called.partition("/")
+    return agent if slash and of in (ANY_TEAM, team) else called
+
+
 def split_scored(team: Team) -> tuple[Team, Team]:
     """Return a team without what is only scored (frozen critics, and what is beside it), and with nothing else that is scored.
 

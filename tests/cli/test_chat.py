@@ -92,8 +92,9 @@ def test_a_team_is_talked_with(
     assert "tokens; its model reads 64" in said.err, (
         "a question that is too long is said to be, and the talk goes on"
     )
-    monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
-    assert kapelle("chat", str(run), "--agent", "actor").out.startswith("actor: ")
+    for called in ("actor", "team/actor"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
+        assert kapelle("chat", str(run), "--agent", called).out.startswith("actor: ")
     assert "Did you mean 'actor'" in kapelle("chat", str(run), "--agent", "acter").err
 
 

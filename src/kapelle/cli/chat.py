@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.output import say
@@ -19,6 +19,7 @@ from kapelle.errors import ConfigError, need_known
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
+from kapelle.team import ANY_TEAM, own_name
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -40,9 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.engines.rollout.protocol import ServesCallers
     from kapelle.runtime.event_loop import LoopThread
     from kapelle.services.policy.agents import Agents
+    from kapelle.services.policy.service import spokesman
 
     if isinstance(play.engine, ServesCallers):
         play.engine.serve()
+    if arguments.agent is None and (first := spokesman(play)) is not None:
+        arguments.agent = first
+        others = "".join(f", --agent {name}" for name in play.team.names[1:])
+        say(f"An outside program played this team; {first} answers here{others}.", sys.stderr)
     say(
         f"Chat with {arguments.agent or ', '.join(play.team.names)}. {COMMANDS}.",
         sys.stderr,
@@ -81,8 +87,9 @@ def _of_run(arguments: argparse.Namespace) -> Play:
     from kapelle.setup.team_builder import seats_of
     from kapelle.training.provenance import config_of_run
 
-    names = [seat.name for seat in seats_of(config_of_run(folder).team)]
-    need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded
+    config = config_of_run(folder)
+    names = [seat.name for seat in seats_of(config.team)]
+    arguments.agent = _agent(arguments.agent, names, config.name)  # before anything is loaded
     named_checkpoint(folder, which)
     from kapelle.training.served import open_served
 
@@ -113,10 +120,19 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
         report=lambda note: say(note, sys.stderr),
     )
     names = [seat.name for seat in seats_of(config.team)]
-    need_known("--agent", "agent", arguments.agent, names)
+    arguments.agent = _agent(arguments.agent, names, config.name)
     if alone and len(names) == 1:  # it reads the conversation as such, not as one question
         arguments.agent = names[0]
     return open_play(config)
+
+
+def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
+    """Return the agent that is meant, by any name that a server knows it by; None for the whole team."""
+    if given is None or (given in (ANY_TEAM, team) and given not in names):
+        return None
+    found = own_name(given, team)
+    need_known("--agent", "agent", found, names)
+    return found
 
 
 def _lines() -> Iterator[str]:

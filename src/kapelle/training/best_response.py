@@ -17,6 +17,7 @@ from kapelle.metrics.statistics import mean_interval
 from kapelle.runs.named_checkpoint import names_a_run, split_run, weights_of
 from kapelle.settings.schema import PastAdapter, RunConfig
 from kapelle.setup.team_builder import seats_of
+from kapelle.team import own_name
 from kapelle.training.provenance import config_of_run
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
@@ -96,6 +97,7 @@ def exploit(
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
     names = [seat.name for seat in seats_of(config.team)]
+    agents = [own_name(agent, config.name) for agent in agents]
     for agent in agents:
         if agent not in names:
             raise ConfigError(f"The team of {run} has no agent '{agent}'; it has {', '.join(names)}.")

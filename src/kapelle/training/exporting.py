@@ -27,6 +27,7 @@ from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.setup.preparation import prepare
+from kapelle.team import own_name
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
 from kapelle.training.served import checkpoint_of, warmed
@@ -108,6 +109,7 @@ def export(
     prepared = prepare(config, training=False)
     checkpoint, step = checkpoint_of(run, which, observer)
     team, names = prepared.team, list(prepared.team.trained)
+    agents = [own_name(agent, config.name) for agent in agents]
     for agent in agents:
         need_known("--agent", "agent", agent, tuple(team.names))
     if agents:

@@ -385,6 +385,9 @@ def test_a_reward_that_no_episode_can_hold_is_refused_at_once_and_may_be_posted_
         asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
         there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
         assert web.post(f"{there}/chat/completions", json=asked).status_code == 200
+        whole = web.post(f"{there}/chat/completions", json={**asked, "model": "team"})
+        assert whole.status_code == 400, "a guess would train the wrong one"
+        assert "calls its agents one by one. Name one: first, second." in whole.json()["error"]["message"]
         for body, reason in ODD_REWARDS:
             for address in (f"{there}/reward", f"{stage.url}/sessions/{name}/reward"):
                 refused = web.post(

@@ -29,10 +29,8 @@ from kapelle.services.policy.asked_forms import form_asked
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.refusals import Refusal
+from kapelle.team import ANY_TEAM
 from kapelle.types import Json
-
-MODEL = "team"
-"""The name of a team in training: programs call `team/AGENT`, whatever the recipe."""
 
 
 @contextmanager
@@ -56,7 +54,9 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
     agents = Agents(play, LoopThread(), environment.tool_form)
     desk = OutsideDesk(board, agents, environment.absence)
     limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
-    service = PolicyService(MODEL, agents, limits, int(time.time()), desk)
+    # Of several agents a program names the one that it means: a guess would train the wrong one.
+    alone = play.team.names[0] if len(play.team.names) == 1 else None
+    service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone)
     # An open connection shows that a program lives, so the server keeps those that a program may still use.
     idle = play.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)

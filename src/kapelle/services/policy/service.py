@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import HasQueue, ServesCallers
+from kapelle.environment import PlayedFromOutside, offers
 from kapelle.errors import did_you_mean
 from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
@@ -35,6 +36,7 @@ from kapelle.services.policy.responses_form import renamed
 from kapelle.services.policy.service_metrics import KIND as METRICS_KIND
 from kapelle.services.policy.teams import TeamChat, team_answers
 from kapelle.services.refusals import Refusal, busy, wrong
+from kapelle.team import ANY_TEAM, own_name
 from kapelle.types import Json
 
 T = TypeVar("T")
@@ -153,10 +155,20 @@ class PolicyService:
     """Answers chat completions by the agents of a team."""
 
     def __init__(
-        self, name: str, agents: Agents, limits: ServingLimits, started: int, recorder: Recorder | None = None
+        self,
+        name: str,
+        agents: Agents,
+        limits: ServingLimits,
+        started: int,
+        recorder: Recorder | None = None,
+        spokesman: str | None = None,
     ) -> None:
-        """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds."""
+        """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds.
+
+        Of a team that outside programs play, which has no workflow here, `spokesman` is the agent that answers calls of the team.
+        """
         self.name, self.limits = name, limits
+        self._spokesman = spokesman
         self.under_way = 0
         """How many answers are being made; used by one thread."""
         self._agents = agents
@@ -214,7 +226,7 @@ class PolicyService:
     async def complete(self, call: Call) -> Response:
         """Return what an agent writes behind a plain prompt."""
         form = CompletionForm.read(call.body)
-        model = self._known(form.given.model)
+        model = self._asked(form.given.model)
         if self._recorder is not None:
             raise Refusal(
                 400,
@@ -260,7 +272,7 @@ class PolicyService:
 
     async def _answer(self, call: Call, form: ChatForm | ResponseForm, *, named: bool = False) -> Response:
         request = form.request
-        model = self._known(request.model)
+        model = self._asked(request.model)
 
         async def ask(ticket: Ticket) -> Asked:
             of = self._ask_team if model == self.name else self._ask_agent
@@ -318,16 +330,25 @@ class PolicyService:
 
     def _known(self, model: str) -> str:
         """Return one of `names` for what a caller calls it: an agent's own name will do, and `team` for the team, as in training."""
-        team, slash, agent = model.partition("/")
-        called = f"{self.name}{slash}{agent}" if team == "team" else f"{self.name}/{model}"
+        called = self.name if model == ANY_TEAM else f"{self.name}/{own_name(model, self.name)}"
         for name in (model, called):
             if name in self.names:
                 return name
-        hint = did_you_mean(model[:200], self.names)
+        hint = did_you_mean(model[:200], [*self.names, *self._agents.play.team.names])
         raise Refusal(404, f"There is no such model here.{hint}", "model", "model_not_found")
+
+    def _asked(self, model: str) -> str:
+        """Return which of `names` answers: for the team its spokesman, if it has one."""
+        known = self._known(model)
+        return f"{self.name}/{self._spokesman}" if known == self.name and self._spokesman else known
 
     def _row(self, model: str) -> Json:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "kapelle"}
+
+
+def spokesman(play: Play) -> str | None:
+    """Return the agent that answers for a team that outside programs play, its first one; None for a team with a workflow."""
+    return play.team.names[0] if offers(play.environment, PlayedFromOutside) else None
 
 
 # -------- The server: the engine's event loop, the routes, and the port
@@ -372,6 +393,6 @@ def serve_policy(
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
             recorder = Recorder(agents, file.take, lifetime=limits.idle)
-        service = PolicyService(name, agents, limits, int(time.time()), recorder)
+        service = PolicyService(name, agents, limits, int(time.time()), recorder, spokesman(play))
         with HttpServer(binding, Application(binding, service.routes(), agents.metrics.called)) as http:
             yield PolicyServer(http.url, service.names, service, http)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import cast
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, stream_or_generate
-from kapelle.environment import Answerable, Environment, World, asks_questions, offers
+from kapelle.environment import Answerable, Environment, PlayedFromOutside, World, asks_questions, offers
 from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import Tools
 from kapelle.grading.verdict import right
@@ -92,8 +92,10 @@ def team_answers(
     Raises Refusal (400), before anything is asked, for requests that only single agents can answer.
     """
     play = agents.play
+    names = ", ".join(play.team.names)
+    if offers(play.environment, PlayedFromOutside):
+        raise wrong(f"A program plays this team and calls its agents one by one. Name one: {names}.", "model")
     if not asks_questions(play.environment):
-        names = ", ".join(play.team.names)
         raise wrong(
             f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
         )
