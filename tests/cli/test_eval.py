@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import peft
 import pytest
@@ -11,10 +12,14 @@ from tests.cli.conftest import TINY, Kapelle, Said
 from tests.support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
+from kapelle.cli.eval import _agents
+from kapelle.environments import Arithmetic, Rewarded
+from kapelle.evaluation.evaluate import Evaluation
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.weights import save_model
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.reader import read_evaluations
+from kapelle.types import Episode, Group, Task
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -240,3 +245,15 @@ def test_a_run_whose_checkpoints_are_damaged_says_so(kapelle: Kapelle, run: Path
     said = kapelle("eval", "run")
     assert said.code == 2
     assert said.err.splitlines()[-1].startswith("kapelle: There is no whole checkpoint in run/checkpoints.")
+
+
+def test_what_functions_of_a_user_pay_is_a_reward_and_no_share() -> None:
+    played = tuple(Episode(Task("a", "1+1"), k, ("ada",), rewards={"ada": 0.5}) for k in range(2))
+    evaluation = Evaluation(1, None, None, {"ada": 0.5}, 1.0, 0, groups=(Group(played[0].task, played),))
+    paid = Rewarded.model_validate({"path": "in-memory", "rewards": [{"function": "in-memory:f"}]})
+    shown = {}
+    for environment in (paid, Arithmetic()):
+        play = SimpleNamespace(environment=environment, team=SimpleNamespace(names=("ada",)))
+        [shown[environment.name]] = _agents(cast("Any", SimpleNamespace(play=play)), evaluation)
+    assert "reward 0.500" in shown["rewarded"]
+    assert "50.0 %" in shown["arithmetic"]
