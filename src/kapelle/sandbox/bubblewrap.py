@@ -49,6 +49,7 @@ from kapelle.sandbox.usage import (
     read_clock,
     strong_or_why_not,
     task_clock_works,
+    tcp_bytes,
     times_of,
     usage_of,
     written_by,
@@ -116,10 +117,54 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What programs find in a sandbox beside the system and the work directory. Paths are absolute."""
+
+    folders: tuple[str, ...] = ()
+    """Further folders to write in, empty and in memory, each as large as the work directory."""
+    files: tuple[tuple[str, bytes], ...] = ()
+    """Files that nobody in the sandbox can change, each with what it holds."""
+    visible: tuple[str, ...] = ()
+    """Files and folders of this machine, at the same path, that the programs may read."""
+    socket: tuple[str, str] | None = None
+    """A Unix socket of this machine and the path at which programs connect to it: their only way out."""
+    loopback: bool = False
+    """Let programs speak TCP among each other, in a network of the sandbox's own, and wait for descriptors by epoll, which
+    clients of HTTP need."""
+    report: tuple[str, ...] = ()
+    """Files that process 1, which no program can reach, prints when the command has ended and it has killed all else: a line in
+    base64 for each, empty without a regular file there. Nothing else comes out then, and limits do not end in a report."""
+
+
+REPORTED_BYTES = 1 << 20
+"""Most of one file in a report."""
+_PLAIN_LAYOUT = Layout()
+
+
+def check_reachable(path: str) -> None:
+    """Raise SandboxError unless the unprivileged user that programs run as can read a file or enter a folder."""
+    found = Path(path)
+    if not found.exists():
+        raise SandboxError(f"There is no file or folder {path}.")
+    wanted = stat.S_IROTH | (stat.S_IXOTH if found.is_dir() else 0)
+    closed = [each for each in found.resolve().parents if not each.stat().st_mode & stat.S_IXOTH]
+    if os.geteuid() == 0 and (closed or found.stat().st_mode & wanted != wanted):
+        raise SandboxError(
+            f"{path} cannot be read by the unprivileged user that programs run as ({closed[-1] if closed else path} is closed "
+            "to others). Open it (`chmod o+rX`), or put it elsewhere, such as below /opt."
+        )
+
+
 def arguments(
-    limits: Limits, interpreter: ReachableInterpreter, info_fd: int, filter_fd: int | None
+    limits: Limits,
+    interpreter: ReachableInterpreter,
+    info_fd: int,
+    filter_fd: int | None,
+    layout: Layout = _PLAIN_LAYOUT,
+    held: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """Return bubblewrap's arguments for these limits, without the command."""
+    """Return bubblewrap's arguments for these limits, without the command; `held` are the layout's files as descriptors."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
     # A /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory.
@@ -142,6 +187,13 @@ def arguments(
     for needed in interpreter.needs:
         system += ["--ro-bind", needed, needed]
     size = str(limits.file_bytes)
+    room = [part for folder in layout.folders for part in ("--size", size, "--tmpfs", folder)]
+    for shown in layout.visible:
+        room += ["--ro-bind", shown, shown]
+    for target, fd in held:
+        room += ["--perms", "0555", "--ro-bind-data", str(fd), target]
+    if layout.socket is not None:
+        room += ["--ro-bind", *layout.socket]
     return [
         *(option for layer in layers.values() for option in layer),
         *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
@@ -149,6 +201,7 @@ def arguments(
         *devices,
         *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
         *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
+        *room,
         *read_only,
         *("--info-fd", str(info_fd)),
         *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
@@ -266,12 +319,15 @@ _OPEN_FILES = 128
 UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
 
 
-def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Opening:
+def opening(
+    files: Mapping[str, bytes], command: Sequence[str], limits: Limits, report: Sequence[str] = ()
+) -> Opening:
     """Return what the waiting shell reads (two sizes, an archive, a script) and what it then prints."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
     # The greeting comes after every limit holds: a run without it never began.
-    script = f'{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n"$@"\nexit $?\n'.encode()
+    script = f"{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n".encode()
+    script += _reporting(report) if report else b'"$@"\nexit $?\n'
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, content in files.items():
@@ -280,6 +336,20 @@ def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) 
             archive.addfile(member, io.BytesIO(content))
     packed = buffer.getvalue()
     return Opening(f"{len(packed)} {len(script)}\n".encode() + packed + script, f"{greeting}\n".encode())
+
+
+def _reporting(paths: Sequence[str]) -> bytes:
+    """Return the end of a script that reports files: no process but this shell ever has its output."""
+    return f"""
+"$@" >/dev/null 2>&1
+n=0
+while kill -9 -1 2>/dev/null && [ $n -lt 100 ]; do n=$((n+1)); sleep 0.01; done
+for file in {shlex.join(paths)}; do
+  if [ -f "$file" ] && [ ! -L "$file" ]; then head -c {REPORTED_BYTES} "$file" | base64 -w 0; fi
+  echo
+done
+exit 0
+""".encode()
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
@@ -354,8 +424,11 @@ class NamespaceGroup(ProcessGroup):
         mounts: tuple[str, ...],
         limits: Limits,
         cgroups: Path | None,
+        *,
+        tcp: bool = False,
     ) -> None:
         super().__init__(process)
+        self._tcp = tcp
         self._limits = limits
         self._cgroups = cgroups
         self._cgroup: RunCgroup | None = None
@@ -392,6 +465,8 @@ class NamespaceGroup(ProcessGroup):
             ended = self._last or Usage(0.0, 0, 0)
             return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
         usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
+        if self._tcp:
+            usage = replace(usage, memory_bytes=usage.memory_bytes + tcp_bytes(self._init_pid))
         if cpu_s is not None:
             # The one holds time in the kernel, the other that of children that were never waited for.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
@@ -496,8 +571,15 @@ _LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/s
 class PreparedShell:
     """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive (`UNPACK`)."""
 
-    def __init__(self, process: subprocess.Popen[bytes], group: ProcessGroup, limits: Limits) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        group: ProcessGroup,
+        limits: Limits,
+        report: Sequence[str] = (),
+    ) -> None:
         self._process, self._group, self._limits = process, group, limits
+        self._report = report
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
@@ -506,7 +588,8 @@ class PreparedShell:
         check_files(files, self._limits)
         self._group.begin(BEGIN_WITHIN_S)
         self._used = True
-        return Session(self._process, self._group, self._limits, opening(files, command, self._limits))
+        begin = opening(files, command, self._limits, self._report)
+        return Session(self._process, self._group, self._limits, begin)
 
     def discard(self) -> None:
         """Free it unused; does nothing after `start`."""
@@ -519,6 +602,10 @@ class Bubblewrap:
     """The backend `bubblewrap`: the default on Linux, as root and as an ordinary user."""
 
     name = "bubblewrap"
+
+    def __init__(self, layout: Layout = _PLAIN_LAYOUT) -> None:
+        """Make sandboxes that have what `layout` says."""
+        self._layout = layout
 
     @property
     def python(self) -> str:
@@ -537,14 +624,19 @@ class Bubblewrap:
         missing = [layer for layer in self.layers() if layer.required and not layer.present]
         if missing:
             raise SandboxError(f"The sandbox needs its layer '{missing[0].name}': {missing[0].detail}")
-        return _prepare(limits)
+        return _prepare(limits, self._layout)
 
 
-def _prepare(limits: Limits) -> PreparedShell:
+def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
     """Start a sandbox, whether or not this machine has every layer of it."""
     interpreter, folder = reachable_interpreter(), strong_or_why_not()
     strong = folder if isinstance(folder, Path) else None
-    program = filter_program(children_counted=strong is not None or task_clock_works())
+    counted = strong is not None or task_clock_works()
+    program = (
+        filter_program(children_counted=counted, loopback=True)
+        if layout.loopback
+        else filter_program(children_counted=counted)
+    )
     # The kernel's limits for which a shell has no letter, or not small enough units. Cores have one byte: at 0 a crash still
     # starts the host's handler, where cores go to one (core(5)).
     wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
@@ -556,7 +648,15 @@ def _prepare(limits: Limits) -> PreparedShell:
     filter_fd: int | None = None
     info_read, info_write = os.pipe()
     inherited = [info_write]
+    held: list[tuple[str, int]] = []
     try:
+        for path, content in layout.files:
+            fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
+            inherited.append(fd)
+            held.append((path, fd))
+            with os.fdopen(os.dup(fd), "wb") as file:
+                file.write(content)
+            os.lseek(fd, 0, os.SEEK_SET)
         if program is not None:
             filter_fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
             inherited.append(filter_fd)
@@ -568,7 +668,7 @@ def _prepare(limits: Limits) -> PreparedShell:
                     *((require("prlimit", "util-linux"), *lowered, "--") if lowered else ()),
                     *drop_privileges(),
                     require("bwrap", "bubblewrap"),
-                    *arguments(limits, interpreter, info_write, filter_fd),
+                    *arguments(limits, interpreter, info_write, filter_fd, layout, held),
                     *("--", "/bin/sh", "-c", UNPACK),
                 ],
                 bufsize=0,
@@ -585,8 +685,10 @@ def _prepare(limits: Limits) -> PreparedShell:
     finally:
         for fd in inherited:
             os.close(fd)
-    group = NamespaceGroup(process, info_read, (WORK, SHARED_MEMORY), limits, strong)
-    return PreparedShell(process, group, limits)
+    group = NamespaceGroup(
+        process, info_read, (WORK, SHARED_MEMORY, *layout.folders), limits, strong, tcp=layout.loopback
+    )
+    return PreparedShell(process, group, limits, layout.report)
 
 
 @functools.cache

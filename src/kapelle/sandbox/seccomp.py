@@ -41,7 +41,7 @@ PLAIN_FCNTL = (*range(8), 1030, 1032)
 """F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not leases, notifications, hints and
 the locks of descriptors, which other runs and the host would meet on files that all read."""
 F_SETFL = 4
-AF_UNIX, SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
+AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, _SOCK_TYPE = 1, 2, 10, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
@@ -157,8 +157,12 @@ def refused_calls(machine: str | None = None) -> Mapping[str, int]:
     return found.refused if found else {}
 
 
-def filter_program(machine: str | None = None, *, children_counted: bool = True) -> bytes | None:
+def filter_program(
+    machine: str | None = None, *, children_counted: bool = True, loopback: bool = False
+) -> bytes | None:
     """Return the filter for an architecture (this one's by default), None if its numbers are not known.
+
+    With `loopback` programs have TCP, in a network of their own, and epoll, without which many clients and servers do not start.
 
     Without `children_counted` SIGCHLD keeps its meaning: the CPU time of children that are never waited for is lost unless it was
     counted while they lived.
@@ -167,6 +171,10 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
     if known is None:
         return None
     rules = _rules(known.direct)
+    absent = known.absent
+    if loopback:
+        rules["socket"] = _stream_sockets(AF_UNIX, AF_INET, AF_INET6)
+        absent = {name: number for name, number in absent.items() if not name.startswith("epoll")}
     if children_counted:
         del rules["rt_sigaction"]
     return b"".join(
@@ -180,7 +188,7 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
             *(_when(_EQUAL, number, errno.EPERM) for number in sorted(known.refused.values())),
             *(_when(_EQUAL, number, 0) for number in sorted(known.pretended.values())),
             *(_when(_EQUAL, number, errno.EOPNOTSUPP) for number in sorted(known.without.values())),
-            *(_when(_EQUAL, number, errno.ENOSYS) for number in known.absent.values()),
+            *(_when(_EQUAL, number, errno.ENOSYS) for number in absent.values()),
             *(_within(known.bounded[name], body) for name, body in rules.items() if name in known.bounded),
             _step(_RETURN, _ALLOW),
         )
@@ -189,13 +197,7 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
 
 def _rules(direct: int) -> dict[str, bytes]:
     """Return what decides about each call whose arguments matter."""
-    socket = (
-        _step(_LOAD, _ARGUMENTS[0])
-        + _unless(AF_UNIX, errno.EAFNOSUPPORT)
-        + _step(_LOAD, _ARGUMENTS[1])
-        + _step(_AND, _SOCK_TYPE)
-        + _unless(SOCK_STREAM, errno.EPERM)
-    )
+    socket = _stream_sockets(AF_UNIX)
     return {
         # Locks of a process that shares its descriptors outlive it, and are then in no list.
         "clone": _step(_LOAD, _ARGUMENTS[0])
@@ -244,6 +246,17 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _step(_LOAD, _ARGUMENTS[1] + _HIGH)
         + _unless(0, errno.EPERM),
     }
+
+
+def _stream_sockets(*families: int) -> bytes:
+    """Refuse all sockets but stream sockets of these families."""
+    return (
+        _step(_LOAD, _ARGUMENTS[0])
+        + _unless_one_of(families, errno.EAFNOSUPPORT)
+        + _step(_LOAD, _ARGUMENTS[1])
+        + _step(_AND, _SOCK_TYPE)
+        + _unless(SOCK_STREAM, errno.EPERM)
+    )
 
 
 def _readable(place: int) -> bytes:

@@ -305,6 +305,11 @@ class Session:
         """Return its seconds of CPU and of those the ones in the kernel, None before its program begins."""
         return None if self._waiting else self._group.kernel_s()
 
+    @property
+    def limit(self) -> LimitName | None:
+        """The limit at which it was ended; None so far."""
+        return self._limit
+
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
         with self._turn:

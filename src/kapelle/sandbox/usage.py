@@ -299,6 +299,17 @@ def _most_of_a_socket() -> int:
     return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2
 
 
+def tcp_bytes(init_pid: int) -> int:
+    """Return at least what the queues of all TCP sockets of a run's own network hold: twice their bytes, for the kernel's own."""
+    held = 0
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(f"/proc/{init_pid}/net/{name}").read_text().splitlines()[1:]:
+                sending, _, waiting = line.split()[4].partition(":")
+                held += int(sending, 16) + int(waiting, 16)
+    return 2 * held
+
+
 # -------- The CPU time of a process and all its descendants, also of those that ended and were never waited for
 #
 # /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never does, and

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u names.txt > sorted.txt

@@ -1,0 +1,437 @@
+"""One attempt at a task: a sandbox in which the agent works, and another one, which it never saw, in which the tests run.
+
+    files of the task ─▶ Workplace: the agent's programs ─▶ entries (bounded, checked) ─▶ grade: tests ─▶ report ─▶ reward
+
+What an agent leaves is data: the sandbox is gone before the tests' one begins, and only files, folders and links that stay
+inside the task's folders go on. The tests are files that nobody in their sandbox can write, and process 1 of it, which no
+program can reach, reports what they say when everything else was killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.metadata
+import json
+import math
+import posixpath
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kapelle.environments.task_folders import driver as task_driver
+from kapelle.environments.task_folders.forms import TESTS, VERIFIER, TaskFolder, summary_passed
+from kapelle.errors import ConfigError
+from kapelle.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable, reachable_interpreter
+from kapelle.sandbox.contract import Limits, start
+from kapelle.sandbox.session import Session
+from kapelle.types import Json
+
+DRIVER = "/kapelle/driver.py"
+OUTPUT = f"{VERIFIER}/test-stdout.txt"
+REWARDS = ("reward.json", "reward.txt")
+"""Files that a test script writes; Harbor reads the first one where there are both."""
+SETUP_S = 30.0
+"""Seconds for what stands around a task's own time: files in, files out."""
+LEAST_MB = 256
+"""Mebibytes with which the sandbox can unpack a task's files, whatever a task says."""
+SAID_BYTES = 256 << 10
+"""Most that is kept of what the tests print."""
+Entries = list[list[Any]]
+"""What `driver` writes and reads: path, kind, mode, content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an attempt may use and leave behind, and what it finds."""
+
+    memory_mb: int
+    """Mebibytes of all programs and files together."""
+    disk_mb: int
+    """Mebibytes of files in one folder."""
+    left_mb: int
+    """Most mebibytes of files that an attempt leaves behind."""
+    processes: int
+    packages: tuple[str, ...]
+    """Python packages of this installation."""
+    visible: tuple[str, ...] = ()
+    """Further files and folders of this machine."""
+    socket: str | None = None
+    """A Unix socket of this machine by which calls to the policy leave."""
+
+    @property
+    def most_files(self) -> int:
+        """Files that an attempt may leave behind."""
+        return 4096
+
+
+PORT = 8000
+"""Of the relay, in the sandbox."""
+SOCKET = "/run/policy"
+
+
+class WorkplaceOver(Exception):
+    """The agent's sandbox has ended; the text says by which limit."""
+
+
+class Workplace:
+    """The sandbox in which an agent's programs work on a task; starts with the first of them."""
+
+    def __init__(self, task: TaskFolder, room: Room) -> None:
+        self.task, self._room = task, room
+        self._session: Session | None = None
+        self._lock = threading.RLock()
+        self._over = False
+
+    def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
+        """Run a command in the task's directory; return its code (None: it took too long) and what it printed.
+
+        Raises WorkplaceOver where the sandbox is over.
+        """
+        with self._lock:
+            said = self._ask("run", seconds + SETUP_S, **self._command(command, {}, seconds, most))
+        return _code(said)
+
+    def play(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        seconds: float,
+        most: int,
+        *,
+        waits: Callable[[], bool],
+        stop: threading.Event,
+    ) -> tuple[int | None, str]:
+        """Run an agent's program until it ends, or for some seconds, of which those are not counted in which it `waits`.
+
+        Return its code (None: it was not over) and what it printed; WorkplaceOver where the sandbox is over, or `stop` is set.
+        """
+        with self._lock:
+            self._ask("launch", SETUP_S, **self._command(command, env, 1e9, most))
+            used, before = 0.0, time.monotonic()
+            while used < seconds:
+                if stop.is_set():
+                    self.close()
+                    raise WorkplaceOver("the episode is over")
+                said = self._ask("look", SETUP_S, seconds=0.1)
+                if "running" not in said:
+                    return _code(said)
+                now = time.monotonic()
+                used, before = used + (0.0 if waits() else now - before), now
+        return None, f"(it was ended after {seconds:g} s)"
+
+    def _command(
+        self, command: Sequence[str], env: Mapping[str, str], seconds: float, most: int
+    ) -> dict[str, Json]:
+        variables = {**_variables(self.task, self._room), **env}
+        return {
+            "command": list(command),
+            "cwd": self.task.workdir,
+            "env": variables,
+            "seconds": seconds,
+            "most": most,
+        }
+
+    def take(self) -> tuple[Entries, str | None]:
+        """End the sandbox and return what is left in the task's folders, or why nothing of it counts."""
+        with self._lock:
+            try:
+                if self._over:
+                    return [], "the sandbox had ended before"
+                if self._session is None:
+                    return [_entry(file.path, file.mode, file.content) for file in self.task.files], None
+                most = self._room.left_mb << 20
+                said = self._ask(
+                    "take",
+                    SETUP_S,
+                    folders=list(self.task.folders),
+                    most_bytes=most,
+                    most_files=self._room.most_files,
+                )
+                if "refused" in said:
+                    bound = (
+                        f"{self._room.left_mb} MiB"
+                        if said["refused"] == "bytes"
+                        else f"{self._room.most_files} files"
+                    )
+                    return [], f"the attempt left more than {bound}"
+                return checked(said.get("entries"), self.task.folders, most, self._room.most_files), None
+            except WorkplaceOver as ended:
+                return [], str(ended)
+            except ValueError as wrong:
+                return [], f"what the attempt left is malformed: {wrong}"
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """End the sandbox with everything in it; may be called again."""
+        with self._lock:
+            self._over = True
+            if self._session is not None:
+                self._session.finish(kill=True)
+                self._session = None
+
+    def _ask(self, what: str, within_s: float, **given: Json) -> Mapping[str, Any]:
+        if self._over:
+            raise WorkplaceOver("the sandbox has ended")
+        if self._session is None:
+            self._begin()
+        session = self._session
+        assert session is not None, "begun above"
+        # Unknown until now: nothing that a program has written ahead on the driver's channel begins with it.
+        number = secrets.token_hex(16).encode()
+        session.send(number + b" " + json.dumps({"do": what, **given}).encode() + b"\n")
+        line = session.receive(within_s)
+        answered, _, reply = (line or b"").partition(b" ")
+        try:
+            said = json.loads(reply) if answered == number else None
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            self._over, self._session = True, None
+            limit = session.finish(kill=True).limit
+            raise WorkplaceOver(
+                "a program ended the sandbox"
+                if limit is None
+                else f"the sandbox reached its limit of {limit}"
+            )
+        return said
+
+    def _begin(self) -> None:
+        room, task = self._room, self.task
+        socket = None if room.socket is None else (room.socket, SOCKET)
+        layout = _layout(task, room, files=(), socket=socket)
+        limits = _limits(task, room, math.inf, output_bytes=(room.left_mb << 20) * 3 // 2 + (32 << 20))
+        box = Bubblewrap(layout)
+        self._session = start(box, {}, [box.python, "-I", "-B", DRIVER], limits)
+        self._ask("put", SETUP_S, entries=[_entry(file.path, file.mode, file.content) for file in task.files])
+        if socket is not None:
+            self._ask("relay", SETUP_S, port=PORT, out=SOCKET)
+
+
+def _code(said: Mapping[str, Any]) -> tuple[int | None, str]:
+    code = said.get("code")
+    return code if isinstance(code, int) else None, str(said.get("said", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a task's tests say of an attempt."""
+
+    reward: float
+    why: str
+    said: str = ""
+    """The end of what they printed."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of `reward.json`."""
+
+
+def grade(
+    task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
+) -> Verdict:
+    """Run a task's tests on what an attempt has left; blocks meanwhile. SandboxError where no sandbox can be had.
+
+    Whatever the tests do not say clearly pays the least of `rewards`.
+    """
+    named = [name for name in REWARDS if any(name.encode() in content for _, content in task.tests)]
+    reported = [f"{VERIFIER}/{name}" for name in (named or REWARDS)]
+    summary = bool(task.expected) or task.form == "terminal-bench"
+    layout = _layout(task, room, files=task.tests, report=(OUTPUT,) if summary else (OUTPUT, *reported))
+    box = Bubblewrap(layout)
+    # The report of process 1 is all that comes out.
+    limits = _limits(task, room, task.tests_s + SETUP_S, output_bytes=8 << 20)
+    session = start(box, {}, [box.python, "-I", "-B", DRIVER, "grade"], limits)
+    request = {
+        "entries": entries,
+        "folders": list(task.folders),
+        "command": _tests_command(task),
+        "cwd": task.workdir,
+        "env": {"PYTEST_ADDOPTS": "-p no:cacheprovider", **_variables(task, room), **task.tests_env},
+        "seconds": task.tests_s,
+        "most": SAID_BYTES,
+    }
+    try:
+        session.send(json.dumps(request).encode() + b"\n")
+    except BaseException:
+        session.finish(kill=True)
+        raise
+    done = session.finish()
+    if done.limit is not None:
+        return Verdict(rewards[0], f"The tests reached their limit of {done.limit}.")
+    lines = done.stdout.split(b"\n")
+    texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
+    output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
+    said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # the same attempt has the same record
+    if summary:
+        reward, why = summary_passed(output, task.expected)
+        return Verdict(reward, why, said)
+    for path in reported:
+        if text := files[path].strip():
+            found = read_reward(posixpath.basename(path), text)
+            if isinstance(found, str):
+                return Verdict(rewards[0], found, said)
+            if not rewards[0] <= found["reward"] <= rewards[1]:
+                return Verdict(rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", said)
+            return Verdict(found["reward"], f"{path} holds {found['reward']}.", said, found)
+    return Verdict(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
+
+
+def read_reward(name: str, text: str) -> dict[str, float] | str:
+    """Return the numbers of a reward file with one called `reward`, or why it has none."""
+    if name == "reward.txt":
+        try:
+            number = float(text) if len(text) < 64 else math.nan
+        except ValueError:
+            number = math.nan
+        return {"reward": number} if math.isfinite(number) else f"{name} holds no number: {text[:60]!r}."
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return f"{name} holds no JSON."
+    if not isinstance(told, dict):
+        return f"{name} holds no object."
+    found = {
+        key: float(value)
+        for key, value in told.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+    }
+    if "reward" not in found and len(found) == 1:
+        found = {**found, "reward": next(iter(found.values()))}
+    return found if "reward" in found else f"{name} has no number `reward`."
+
+
+# -------- What a sandbox has
+
+
+def _layout(
+    task: TaskFolder,
+    room: Room,
+    files: tuple[tuple[str, bytes], ...],
+    *,
+    socket: tuple[str, str] | None = None,
+    report: tuple[str, ...] = (),
+) -> Layout:
+    python = reachable_interpreter().path
+    programs = {
+        "python": f'#!/bin/sh\nexec {python} "$@"\n',
+        "python3": f'#!/bin/sh\nexec {python} "$@"\n',
+        "pytest": f"#!{python}\nimport sys\nimport pytest\nsys.exit(pytest.main())\n",
+    }
+    shown = (
+        (DRIVER, Path(str(task_driver.__file__)).read_bytes()),
+        *((f"/kapelle/bin/{name}", text.encode()) for name, text in programs.items()),
+        *files,
+    )
+    packages = tuple(str(path) for path in package_paths(room.packages))
+    folders = (*task.folders, "/logs") if report else task.folders
+    return Layout(folders, shown, (*packages, *room.visible), socket, loopback=True, report=report)
+
+
+def _limits(task: TaskFolder, room: Room, wall_s: float, output_bytes: int) -> Limits:
+    wall_s = min(wall_s, 24 * 3600.0)
+    return Limits(
+        wall_s=wall_s,
+        cpu_s=wall_s * 4,
+        memory_bytes=max(min(task.memory_mb, room.memory_mb), LEAST_MB) << 20,
+        processes=room.processes,
+        output_bytes=output_bytes,
+        file_bytes=room.disk_mb << 20,
+        files=3 * room.most_files,
+        patience=2.0,
+    )
+
+
+def _variables(task: TaskFolder, room: Room) -> dict[str, str]:
+    places = dict.fromkeys(str(path.parent) for path in package_paths(room.packages))
+    return {"PATH": "/kapelle/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(places), **task.env}
+
+
+def _tests_command(task: TaskFolder) -> list[str]:
+    if task.script is not None:
+        return ["bash", task.script]
+    chosen = [path for path, _ in task.tests if re.search(r"/(test_[^/]*|[^/]*_test)\.py$", path)]
+    # Settings, plugins and modules that stand in the agent's folders are not the tests' own.
+    begin = "import sys, os; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["-rA", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={TESTS}"]
+    return ["python3", "-I", "-c", begin, *options, *chosen]
+
+
+@cache
+def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the files and folders of packages of this installation and of what they need; ConfigError for one that is missing."""
+    from packaging.requirements import Requirement
+
+    found, waiting, seen = dict[Path, None](), list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name.lower() in seen:
+            continue
+        seen.add(name.lower())
+        try:
+            package = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise ConfigError(
+                f"`environment.packages` names {name}, which is not installed here. pip install it, or leave it out."
+            ) from None
+        for each in package.requires or ():
+            need = Requirement(each)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                waiting.append(need.name)
+        for file in package.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__"):
+                found[Path(str(package.locate_file(top)))] = None
+    return tuple(path for path in found if path.exists())
+
+
+def check_room(room: Room) -> None:
+    """Raise ConfigError or SandboxError for packages or files that programs in a sandbox could not read."""
+    for path in package_paths(room.packages):
+        check_reachable(str(path))
+    for shown in room.visible:
+        if not shown.startswith("/") or posixpath.normpath(shown) != shown:
+            raise ConfigError(f"`environment.visible` names {shown}. Give whole paths, such as /opt/agent.")
+        check_reachable(shown)
+
+
+# -------- What an attempt leaves, checked by this process
+
+
+def _entry(path: str, mode: int, content: bytes) -> list[Any]:
+    return [path, "file", mode, base64.b64encode(content).decode()]
+
+
+def checked(entries: object, folders: Sequence[str], most_bytes: int, most_files: int) -> Entries:
+    """Return entries that lie in the folders and are as few and small as they may be; ValueError for others."""
+    if not isinstance(entries, list) or len(entries) > most_files:
+        raise ValueError("no list of entries")
+    size, kept = 0, Entries()
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != 4:
+            raise ValueError("an entry is no list of four")
+        path, kind, mode, content = entry
+        if not (isinstance(path, str) and isinstance(content, str) and type(mode) is int):
+            raise ValueError("an entry has a wrong type")
+        inside = any(path.startswith(f"{folder}/") for folder in folders)
+        if (
+            not inside
+            or "\0" in path
+            or posixpath.normpath(path) != path
+            or kind not in ("file", "folder", "link")
+        ):
+            raise ValueError("an entry has a wrong path or kind")
+        if kind == "file":
+            try:
+                size += len(base64.b64decode(content, validate=True))
+            except (binascii.Error, ValueError):
+                raise ValueError("a file's content is no base64") from None
+        if size > most_bytes:
+            raise ValueError("too many bytes")
+        kept.append([path, kind, mode & 0o777, content])
+    return kept

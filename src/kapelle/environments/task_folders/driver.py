@@ -1,0 +1,259 @@
+"""Runs inside a task's sandbox: unpacks folders, runs commands, relays calls to the policy, returns what was left.
+
+`serve` answers requests, one line of JSON each, with the request's own number and a line of JSON; `grade` runs a task's tests once
+and says nothing, because what they leave is reported by process 1. Nothing that comes out of here is trusted: the agent's
+programs have the same user. Standard library only: the file is shown to sandboxes as it stands.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/kapelle/")
+"""Where links may lead beside the task's own folders: all can read it anyway, and nobody can write there."""
+VERIFIER = "/logs/verifier"
+OUTPUT = f"{VERIFIER}/test-stdout.txt"
+
+# -------- Folders as entries: [path, kind, mode, content]; `file` has its bytes in base64, `link` its target, `folder` nothing
+
+
+def put(entries: list[list[Any]]) -> None:
+    """Write entries; one that stands in the way of another is left out."""
+    for path, kind, mode, content in entries:
+        with contextlib.suppress(OSError):
+            place = Path(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if kind == "folder":
+                place.mkdir(parents=True, exist_ok=True)
+            elif kind == "link":
+                place.symlink_to(content)
+            else:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(base64.b64decode(content))
+            if kind != "link":
+                place.chmod(mode & 0o777 | 0o600 | (0o100 if kind == "folder" else 0))
+
+
+def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]:
+    """Kill every other process and return the entries below some folders, or why they are `refused`.
+
+    Devices, pipes, sockets and what cannot be read are left out.
+    """
+    kill_others()
+    entries: list[list[Any]] = []
+    size, waiting = 0, list(folders)
+    while waiting:
+        folder = waiting.pop()
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(0o700)
+        try:
+            found = sorted(os.scandir(folder), key=lambda each: each.name)
+        except OSError:
+            continue
+        for each in found:
+            try:
+                status = each.stat(follow_symlinks=False)
+                mode = stat.S_IMODE(status.st_mode)
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(each.path)
+                    entries.append([each.path, "folder", mode, ""])
+                elif stat.S_ISLNK(status.st_mode):
+                    entries.append([each.path, "link", 0, str(Path(each.path).readlink())])
+                elif stat.S_ISREG(status.st_mode):
+                    size += status.st_size
+                    if size > most_bytes:
+                        return {"refused": "bytes"}
+                    place = Path(each.path)
+                    place.chmod(mode | 0o600)
+                    with place.open("rb") as file:
+                        content = file.read(most_bytes + 1)
+                    entries.append([each.path, "file", mode, base64.b64encode(content).decode()])
+            except OSError:
+                continue
+            if len(entries) > most_files:
+                return {"refused": "files"}
+    return {"entries": entries}
+
+
+def kill_others() -> None:
+    """Kill all processes but this one and process 1."""
+    until = time.monotonic() + 5.0
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < until:
+            os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.005)
+
+
+def remove_links_out(folders: list[str]) -> None:
+    """Remove every link that leads out of some folders and the system, until none is left: one may lead by way of another."""
+    inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders) + SYSTEM
+    removed = True
+    while removed:
+        removed = False
+        for folder in folders:
+            for place, names, files in os.walk(folder):
+                for name in (*names, *files):
+                    path = Path(place, name)
+                    if path.is_symlink() and not f"{os.path.realpath(path)}/".startswith(inside):
+                        path.unlink()
+                        removed = True
+
+
+# -------- Commands
+
+
+def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most: int) -> dict[str, Any]:
+    """Run a command; return its code (null when it took too long) and the beginning and end of what it printed.
+
+    What it starts in the background lives on, unless it takes too long.
+    """
+    try:
+        process = subprocess.Popen(  # noqa: S603 - inside the sandbox, which is for that
+            command,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return {"code": 127, "said": f"{command[0]}: {error}"}
+    assert process.stdout is not None
+    first, last, until = b"", b"", time.monotonic() + seconds
+    fd, late = process.stdout.fileno(), False
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        over = process.poll() is not None
+        if not over and time.monotonic() > until:
+            late = True
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            over = True
+        ready = poll.poll(0 if over else 20)
+        piece = os.read(fd, 65536) if ready else b""
+        if piece:
+            room = most // 2 - len(first)
+            first, last = first + piece[:room], (last + piece[room:])[-(most // 2) :]
+        # A background process may hold the pipe open, or fill it without end: the command is over all the same.
+        elif over or ready:
+            break
+        if over and time.monotonic() > until + 1.0:
+            break
+    process.stdout.close()
+    code = process.wait()
+    said = first + (b"\n[...]\n" if len(last) == most // 2 else b"") + last
+    return {"code": None if late else code, "said": said.decode("utf-8", "replace")}
+
+
+_launched: list[threading.Thread] = []
+_result: dict[str, Any] = {}
+
+
+def launch(**asked: Any) -> None:
+    """Begin to `run` a command, the only one; `look` tells when it is over."""
+    _launched.append(threading.Thread(target=lambda: _result.update(run(**asked)), daemon=True))
+    _launched[0].start()
+
+
+def look(seconds: float) -> dict[str, Any]:
+    """Wait for the command that was launched, but not for long; return what `run` returns, or that it is `running`."""
+    _launched[0].join(seconds)
+    return {"running": True} if _launched[0].is_alive() else _result
+
+
+def grade(asked: dict[str, Any]) -> None:
+    """Unpack what an attempt has left, then run its tests once; their output goes to a file."""
+    put(asked["entries"])
+    remove_links_out(asked["folders"])
+    Path(VERIFIER).mkdir(parents=True, exist_ok=True)
+    done = run(asked["command"], asked["cwd"], asked["env"], asked["seconds"], asked["most"])
+    kill_others()  # nothing writes over what the tests have written
+    fd = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(done["said"].encode())
+
+
+# -------- The relay: connections to a port of the sandbox go out by the one socket that leads out of it
+
+
+def relay(port: int, out: str) -> None:
+    """Listen at a port of this machine's own address, and carry each connection to a Unix socket."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(64)
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        while True:
+            near, _ = listening.accept()
+            threading.Thread(target=connect, args=(near,), daemon=True).start()
+
+    def connect(near: socket.socket) -> None:
+        with near, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far, contextlib.suppress(OSError):
+            far.connect(out)
+            back = threading.Thread(target=carry, args=(far, near), daemon=True)
+            back.start()
+            carry(near, far)
+            back.join()
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
+# -------- Requests
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer requests until there are no more."""
+    does: dict[str, Callable[..., dict[str, Any] | None]] = {
+        "put": put,
+        "run": run,
+        "launch": launch,
+        "look": look,
+        "take": take,
+        "relay": relay,
+    }
+    for line in requests:
+        number, _, asked = line.partition(b" ")
+        given = json.loads(asked)
+        said = does[given.pop("do")](**given) or {}
+        replies.write(number + b" " + json.dumps(said).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(0), "rb") as reading, os.fdopen(os.dup(1), "wb") as writing:
+        # What programs are started with is not this channel.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        if sys.argv[1:] == ["grade"]:
+            grade(json.loads(reading.readline()))
+        else:
+            serve(reading, writing)

@@ -1,0 +1,277 @@
+"""Task folders for kapelle's own agents: a shell in the task's folder, and the task's tests as reward."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted
+from kapelle.environments.base import BaseWorld
+from kapelle.environments.questions import need_seats
+from kapelle.environments.task_folders.attempt import (
+    Room,
+    Verdict,
+    Workplace,
+    WorkplaceOver,
+    check_room,
+    grade,
+)
+from kapelle.environments.task_folders.forms import Runner, TaskFolder, read_task, task_folders
+from kapelle.environments.tool_questions import CallRules, ToolsWorld
+from kapelle.environments.tools.contract import Listing, Tool, Toolbox, ToolFault, one_text
+from kapelle.errors import ConfigError, EpisodeError, SandboxError
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.runtime.deadlines import pause_deadline
+from kapelle.sandbox.pool import backend, require
+from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
+from kapelle.types import Json, Message, Split, Task
+
+HELD_OUT = 5
+"""Every fifth task of a single folder is a test task."""
+
+
+class FolderSettings(Settings):
+    """What both environments of task folders are told: where tasks are and what an attempt may use."""
+
+    path: str
+    """A folder of task folders, in Harbor's form (`task.toml`) or terminal-bench's (`task.yaml`)."""
+    test_path: str | None = None
+    """Another such folder, of the tasks to test on; null tests on every fifth task of `path`, by a hash of its name."""
+    tests: Runner = "script"
+    """What grades: the task's own script, or `pytest` on its files `test_….py`, all of whose tests have to pass."""
+    run_lines: Literal["refuse", "skip"] = "refuse"
+    """A task whose Dockerfile has RUN lines is refused, or played without them on this machine's own programs."""
+    packages: tuple[str, ...] = ("pytest",)
+    """Python packages of this installation that programs and tests find in the sandbox, with what they need."""
+    memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
+    """Most mebibytes of all programs of an attempt and their files; a task may ask for less."""
+    disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
+    """Most mebibytes of files in one folder of the sandbox."""
+    left_mb: int = Field(default=32, ge=1)
+    """Most mebibytes of files that an attempt may leave behind; one that leaves more earns the least reward."""
+    processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
+    """Most processes and threads of an attempt."""
+
+    def room(self, visible: tuple[str, ...] = (), socket: str | None = None) -> Room:
+        """Return what an attempt may use."""
+        sizes = self.memory_mb, self.disk_mb, self.left_mb, self.processes
+        return Room(*sizes, self.packages, visible, socket)
+
+    def folders(self, split: Split) -> tuple[TaskFolder, ...]:
+        """Return the tasks of a split; DataError for what cannot be read or honoured."""
+        return _splits(self.path, self.test_path, self.tests, self.run_lines)[0 if split == "train" else 1]
+
+    def task_at(self, split: Split, index: int) -> Task:
+        """Return a task by its place in a split."""
+        folder = self.folders(split)[index]
+        return Task(f"{split}-{folder.name}", folder.instruction, {"split": split, "index": index})
+
+    def folder_of(self, task: Task) -> TaskFolder:
+        """Return the folder of a task."""
+        return self.folders(task.data["split"])[task.data["index"]]
+
+    def check_folders(self, visible: tuple[str, ...] = ()) -> None:
+        """Raise DataError, ConfigError or SandboxError for tasks, packages or a machine that cannot be used."""
+        for split in ("train", "test"):
+            if not self.folders(split):
+                raise ConfigError(
+                    f"`environment.path` ({self.path}) has too few tasks to hold one out for tests. Add tasks, or name a folder of "
+                    "others in `environment.test_path`."
+                )
+        require(backend("bubblewrap"))
+        check_room(self.room(visible))
+
+    def hashes(self) -> Mapping[str, str]:
+        """Return a hash of each task, by the path of its folder."""
+        found = {}
+        for split, place in (("train", self.path), ("test", self.test_path or self.path)):
+            for folder in self.folders("train" if split == "train" else "test"):
+                found[f"{place}/{folder.name}"] = hashlib.sha256(repr(folder).encode()).hexdigest()
+        return found
+
+    def left_out(self) -> Sequence[str]:
+        """Return a sentence for each task whose RUN lines are left out."""
+        return [
+            f"The task {folder.name} is played without {len(folder.without)} lines of its Dockerfile ({folder.without[0][:60]})."
+            for folder in (*self.folders("train"), *self.folders("test"))
+            if folder.without
+        ]
+
+
+@cache
+def _splits(
+    path: str, test_path: str | None, tests: Runner, run_lines: Literal["refuse", "skip"]
+) -> tuple[tuple[TaskFolder, ...], tuple[TaskFolder, ...]]:
+    def read(places: Sequence[Path]) -> tuple[TaskFolder, ...]:
+        return tuple(read_task(place, tests, run_lines) for place in places)
+
+    places = task_folders(path)
+    if test_path is not None:
+        if Path(test_path).resolve() == Path(path).resolve():
+            raise ConfigError("`environment.path` and `environment.test_path` are the same folder.")
+        return read(places), read(task_folders(test_path))
+    if len(places) < 2:
+        return read(places), ()
+    order = sorted(places, key=lambda place: hashlib.sha256(place.name.encode()).hexdigest())
+    held = set(order[: -(-len(order) // HELD_OUT)])
+    return read([each for each in places if each not in held]), read(
+        [each for each in places if each in held]
+    )
+
+
+# -------- Own agents: a shell as their tool
+
+
+class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting):
+    """Tasks of a shell: agents run commands in a copy of the task's folder, and its tests pay all of them alike."""
+
+    name: Literal["task_folders"] = "task_folders"
+    form: Form = "hermes"
+    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    listing: Listing = "schemas"
+    """How agents read of their tool: `schemas`, or a line (`signatures`) for tiny models."""
+    max_turns: int = Field(default=16, ge=1)
+    """How often an agent may speak; one that has not ended its work in words by then earns 0."""
+    call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
+    """Seconds that one command may take."""
+    max_characters: int = Field(default=4000, ge=100)
+    """Most of what a command prints that an agent reads."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """From 0 to 1, as the tests say."""
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The folders."""
+        test = self.test_path or f"every fifth of {self.path}"
+        return {"train": f"task folders of {self.path}", "test": f"task folders: {test}"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read every task; DataError for one that cannot be honoured, SandboxError where there is no sandbox."""
+        self.check_folders()
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of task folders."""
+        return len(self.folders(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index, in the order of their names."""
+        return self.task_at(split, index)
+
+    def contents(self) -> Mapping[str, str]:
+        """Return each task folder with a hash of it."""
+        return self.hashes()
+
+    def doubts(self) -> Sequence[str]:
+        """Return the tasks that are played without lines of their Dockerfile."""
+        return self.left_out()
+
+    def descriptors(self, agents: int) -> int:
+        """Return what one sandbox holds open."""
+        return 8
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+        """Open the world of one attempt; its sandbox starts with the first command."""
+        folder = self.folder_of(task)
+        place = Workplace(folder, self.room())
+        boxes = {agent: [Shell(place, self.call_s, self.max_characters)] for agent in agents}
+        schemas = [tool.schema for tool in boxes[agents[0]][0].tools]
+        # A command has a limit of its own, and others of the team may be before it.
+        rules = CallRules(
+            self.form, self.listing, self.max_turns, (self.call_s + 60.0) * len(agents), self.max_characters
+        )
+        return ToolsWorld(FolderWorld(task, agents, place, self.room()), boxes, schemas, rules)
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return the task's solution as one command, then that it is done; ConfigError where it has none."""
+        solution = self.folder_of(task).solution
+        if solution is None:
+            raise ConfigError(
+                f"The task {task.id} has no solution that could be shown: add solution/solve.sh."
+            )
+        shown = messages[-1].content if messages else ""
+        if messages and not shown.endswith(task.question):
+            return "Done."
+        return write_calls([ReadCall("shell", {"command": solution})], self.form)
+
+
+class Shell(Toolbox):
+    """One tool, `shell`: a command in the folder that the team works in."""
+
+    def __init__(self, place: Workplace, call_s: float, most: int) -> None:
+        self._place, self._call_s, self._most = place, call_s, most
+        schema = one_text(
+            "shell", "Runs a command of bash in the task's folder and returns what it prints.", "command"
+        )
+        super().__init__(Tool(schema, self.run))
+
+    def run(self, arguments: Mapping[str, Json]) -> str:
+        """Run `command`; ToolFault where the sandbox is over."""
+        command = arguments["command"]
+        if "\0" in command or len(command) > 100_000:
+            raise ToolFault("A command has no NUL and at most 100,000 characters.")
+        try:
+            code, said = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
+        except WorkplaceOver as ended:
+            raise ToolFault(f"There is no shell any more: {ended}.") from None
+        except SandboxError as error:
+            raise EpisodeError(str(error)) from None
+        if code is None:
+            return f"{said}\n(ended: it took more than {self._call_s:g} s)"
+        return (
+            said.rstrip() if code == 0 and said.strip() else f"{said.rstrip()}\n(exit code {code})".lstrip()
+        )
+
+    def close(self) -> None:
+        """End the sandbox."""
+        self._place.close()
+
+
+class FolderWorld(BaseWorld):
+    """One attempt: when the team has ended its work in words, the tests run."""
+
+    def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
+        super().__init__(task, agents)
+        self._place, self._room = place, room
+        self._verdict: Verdict | None = None
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Run the tests on what the team has left."""
+        need_seats(actions, self.agents, "answered")
+        go_on = pause_deadline()  # tests have a limit of their own
+        try:
+            self._verdict = await asyncio.to_thread(finish, self._place, self._room)
+        finally:
+            go_on()
+        self.success = self._verdict.reward
+        self.rewards = dict.fromkeys(actions, self._verdict.reward)
+        self.over = True
+        return {}
+
+    def outcome(self) -> Outcome:
+        """Return what the tests said."""
+        if self._verdict is None:
+            return Outcome({}, 0.0, truncated=True)
+        return Outcome(self.rewards, self.success, told(self._verdict))
+
+
+def finish(place: Workplace, room: Room) -> Verdict:
+    """End an attempt's sandbox and grade what it leaves; EpisodeError where no sandbox can be had for that."""
+    try:
+        entries, why = place.take()
+        return Verdict(0.0, f"No tests ran: {why}.") if why is not None else grade(place.task, entries, room)
+    except SandboxError as error:
+        raise EpisodeError(f"The tests of {place.task.name} could not be run: {error}") from None
+
+
+def told(verdict: Verdict) -> dict[str, Json]:
+    """Return a verdict for an episode's record."""
+    return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}

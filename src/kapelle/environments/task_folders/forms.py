@@ -1,0 +1,560 @@
+"""Reads task folders as files: Harbor's form (`task.toml`) and terminal-bench's (`task.yaml`).
+
+    Harbor                              terminal-bench
+    task.toml, instruction.md           task.yaml (`instruction`, limits, parser)
+    environment/Dockerfile, files       Dockerfile, files
+    tests/test.sh → reward.txt or json  run-tests.sh, tests/ → pytest's summary
+    solution/solve.sh                   solution.sh
+
+No image is built: of a Dockerfile the files, working directories and variables are taken, and the system is this machine's. What a
+task needs beyond that is refused, with the line that asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import posixpath
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kapelle.errors import DataError
+from kapelle.settings.overlays import parse_yaml
+
+TESTS = "/tests"
+VERIFIER = "/logs/verifier"
+MOST_FOLDER_BYTES = 256 << 20
+"""Most bytes of a task's files, and of its tests."""
+_CLOSED = frozenset(
+    (
+        *(
+            "bin",
+            "boot",
+            "dev",
+            "etc",
+            "lib",
+            "lib32",
+            "lib64",
+            "libx32",
+            "proc",
+            "run",
+            "sbin",
+            "sys",
+            "usr",
+        ),
+        *("box", "kapelle", "logs", "oracle", "solution", "tests", "tmp"),
+    )
+)
+"""First parts of paths at which a task has no folder of its own: the system's, the sandbox's and the tests'."""
+_DOWNLOADS = re.compile(
+    r"\b(?:apt(?:-get)?\s+(?:-\S+\s+)*install|apk\s+add|(?:yum|dnf)\s+install|pip3?\s+install|npm\s+(?:i|ci|install)\b|git\s+clone|"
+    r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
+)
+"""What fetches something when a script runs."""
+Runner = Literal["script", "pytest"]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFile:
+    """A file of a task as it stands in the sandbox."""
+
+    path: str
+    mode: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFolder:
+    """One task."""
+
+    name: str
+    """Of its folder."""
+    form: Literal["harbor", "terminal-bench"]
+    instruction: str
+    workdir: str
+    """Where the agent and the tests begin."""
+    folders: tuple[str, ...]
+    """Where the task has files, and where an agent may leave some."""
+    files: tuple[FolderFile, ...]
+    env: Mapping[str, str]
+    """Variables of the agent's programs and of the tests."""
+    tests: tuple[tuple[str, bytes], ...]
+    """Files that only the tests' sandbox has, by path."""
+    script: str | None
+    """What runs the tests, by path; None for pytest on all test files."""
+    tests_env: Mapping[str, str]
+    agent_s: float
+    tests_s: float
+    memory_mb: int
+    solution: str | None
+    """A script that does the task."""
+    expected: tuple[str, ...] = ()
+    """Names of the tests that pytest has to report as passed; empty where a reward file decides."""
+    without: tuple[str, ...] = field(default=())
+    """Lines that were left out (`run_lines: skip`)."""
+
+
+def task_folders(path: str) -> tuple[Path, ...]:
+    """Return a task's folder, or the task folders in a folder, by name; DataError where there are none."""
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        raise DataError(f"There is no folder {place}. Name a task's folder, or one that holds such folders.")
+    if _is_task(place):
+        return (place,)
+    found = tuple(sorted(each for each in place.iterdir() if each.is_dir() and _is_task(each)))
+    if not found:
+        raise DataError(
+            f"{place} holds no task folder: none of its folders has a `task.toml` (Harbor) or a `task.yaml` (terminal-bench)."
+        )
+    return found
+
+
+def _is_task(folder: Path) -> bool:
+    return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
+
+
+def read_task(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+    """Read one task; DataError, which names file and line, for what is malformed or cannot be honoured."""
+    read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
+    return read(folder, runner, run_lines)
+
+
+# -------- The two forms
+
+
+def _harbor(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+    where = folder / "task.toml"
+    try:
+        told: dict[str, Any] = tomllib.loads(_text(where))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{where} is no TOML: {error}.") from None
+    parts = {name: _table(told, name, where) for name in ("environment", "agent", "verifier")}
+    environment, agent, verifier = parts["environment"], parts["agent"], parts["verifier"]
+    if told.get("steps"):
+        raise _refused(where, "[[steps]]", "one instruction and one set of tests make a task here")
+    for name, wrong in (("mcp_servers", []), ("healthcheck", None), ("skills_dir", None), ("gpus", 0)):
+        if environment.get(name, wrong) not in (wrong, 0, None, []):
+            raise _refused(where, f"environment.{name}", "the sandbox has no such thing")
+    if environment.get("os", "linux") != "linux":
+        raise _refused(where, "environment.os", "the sandbox is Linux")
+    if verifier.get("environment_mode", "shared") != "shared" or verifier.get("collect"):
+        raise _refused(
+            where, "verifier.environment_mode or collect", "tests run on a copy of the agent's folders"
+        )
+    place = folder / "environment"
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (place / name).exists():
+            raise _refused(place / name, "services", "a task has one sandbox")
+    if (folder / "tests" / "Dockerfile").exists():
+        raise _refused(folder / "tests" / "Dockerfile", "an image of the tests", "none can be built here")
+    dockerfile = place / "Dockerfile"
+    if not dockerfile.is_file():
+        raise DataError(
+            f"{dockerfile} is missing, so nobody knows what the task's image ({environment.get('docker_image', 'none named')}) "
+            "holds. Add a Dockerfile that copies the task's files."
+        )
+    image = _read_dockerfile(dockerfile, place, frozenset(), run_lines)
+    tests = _tests(folder / "tests")
+    script = folder / "tests" / "test.sh"
+    if runner == "script" and not script.is_file():
+        raise DataError(f"{script} is missing. Add it, or set `environment.tests: pytest`.")
+    env = {**image.env, **_env(environment, f"{where}: environment.env")}
+    return _task(
+        folder,
+        "harbor",
+        _text(folder / "instruction.md"),
+        image,
+        env,
+        tests,
+        (script, f"{TESTS}/test.sh") if runner == "script" else None,
+        _env(verifier, f"{where}: verifier.env"),
+        limits=(
+            _seconds(agent, "timeout_sec", 600.0, where),
+            _seconds(verifier, "timeout_sec", 600.0, where),
+            _megabytes(environment, where),
+        ),
+        solution=folder / "solution" / "solve.sh",
+        summary=runner == "pytest",
+    )
+
+
+def _terminal_bench(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+    where = folder / "task.yaml"
+    try:
+        told = parse_yaml(_text(where))
+    except ValueError as error:
+        raise DataError(f"{where} is no YAML: {error}.") from None
+    if not isinstance(told, dict) or not isinstance(told.get("instruction"), str):
+        raise DataError(f"{where} has no text `instruction`. Add it.")
+    if told.get("parser_name", "pytest") != "pytest":
+        raise _refused(where, f"parser_name: {told['parser_name']}", "results are read from pytest's summary")
+    if told.get("run_tests_in_same_shell"):
+        raise _refused(where, "run_tests_in_same_shell", "tests run where the agent never was")
+    compose = folder / "docker-compose.yaml"
+    if compose.is_file():
+        try:
+            services = (parse_yaml(_text(compose)) or {}).get("services", {})
+        except (ValueError, AttributeError):
+            raise DataError(f"{compose} is no YAML of services.") from None
+        if others := sorted(set(services) - {"client"}):
+            raise _refused(compose, f"service {others[0]}", "a task has one sandbox")
+    hidden = frozenset(
+        (
+            "tests",
+            "run-tests.sh",
+            "solution.sh",
+            "solution.yaml",
+            "solution",
+            "task.yaml",
+            "docker-compose.yaml",
+        )
+    )
+    image = _read_dockerfile(folder / "Dockerfile", folder, hidden, run_lines)
+    tests = _tests(folder / "tests")
+    script = folder / "run-tests.sh"
+    if script.is_file() and runner == "script":
+        tests = (*tests, (f"{TESTS}/run-tests.sh", script.read_bytes()))
+    return _task(
+        folder,
+        "terminal-bench",
+        told["instruction"],
+        image,
+        image.env,
+        tests,
+        (script, f"{TESTS}/run-tests.sh") if script.is_file() and runner == "script" else None,
+        {"TEST_DIR": TESTS},
+        limits=(
+            _seconds(told, "max_agent_timeout_sec", 360.0, where),
+            _seconds(told, "max_test_timeout_sec", 60.0, where),
+            2048,
+        ),
+        solution=folder / "solution.sh",
+        summary=True,
+    )
+
+
+def _task(
+    folder: Path,
+    form: Literal["harbor", "terminal-bench"],
+    instruction: str,
+    image: _Image,
+    env: Mapping[str, str],
+    tests: tuple[tuple[str, bytes], ...],
+    script: tuple[Path, str] | None,
+    tests_env: Mapping[str, str],
+    *,
+    limits: tuple[float, float, int],
+    solution: Path,
+    summary: bool,
+) -> TaskFolder:
+    if script is not None:
+        for number, line in enumerate(_text(script[0]).splitlines(), 1):
+            if not line.lstrip().startswith("#") and (found := _DOWNLOADS.search(line)):
+                raise DataError(
+                    f"{script[0]}, line {number}, downloads ({found[0][:40].strip()}), and sandboxes have no network. Set "
+                    "`environment.tests: pytest` to run the task's test files with the packages of `environment.packages`."
+                )
+    names = tuple(
+        name for path, content in tests if path.endswith(".py") for name in _test_names(path, content)
+    )
+    if script is None and not names:
+        raise DataError(
+            f"{folder / 'tests'} has no function `test_…` in a file `test_….py`, which pytest could run."
+        )
+    roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
+    return TaskFolder(
+        folder.name,
+        form,
+        instruction.strip(),
+        image.workdir,
+        tuple(sorted(roots)),
+        tuple(image.files),
+        env,
+        tests,
+        None if script is None else script[1],
+        tests_env,
+        *limits,
+        _text(solution) if solution.is_file() else None,
+        names if summary else (),
+        tuple(image.without),
+    )
+
+
+def _tests(folder: Path) -> tuple[tuple[str, bytes], ...]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is missing: without tests nothing pays.")
+    return tuple((f"{TESTS}/{name}", content) for name, _, content in _files_below(folder, frozenset()))
+
+
+def _test_names(path: str, content: bytes) -> Iterator[str]:
+    """Yield the names of the test functions of a file that pytest collects."""
+    name = posixpath.basename(path)
+    if not (name.startswith("test_") or name.endswith("_test.py")):
+        return
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError) as error:
+        raise DataError(f"{path.removeprefix('/')} of the task is no Python: {error}.") from None
+    for node in tree.body:
+        inner = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
+        for each in inner:
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test"):
+                yield each.name
+
+
+def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
+    """Return 1 when pytest's short summary (`-rA`) has all expected tests and none failed, else 0, and why.
+
+    Passed, skipped and expected failures count as terminal-bench counts them: as passed.
+    """
+    begun = re.split(r"=+ short test summary info =+", output, maxsplit=1)
+    if len(begun) < 2:
+        return 0.0, "The tests printed no summary."
+    passed, failed, skipped = set[str](), [], 0
+    for line in begun[1].splitlines():
+        status, _, rest = line.strip().partition(" ")
+        parts = re.split(r"::|\[| - ", rest.strip())
+        if status in ("PASSED", "XFAIL"):
+            passed.add(next((part for part in parts[1:] if part.startswith("test")), parts[0]))
+        elif status == "SKIPPED":  # the summary has their number and no names
+            found = re.match(r"\[(\d+)\]", rest)
+            skipped += int(found[1]) if found else 1
+        elif status in ("FAILED", "ERROR", "XPASS"):
+            failed.append(rest.strip()[:200])
+    if failed:
+        return 0.0, f"Failed: {'; '.join(failed[:3])}"
+    missing = [name for name in expected if name not in passed]
+    if len(missing) > skipped or not passed:
+        return 0.0, f"No result of {missing[0] if missing else 'any test'}."
+    return 1.0, "All tests passed."
+
+
+# -------- Dockerfiles: files, working directories and variables
+
+
+@dataclass(slots=True)
+class _Image:
+    workdir: str = "/"
+    files: list[FolderFile] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)
+
+
+_IGNORED = frozenset(
+    (
+        "USER",
+        "CMD",
+        "ENTRYPOINT",
+        "LABEL",
+        "EXPOSE",
+        "SHELL",
+        "STOPSIGNAL",
+        "MAINTAINER",
+        "VOLUME",
+        "HEALTHCHECK",
+    )
+)
+"""What says nothing about the files: every program runs as one unprivileged user."""
+
+
+def _read_dockerfile(
+    path: Path, context: Path, hidden: frozenset[str], run_lines: Literal["refuse", "skip"]
+) -> _Image:
+    """Return what a Dockerfile copies and sets; DataError for what would have to be built. Files named `hidden` are never copied."""
+    image, variables = _Image(), dict[str, str]()
+    for number, keyword, rest in _instructions(_text(path)):
+        line = f"{path}, line {number}: {keyword}"
+        if keyword == "FROM":
+            image = _Image()
+        elif keyword == "ARG":
+            name, equals, value = rest.partition("=")
+            variables[name.strip()] = shlex.split(value)[0] if equals and value.strip() else ""
+        elif keyword == "ENV":
+            words = shlex.split(rest)
+            pairs = (
+                [word.partition("=")[::2] for word in words]
+                if "=" in words[0]
+                else [(words[0], " ".join(words[1:]))]
+            )
+            for name, value in pairs:
+                image.env[name] = variables[name] = _filled(value, variables)
+        elif keyword == "WORKDIR":
+            image.workdir = posixpath.normpath(
+                posixpath.join(image.workdir, _filled(rest.strip(), variables))
+            )
+        elif keyword in ("COPY", "ADD"):
+            image.files += _copied(line, _filled(rest, variables), image.workdir, context, hidden)
+        elif keyword == "RUN" and run_lines == "refuse":
+            raise DataError(
+                f"{line} {rest[:60]} changes the image, and none can be built here. `environment.run_lines: skip` plays the task "
+                "without such lines, on this machine's own programs."
+            )
+        elif keyword == "RUN":
+            image.without.append(f"{keyword} {rest}")
+        elif keyword not in _IGNORED:
+            raise DataError(f"{line} is not understood. Remove it, or write it as COPY, WORKDIR or ENV.")
+    if image.workdir == "/":
+        image.workdir = "/app"
+    for place in (image.workdir, *(file.path for file in image.files)):
+        if place.split("/")[1] in _CLOSED or (place != image.workdir and place.count("/") < 2):
+            raise DataError(
+                f"{path} puts something at {place}, where the sandbox has the system's or the tests' own folders. Use a folder "
+                "such as /app, /root, /data or /workspace."
+            )
+    return image
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, keyword and the rest of each instruction, continued lines joined."""
+    begun, held = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#") or not (line.strip() or held):
+            continue
+        begun = begun if held else number
+        if line.rstrip().endswith("\\"):
+            held += line.rstrip()[:-1] + " "
+            continue
+        keyword, _, rest = (held + line).strip().partition(" ")
+        held = ""
+        if keyword:
+            yield begun, keyword.upper(), rest.strip()
+    if held:
+        keyword, _, rest = held.strip().partition(" ")
+        yield begun, keyword.upper(), rest.strip()
+
+
+def _copied(
+    line: str, rest: str, workdir: str, context: Path, hidden: frozenset[str]
+) -> Iterator[FolderFile]:
+    """Yield the files of a COPY or ADD."""
+    flags = re.match(r"(?:--\S+\s+)*", rest)
+    assert flags is not None
+    for flag in flags[0].split():
+        if not flag.startswith(("--chown=", "--chmod=", "--link")):
+            raise DataError(f"{line} {flag} takes files from elsewhere. Put them beside the Dockerfile.")
+    chmod = re.search(r"--chmod=([0-7]{3,4})\b", flags[0])
+    rest = rest[flags.end() :]
+    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    if len(words) < 2 or any(word.startswith("<<") or "://" in word for word in words):
+        raise DataError(f"{line} {rest[:60]} copies no file that stands beside the Dockerfile.")
+    *sources, target = words
+    into = posixpath.normpath(posixpath.join(workdir, target))
+    several = len(sources) > 1 or target.endswith("/") or target in (".", "./")
+    for source in sources:
+        plain = posixpath.normpath(source.lstrip("/"))
+        found = (
+            [context] if plain == "." else sorted(context.glob(plain)) if not plain.startswith("..") else []
+        )
+        if not found:
+            raise DataError(f"{line}: there is no {source} below {context}.")
+        if plain.split("/")[0] in hidden:
+            raise DataError(f"{line} would show the agent {source}, which it may never see. Remove the line.")
+        for each in found:
+            if each.is_dir():
+                for name, mode, content in _files_below(each, hidden if each == context else frozenset()):
+                    if each != context or name != "Dockerfile":
+                        yield FolderFile(
+                            posixpath.join(into, name), int(chmod[1], 8) if chmod else mode, content
+                        )
+            else:
+                path = posixpath.join(into, each.name) if several or len(found) > 1 else into
+                mode = int(chmod[1], 8) if chmod else each.stat().st_mode & 0o777
+                yield FolderFile(path, mode, _bytes(each, context))
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str:
+    return re.sub(
+        r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))",
+        lambda found: variables.get(found[1] or found[3], found[2] or ""),
+        text,
+    )
+
+
+# -------- Files and values
+
+
+def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, int, bytes]]:
+    """Yield name, mode and content of the files below a folder, but for those whose first part is `hidden`."""
+    size = 0
+    for place, names, files in os.walk(folder):
+        names.sort()
+        for name in sorted(files):
+            path = Path(place) / name
+            relative = path.relative_to(folder).as_posix()
+            if relative.split("/")[0] in hidden:
+                continue
+            content = _bytes(path, folder)
+            size += len(content)
+            if size > MOST_FOLDER_BYTES:
+                raise DataError(
+                    f"{folder} holds more than {MOST_FOLDER_BYTES:,} bytes, which a sandbox has no room for."
+                )
+            yield relative, path.stat().st_mode & 0o777, content
+
+
+def _bytes(path: Path, folder: Path) -> bytes:
+    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+        raise DataError(f"{path} is no file of the folder {folder}: links that lead out are not followed.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing, which a task folder needs.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text: {error}.") from None
+
+
+def _table(told: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
+    found = told.get(name, {})
+    if not isinstance(found, dict):
+        raise DataError(f"{where}: `{name}` is no table. Write it as [{name}].")
+    return found
+
+
+def _refused(where: Path, what: str, why: str) -> DataError:
+    return DataError(f"{where}: `{what}` cannot be honoured here: {why}. Leave this task out, or change it.")
+
+
+def _seconds(table: Mapping[str, Any], name: str, default: float, where: Path) -> float:
+    value = table.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise DataError(f"{where}: `{name}` is {value!r}. Give seconds above 0.")
+    return float(value)
+
+
+def _megabytes(table: Mapping[str, Any], where: Path) -> int:
+    value = table.get("memory_mb", 2048)
+    if isinstance(table.get("memory"), str) and (
+        found := re.fullmatch(r"([0-9.]+)([GMK])", table["memory"].upper())
+    ):
+        value = int(float(found[1]) * {"G": 1024.0, "M": 1.0, "K": 1 / 1024}[found[2]])
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DataError(f"{where}: `memory_mb` is {value!r}. Give whole mebibytes.")
+    return value
+
+
+def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return variables; DataError for one that is taken from this machine, of which a sandbox learns nothing."""
+    env = table.get("env", {})
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise DataError(f"{where} is no table of texts.")
+    for name, value in env.items():
+        if re.search(r"\$\{\w+\}", value):
+            raise DataError(
+                f"{where}.{name} is {value}, which would come from this machine's environment. Write the value."
+            )
+    return {name: _filled(value, {}) for name, value in env.items()}

@@ -1,0 +1,242 @@
+"""Attempts at task folders: what pays, and what hostile attempts do not achieve."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kapelle.conformance import conform
+from kapelle.environment import Outcome
+from kapelle.environments.task_folders.environment import TaskFolders
+from kapelle.grading.text.tool_call import ReadCall, write_calls
+from kapelle.sandbox.bubblewrap import Bubblewrap
+
+EXAMPLES = Path("examples/task_folders")
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+
+def shell(command: str) -> str:
+    return write_calls([ReadCall("shell", {"command": command})], "hermes")
+
+
+def played(settings: TaskFolders, name: str, commands: Sequence[str]) -> tuple[list[str], Outcome]:
+    """Let one agent run commands and end its work; return what it read and how the attempt ended."""
+
+    async def play() -> tuple[list[str], Outcome]:
+        tasks = [
+            settings.task(split, k) for split in ("train", "test") for k in range(settings.size(split) or 0)
+        ]
+        task = next(each for each in tasks if each.id.endswith(f"-{name}"))
+        world, read = settings.start(task, ["solver"], 0), []
+        try:
+            for command in commands:
+                await world.step({"solver": shell(command)})
+                read.append(world.observe("solver"))
+            await world.step({"solver": "Done."})
+            return read, world.outcome()
+        finally:
+            await world.close()
+
+    return asyncio.run(play())
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Callable[[str], TaskFolders]:
+    """Return an environment with the task `mine`, whose script is given, beside an example."""
+
+    def made(script: str, files: dict[str, str] | None = None, **settings: Any) -> TaskFolders:
+        # Names that put `mine` into the split to train on.
+        folder = tmp_path / "tasks" / "mine"
+        shutil.copytree(EXAMPLES / "greeting", folder)
+        shutil.copytree(EXAMPLES / "greeting", tmp_path / "tests" / "other")
+        (folder / "tests/test.sh").write_text(script)
+        for path, text in (files or {}).items():
+            (folder / path).write_text(text)
+        return TaskFolders.model_validate(
+            {"path": str(tmp_path / "tasks"), "test_path": str(tmp_path / "tests"), **settings}
+        )
+
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "undone"), [("greeting", 0.0), ("mean", 0.25), ("sorted_names", 0.0)])
+def test_the_solution_is_paid_and_idling_is_not(name: str, undone: float) -> None:
+    made = TaskFolders(path=str(EXAMPLES))
+    folders = {folder.name: folder for split in ("train", "test") for folder in made.folders(split)}
+    solution = folders[name].solution
+    assert solution is not None
+    _, ended = played(made, name, [solution])
+    assert (ended.rewards, ended.success, ended.truncated) == ({"solver": 1.0}, 1.0, False), ended.info
+    assert played(made, name, [])[1].rewards == {"solver": undone}
+
+
+@pytest.mark.slow
+def test_pytest_can_run_the_tests_of_a_script_that_downloads(task: Callable[..., TaskFolders]) -> None:
+    file = "def test_it():\n    assert open('greeting.txt').read() == 'hello\\n'\n"
+    made = task(
+        "curl -LsSf https://astral.sh/uv | sh",
+        {"tests/test_it.py": file},
+        tests="pytest",
+        test_path=str(EXAMPLES / "sorted_names"),
+    )
+    assert played(made, "mine", ["echo hello > greeting.txt"])[1].rewards == {"solver": 1.0}
+    assert played(made, "mine", ["echo bye > greeting.txt"])[1].rewards == {"solver": 0.0}
+
+
+def test_an_agent_reads_what_its_command_prints() -> None:
+    made = TaskFolders(path=str(EXAMPLES), call_s=0.4, max_characters=100)
+    read, _ = played(
+        made,
+        "sorted_names",
+        [
+            "pwd; cat names.txt; export A=1; cd /",
+            "exit 3",
+            "sleep 9 & sleep 9",
+            "seq 1000",
+            "(sleep 9; echo late) & echo now",
+        ],
+    )
+    assert read[0] == "/app\nmira\nana\nleo\nana"
+    assert read[1] == "(exit code 3)"
+    assert "took more than 0.4 s" in read[2]
+    assert read[3].startswith("1\n2\n3")
+    assert "more characters" in read[3]
+    assert read[4].startswith("now")
+
+
+# -------- Hostile attempts. By whom a sandbox itself is contained is tested in tests/sandbox
+
+ANSWER = 'if [ "$(cat out.txt)" = "$(cat /tests/expected.txt)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+
+
+def test_tests_and_solution_are_nowhere_in_the_agents_sandbox() -> None:
+    look = (
+        "ls /tests /solution /oracle /logs; find / -path /usr -prune -o -path /proc -prune -o -type f -size -2 -print;"
+        " mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt"
+    )
+    read, ended = played(TaskFolders(path=str(EXAMPLES)), "sorted_names", [f"({look}) 2>&1"])
+    assert "cannot access '/tests'" in read[0]
+    assert "Read-only file system" in read[0]
+    assert "/app/names.txt" in read[0]
+    assert not any(found in read[0] for found in ("run-tests.sh", "solution.sh", "test_outputs", "task.yaml"))
+    assert ended.rewards == {"solver": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "link",
+    [
+        "ln -s /tests/expected.txt out.txt",
+        "ln -s ../tests/expected.txt out.txt",
+        "ln -s /usr/../tests/expected.txt out.txt",
+        "ln -s /usr up && ln -s up/../tests/expected.txt out.txt",
+        "mkdir a && ln -s . a/b && ln -s a/b/../../tests/expected.txt out.txt",
+        "ln -s / root && ln -s root/tests/expected.txt out.txt",
+        "ln -s /proc/self/root/tests/expected.txt out.txt",
+        "ln -s /logs/verifier/reward.txt out.txt",
+    ],
+)
+def test_no_link_reaches_the_tests_own_files(task: Callable[..., TaskFolders], link: str) -> None:
+    made = task(ANSWER, {"tests/expected.txt": "42\n"})
+    assert played(made, "mine", [link])[1].rewards == {"solver": 0.0}
+
+
+def test_links_of_its_own_and_to_the_system_stay(task: Callable[..., TaskFolders]) -> None:
+    made = task(f"[ -L tool ] && {ANSWER}", {"tests/expected.txt": "42\n"})
+    honest = "echo 42 > real.txt; ln -s real.txt out.txt; ln -s /usr/bin/env tool"
+    assert played(made, "mine", [honest])[1].rewards == {"solver": 1.0}
+
+
+def test_a_program_in_the_background_is_dead_before_the_tests(task: Callable[..., TaskFolders]) -> None:
+    marker = "kapelle-background-4711"
+    made = task(
+        "pgrep -fl background > /logs/verifier/found; [ -s /logs/verifier/found ]; echo $? > /logs/verifier/reward.txt\n"
+    )
+    daemon = f"setsid nohup bash -c 'exec -a {marker} sleep 300' >/dev/null 2>&1 & disown; (trap '' TERM INT HUP; sleep 300) &"
+    _, ended = played(made, "mine", [daemon, "pgrep -f 'sleep' | wc -l; true"])
+    assert ended.rewards == {"solver": 1.0}
+    assert subprocess.run(["pgrep", "-f", marker], check=False, capture_output=True).stdout == b""
+
+
+FILLING = {
+    "bytes": ("head -c 40M /dev/urandom > big", "more than 4 MiB"),
+    "a hole": ("truncate -s 20M hole", "more than 4 MiB"),
+    "files": ("mkdir d; for i in $(seq 4200); do : > d/$i; done", "more than 4096 files"),
+    "the sandbox": (
+        "for i in 1 2 3 4 5 6 7 8 9; do head -c 60M /dev/urandom > /box/$i; head -c 60M /dev/urandom > $i; done",
+        "",
+    ),
+    "memory": ("python3 -c 'x = bytearray(1 << 33)'; python3 -c 'import os\nwhile 1: os.fork()'", ""),
+    "the driver": ("kill -9 $(pgrep -f driver.py); kill -9 -1", "sandbox"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", FILLING)
+def test_an_attempt_that_leaves_too_much_or_breaks_its_sandbox_earns_nothing(what: str) -> None:
+    command, why = FILLING[what]
+    made = TaskFolders(path=str(EXAMPLES), left_mb=4, disk_mb=64, memory_mb=256, call_s=10.0)
+    _, ended = played(made, "greeting", [command, "echo hello > greeting.txt"])
+    if why:
+        assert ended.rewards == {"solver": 0.0}
+        assert why in str(ended.info["tests"])
+
+
+def test_what_is_no_file_stays_behind(task: Callable[..., TaskFolders]) -> None:
+    made = task(
+        "[ ! -e pipe ] && [ ! -e socket ] && [ -f closed/in.txt ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    )
+    odd = (
+        "mkfifo pipe; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")';"
+        " mkdir closed; touch closed/in.txt $'a\\nname' $'\\xff'; chmod 000 closed/in.txt closed; ln -s . loop"
+    )
+    assert played(made, "mine", [odd])[1].rewards == {"solver": 1.0}
+
+
+IN_THE_TESTS = {
+    "overwrites the tests": "open('/tests/test.sh', 'w').write('echo 1 > /logs/verifier/reward.txt')",
+    "moves the tests away": "import os; os.rename('/tests', '/app/tests')",
+    "covers the tests": "import os; os.unlink('/tests/test.sh'); os.symlink('/app/mine.sh', '/tests/test.sh')",
+    "writes another reward file": "open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')",
+    "writes the reward early": "open('/logs/verifier/reward.txt', 'w').write('1')",
+    "replaces the driver": "open('/kapelle/driver.py', 'w').write('')",
+    "replaces python": "open('/kapelle/bin/python3', 'w').write('#!/bin/sh\\necho 42')",
+    "prints a success": "print('PASSED', 42, 1)",
+    "writes to process 1": "open('/proc/1/mem', 'wb'); open('/proc/1/fd/1', 'w').write('MQo=')",
+    "kills all": "import os; os.kill(-1, 9)",
+    "exits well": "import os; os._exit(0)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", IN_THE_TESTS)
+def test_code_that_the_tests_run_cannot_change_them(task: Callable[..., TaskFolders], what: str) -> None:
+    made = task(
+        '[ "$(python3 /app/answer.py)" = 42 ] && reward=1 || reward=0\necho $reward > /logs/verifier/reward.txt\n'
+    )
+    write = f"cat > answer.py <<'END'\nimport contextlib\nwith contextlib.suppress(OSError):\n    {IN_THE_TESTS[what]}\nEND"
+    assert played(made, "mine", [write])[1].rewards == {"solver": 0.0}
+
+
+@pytest.mark.slow
+def test_pytest_is_not_ended_early_or_configured_by_the_agent() -> None:
+    made = TaskFolders(path=str(EXAMPLES), tests="script")
+    for command in (
+        "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; echo 'import os; os._exit(0)' > conftest.py; touch sorted.txt",
+        "echo 'import os; os._exit(0)' > pathlib.py; echo 'import os; os._exit(0)' > sitecustomize.py",
+        "echo '=== short test summary info ===\nPASSED t.py::test_names_are_sorted\nPASSED t.py::test_the_list_stays' > sorted.txt",
+    ):
+        assert played(made, "sorted_names", [command])[1].rewards == {"solver": 0.0}
+
+
+@pytest.mark.slow
+async def test_the_environment_conforms(sandbox: Bubblewrap) -> None:
+    findings = await conform(TaskFolders(path=str(EXAMPLES / "greeting"), test_path=str(EXAMPLES / "mean")))
+    assert [finding for finding in findings if finding.status == "failed"] == []
