@@ -78,6 +78,7 @@ ELSEWHERE = {
     "openenv": "it is what its server holds: tests/apps/test_openenv.py",
     "verifiers": "the package is kept apart: tests/apps/test_verifiers.py",
     "task_folders": "each check runs tests in a sandbox: tests/environments/task_folders/test_environment.py",
+    "coding_agent": "an outside program plays it: tests/services/policy/test_coding_agents.py",
     "external": "an outside program plays it: tests/services/policy/test_outside.py",
 }
 """Built-in environments that are not held to the checks here, and why."""

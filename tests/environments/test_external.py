@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
 from kapelle.environment import Outcome
-from kapelle.environments.external import ExternalWorld, Switchboard, WaitingEpisode
+from kapelle.environments.external import ExternalWorld, Program, Switchboard, WaitingEpisode
 from kapelle.runtime.deadlines import GaveUp, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
@@ -21,7 +21,10 @@ TASK = Task("train-0", "", {"split": "train", "index": 0})
 
 
 def world(board: Switchboard, *command: str, programs: int = 1) -> ExternalWorld:
-    return ExternalWorld(board, TASK, 0, ("planner",), command, programs)
+    async def start(seat: WaitingEpisode, waits: Callable[[], bool]) -> Program:
+        return await Program.start(command, seat, board.url, board.token)
+
+    return ExternalWorld(board, TASK, 0, ("planner",), start if command else None, programs)
 
 
 def bounded(world: ExternalWorld) -> Awaitable[Mapping[str, float]]:

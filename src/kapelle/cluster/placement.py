@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from kapelle.environments.external import External
+from kapelle.environment import PlayedFromOutside, offers
 from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig, Resources, RunConfig
 from kapelle.team import split_scored
@@ -104,9 +104,9 @@ def check_workers(config: RunConfig, ranks: int) -> None:
             f"`training.partial_rollouts` lets all rollout workers agree on the end of a step, but {workers} of them cannot play for "
             f"{ranks} processes. Set `ray.rollout_workers` to {ranks} or more, or to 0."
         )
-    if isinstance(config.environment, External):
+    if offers(config.environment, PlayedFromOutside):
         raise ConfigError(
-            f"`environment.name: external` needs the trainer's own process to play, but `ray.rollout_workers` is {workers}. Leave "
+            f"`environment.name: {config.environment.name}` needs the trainer's own process to play, but `ray.rollout_workers` is {workers}. Leave "
             "it out, or set `ray.rollout_workers: 0`."
         )
 

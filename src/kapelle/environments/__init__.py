@@ -35,6 +35,7 @@ BUILTIN: Mapping[str, str] = {
     "tools": "kapelle.environments.tool_questions:Tools",
     "tool_tasks": "kapelle.environments.tool_tasks:ToolTasks",
     "task_folders": "kapelle.environments.task_folders.environment:TaskFolders",
+    "coding_agent": "kapelle.environments.task_folders.coding_agent:CodingAgent",
     "conversation": "kapelle.environments.conversation:UserConversation",
     "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
     "pettingzoo": "kapelle.environments.adapters.pettingzoo:PettingZoo",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.squares import Squares as Squares
+    from kapelle.environments.task_folders.coding_agent import CodingAgent as CodingAgent
     from kapelle.environments.task_folders.environment import TaskFolders as TaskFolders
     from kapelle.environments.texts import Summarisation as Summarisation
     from kapelle.environments.texts import Translation as Translation

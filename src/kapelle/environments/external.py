@@ -20,12 +20,12 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, FiniteFloat
 
@@ -81,6 +81,8 @@ class WaitingEpisode:
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a program has it. For the episode."""
+    spoke: set[str] = field(default_factory=set)
+    """Agents that have answered a call."""
     closed: bool = False
 
     def take(self) -> None:
@@ -120,6 +122,8 @@ class WaitingEpisode:
         """Answer a call. For the episode."""
         with self._lock:
             self._open.discard(call.answer)
+            if "turn" in said:
+                self.spoke.add(call.agent)
         if call.answer.set_running_or_notify_cancel():
             call.answer.set_result(said)
 
@@ -153,6 +157,8 @@ class Switchboard:
         """Tell programs to call `url`, with a token if there is one; `say` tells the run's user what to know of them."""
         self.url = url
         self.token = token
+        self.door: str | None = None
+        """The Unix socket by which programs in sandboxes call, if there is one."""
         self.say = say
         self._quiet_until = 0.0
         """When it may be said again that nobody plays, by the monotonic clock."""
@@ -275,6 +281,13 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
         board.close()
 
 
+def board_of(key: str) -> Switchboard:
+    """Return an environment's switchboard; EpisodeError where nobody serves it."""
+    if key not in _boards:
+        raise EpisodeError("Nothing is served for outside programs here. Train, or evaluate, with `kapelle`.")
+    return _boards[key]
+
+
 # -------- An outside program that is started for one episode
 
 SHOWN = 500
@@ -299,8 +312,31 @@ class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
         super().process_exited()
 
 
+class StartedProgram(Protocol):
+    """A program that was started for one episode."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has a time limit of its own, so that `environment.timeout` does not count what it takes."""
+        ...
+
+    async def ended(self) -> Outcome | EpisodeError:
+        """Wait until it ends; return how the episode ended with it, unless it has posted that."""
+        ...
+
+    async def end(self) -> None:
+        """End it and everything that it started."""
+        ...
+
+
+StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
+"""Starts a program for an episode; it may ask whether the program waits for an answer."""
+
+
 class Program:
     """A process of its own group, which ends with its episode."""
+
+    timed = False
 
     def __init__(self, transport: asyncio.SubprocessTransport, exited: _Exit) -> None:
         self._transport, self._exited = transport, exited
@@ -339,14 +375,16 @@ class Program:
             ) from None
         return cls(transport, exited)
 
-    async def ended(self) -> str:
+    async def ended(self) -> EpisodeError:
         """Wait until it ends and return how, in words."""
         await self._exited.ended.wait()
         code = self._process.returncode
         # What it started may play on where it ended well, as a wrapper does. One that failed has left it behind.
         await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
         said = " ".join(self._said.decode("utf-8", "replace").split())[-SHOWN:]
-        return f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
+        return EpisodeError(
+            f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
+        )
 
     async def end(self) -> None:
         """End it and everything that it started; it may tidy up before, as a container's client ends its container."""
@@ -398,14 +436,15 @@ class ExternalWorld:
         task: Task,
         seed: int,
         agents: tuple[str, ...],
-        command: tuple[str, ...],
+        start: StartsIt | None,
         programs: int,
     ) -> None:
+        """Play with a program of this world's own where `start` starts one, of which at most so many `programs` run at once."""
         self._board = board
         self._seat = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
-        self._command = command
+        self._start = start
         self._programs = programs
-        self._program: Program | None = None
+        self._program: StartedProgram | None = None
         self._begun = False
         self._open: dict[int, OutsideCall] = {}
         """Calls that are not answered yet, by number."""
@@ -449,7 +488,8 @@ class ExternalWorld:
             await self._begin()
         while not (self._new or self._gone or self._outcome):
             # A program that waits for our answers is not late.
-            go_on = pause_deadline() if self._open else None
+            timed = self._program is not None and self._program.timed
+            go_on = pause_deadline() if self._open or timed else None
             news = [await self._next()]
             if go_on is not None:
                 go_on()
@@ -475,7 +515,7 @@ class ExternalWorld:
     async def _begin(self) -> None:
         self._begun = True
         begins = pause_all_deadlines()
-        if not self._command:
+        if self._start is None:
             self._board.offer(self._seat)
             while not self._seat.taken.is_set():
                 with suppress(TimeoutError):
@@ -491,7 +531,7 @@ class ExternalWorld:
         begins()
         self._running = gate
         self._board.give(self._seat)
-        self._program = await Program.start(self._command, self._seat, self._board.url, self._board.token)
+        self._program = await self._start(self._seat, lambda: bool(self._open))
 
     async def _next(self) -> News:
         if self._program is None:
@@ -504,7 +544,7 @@ class ExternalWorld:
                 return coming.result()
             await asyncio.sleep(0)  # what it posted last may still be on its way into the queue
             nothing = self._seat.news.empty()
-            return EpisodeError(ending.result()) if nothing else self._seat.news.get_nowait()
+            return ending.result() if nothing else self._seat.news.get_nowait()
         finally:
             for task in (coming, ending):
                 task.cancel()
@@ -674,11 +714,12 @@ class External(Settings, Alive, Holding, PlayedFromOutside, Scripted):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalWorld:
         """Offer an episode to the program; EpisodeError where nobody serves it."""
-        if self.key not in _boards:
-            raise EpisodeError(
-                "Nothing is served for outside programs here. Train, or evaluate, with `kapelle`."
-            )
-        return ExternalWorld(_boards[self.key], task, seed, tuple(agents), self.command, self.programs)
+        board = board_of(self.key)
+
+        async def begin(seat: WaitingEpisode, waits: Callable[[], bool]) -> Program:
+            return await Program.start(self.command, seat, board.url, board.token)
+
+        return ExternalWorld(board, task, seed, tuple(agents), begin if self.command else None, self.programs)
 
     @property
     def key(self) -> str:

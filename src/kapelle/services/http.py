@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -419,8 +420,12 @@ class HttpServer:
         opened: PeerCallback | None = None,
         closed: PeerCallback | None = None,
         sockets: bool = False,
+        door: Path | None = None,
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
+
+        The application also answers at `door`, a Unix socket that is made for every user of this machine; its callers have no
+        address (`scope["client"]` is None).
 
         With `sockets` the application answers WebSockets too, whose messages have at most `MOST_BYTES`.
 
@@ -429,6 +434,11 @@ class HttpServer:
         """
         binding.tls()  # refuses files that cannot be used
         self._socket = _bound(binding)
+        self._door: socket.socket | None = None
+        if door is not None:
+            self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._door.bind(str(door))
+            door.chmod(0o666)
         self.port: int = self._socket.getsockname()[1]
         self.url = binding.url(self.port)
         """Its address."""
@@ -473,9 +483,11 @@ class HttpServer:
         if self._thread.ident is not None:
             self._thread.join(5.0)
         self._socket.close()
+        if self._door is not None:
+            self._door.close()
 
     async def _serve(self) -> None:
-        await self._server.serve(sockets=[self._socket])
+        await self._server.serve(sockets=[self._socket, *(() if self._door is None else (self._door,))])
         # A peer that does not close its side (of TLS, say) would leave a socket open after this loop.
         while left := list(self._server.server_state.connections):
             for connection in left:

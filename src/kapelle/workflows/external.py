@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environment import Environment
+from kapelle.environment import Environment, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, ContextError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
@@ -26,11 +26,11 @@ class ExternalWorkflow(Settings):
     name: Literal["external"] = "external"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for any environment but `external`."""
-        if environment.name != "external":
+        """Raise ConfigError for an environment that no program plays."""
+        if not offers(environment, PlayedFromOutside):
             raise ConfigError(
                 f"`workflow.name: external` waits for an outside program, and `{environment.name}` has none. Set "
-                "`environment.name: external`, or another workflow."
+                "`environment.name: external` (or `coding_agent`), or another workflow."
             )
 
     async def run(self, scene: Scene) -> None:

@@ -61,7 +61,9 @@ class Room:
     packages: tuple[str, ...]
     """Python packages of this installation."""
     visible: tuple[str, ...] = ()
-    """Further files and folders of this machine."""
+    """Further files and folders of this machine, for the agent's programs."""
+    files: tuple[str, ...] = ()
+    """Files of the agent's programs, of which its sandbox has copies in `AGENT`."""
     socket: str | None = None
     """A Unix socket of this machine by which calls to the policy leave."""
 
@@ -74,6 +76,9 @@ class Room:
 PORT = 8000
 """Of the relay, in the sandbox."""
 SOCKET = "/run/policy"
+AGENT = "/agent"
+INSTRUCTION = f"{AGENT}/instruction.md"
+"""The task's instruction."""
 
 
 class WorkplaceOver(Exception):
@@ -206,7 +211,11 @@ class Workplace:
     def _begin(self) -> None:
         room, task = self._room, self.task
         socket = None if room.socket is None else (room.socket, SOCKET)
-        layout = _layout(task, room, files=(), socket=socket)
+        own = tuple(
+            (f"{AGENT}/{Path(file).name}", Path(file).expanduser().read_bytes()) for file in room.files
+        )
+        shown = (*own, (INSTRUCTION, task.instruction.encode()))
+        layout = _layout(task, room, files=shown, socket=socket, visible=room.visible)
         limits = _limits(task, room, math.inf, output_bytes=(room.left_mb << 20) * 3 // 2 + (32 << 20))
         box = Bubblewrap(layout)
         self._session = start(box, {}, [box.python, "-I", "-B", DRIVER], limits)
@@ -315,6 +324,7 @@ def _layout(
     files: tuple[tuple[str, bytes], ...],
     *,
     socket: tuple[str, str] | None = None,
+    visible: tuple[str, ...] = (),
     report: tuple[str, ...] = (),
 ) -> Layout:
     python = reachable_interpreter().path
@@ -330,7 +340,7 @@ def _layout(
     )
     packages = tuple(str(path) for path in package_paths(room.packages))
     folders = (*task.folders, "/logs") if report else task.folders
-    return Layout(folders, shown, (*packages, *room.visible), socket, loopback=True, report=report)
+    return Layout(folders, shown, (*packages, *visible), socket, loopback=True, report=report)
 
 
 def _limits(task: TaskFolder, room: Room, wall_s: float, output_bytes: int) -> Limits:
@@ -398,6 +408,16 @@ def check_room(room: Room) -> None:
         if not shown.startswith("/") or posixpath.normpath(shown) != shown:
             raise ConfigError(f"`environment.visible` names {shown}. Give whole paths, such as /opt/agent.")
         check_reachable(shown)
+    names = [Path(file).name for file in room.files]
+    for file in room.files:
+        if not Path(file).expanduser().is_file():
+            raise ConfigError(
+                f"`environment.files` names {file}, which is no file. Name folders in `environment.visible`."
+            )
+        if names.count(Path(file).name) > 1 or f"{AGENT}/{Path(file).name}" == INSTRUCTION:
+            raise ConfigError(
+                f"`environment.files` has several {Path(file).name}. Give them names of their own."
+            )
 
 
 # -------- What an attempt leaves, checked by this process

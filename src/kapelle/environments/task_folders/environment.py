@@ -58,10 +58,9 @@ class FolderSettings(Settings):
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
     """Most processes and threads of an attempt."""
 
-    def room(self, visible: tuple[str, ...] = (), socket: str | None = None) -> Room:
+    def room(self) -> Room:
         """Return what an attempt may use."""
-        sizes = self.memory_mb, self.disk_mb, self.left_mb, self.processes
-        return Room(*sizes, self.packages, visible, socket)
+        return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
         """Return the tasks of a split; DataError for what cannot be read or honoured."""
@@ -76,7 +75,7 @@ class FolderSettings(Settings):
         """Return the folder of a task."""
         return self.folders(task.data["split"])[task.data["index"]]
 
-    def check_folders(self, visible: tuple[str, ...] = ()) -> None:
+    def check_folders(self, room: Room) -> None:
         """Raise DataError, ConfigError or SandboxError for tasks, packages or a machine that cannot be used."""
         for split in ("train", "test"):
             if not self.folders(split):
@@ -85,7 +84,7 @@ class FolderSettings(Settings):
                     "others in `environment.test_path`."
                 )
         require(backend("bubblewrap"))
-        check_room(self.room(visible))
+        check_room(room)
 
     def hashes(self) -> Mapping[str, str]:
         """Return a hash of each task, by the path of its folder."""
@@ -156,7 +155,7 @@ class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting):
 
     def check(self, agents: Sequence[str]) -> None:
         """Read every task; DataError for one that cannot be honoured, SandboxError where there is no sandbox."""
-        self.check_folders()
+        self.check_folders(self.room())
 
     def size(self, split: Split) -> int | None:
         """Return the number of task folders."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
@@ -23,7 +26,16 @@ from kapelle.environments.external import External, Over, Switchboard, WaitingEp
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
-from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, Peer, route
+from kapelle.services.http import (
+    SESSION,
+    Application,
+    Call,
+    HttpServer,
+    JsonAnswer,
+    Peer,
+    answer_refusal,
+    route,
+)
 from kapelle.services.policy.agents import Agents, Chat, Done, News, ends_of_one_call, too_long
 from kapelle.services.policy.asked_forms import form_asked
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
@@ -34,10 +46,17 @@ from kapelle.types import Json
 
 
 @contextmanager
-def serve_outside(environment: External, play: Play, say: Callable[[str, str], None]) -> Iterator[None]:
+def serve_outside(
+    environment: External,
+    play: Play,
+    say: Callable[[str, str], None],
+    key: str | None = None,
+    door: Path | None = None,
+) -> Iterator[None]:
     """Let outside programs play the episodes of a run while the block runs; ConfigError if the port is taken.
 
-    `say` tells the run's user where programs call (`serving`), and later what has happened to them (`program`).
+    Its worlds find the server by `key`, or the environment's own. Programs in sandboxes call by a Unix socket, the `door`, and
+    get answers of the agents only. `say` tells the run's user where programs call (`serving`), and later what has happened to them (`program`).
     """
     if isinstance(play.engine, ServesCallers):
         play.engine.serve()  # programs wait for each answer; their runs do not repeat to the bit anyway
@@ -60,13 +79,65 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
     # An open connection shows that a program lives, so the server keeps those that a program may still use.
     idle = play.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)
-    with HttpServer(
-        binding, Application(binding, service.routes(), agents.metrics.called), idle, *watched
-    ) as server:
+    application: ASGIApp = Application(binding, service.routes(), agents.metrics.called)
+    if door is not None:
+        application, board.door = at_the_door(application, binding.token), str(door)
+    with HttpServer(binding, application, idle, *watched, door=door) as server:
         board.url = server.url
-        with switched_on(environment.key, board):
+        with switched_on(key or environment.key, board):
             say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
             yield
+
+
+CALLED_FROM_SANDBOXES = re.compile(
+    r"/sessions/([^/]+)/v1/(chat/completions|completions|responses(/[^/]+)?|models(/.+)?)"
+)
+"""What a program in a sandbox may ask: answers of the agents, in its own session. Not tasks, and not its reward."""
+MOST_AT_ONCE = 64
+"""Calls of one such program at once; a further one is told to wait."""
+
+
+def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
+    """Return an application that answers all that comes over TCP, and what is in `CALLED_FROM_SANDBOXES` where it comes by a Unix socket.
+
+    The token, which programs in sandboxes do not learn, is added to what they ask.
+    """
+    under_way: Counter[str] = Counter()
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["client"] is not None:
+            await application(scope, receive, send)
+            return
+        found = CALLED_FROM_SANDBOXES.fullmatch(scope["path"])
+        if found is None:
+            refusal = Refusal(
+                404, "A program in a sandbox can call its agents, and nothing else.", None, "not_found"
+            )
+            await answer_refusal(refusal)(scope, receive, send)
+            return
+        session = found[1]
+        if under_way[session] >= MOST_AT_ONCE:
+            refusal = Refusal(
+                429, f"{MOST_AT_ONCE} calls are under way. Wait for one.", None, "rate_limit_exceeded"
+            )
+            await answer_refusal(refusal)(scope, receive, send)
+            return
+        kept = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in (b"authorization", SESSION.encode())
+        ]
+        if token is not None:
+            kept.append((b"authorization", f"Bearer {token}".encode()))
+        under_way[session] += 1
+        try:
+            await application({**scope, "headers": kept}, receive, send)
+        finally:
+            under_way[session] -= 1
+            if not under_way[session]:
+                del under_way[session]
+
+    return answered
 
 
 class OutsideDesk(Recorder):

@@ -1,0 +1,217 @@
+"""A coding agent of somebody else's runs in the sandbox, its calls become turns, and the tests of its task pay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.serving import Reciting, Watching
+from tests.support.tiny import frozen_copy, same_bits, sections
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.environments.task_folders.coding_agent import CodingAgent
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.training.trainer import Trainer
+from kapelle.types import Episode
+from kapelle.workflows.external import ExternalWorkflow
+
+AGENT = "examples/coding_agent/mini_agent.py"
+TASKS = "examples/task_folders"
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+
+def settings(program: str | None = None, tmp_path: Path | None = None, **more: Any) -> CodingAgent:
+    """Return an environment with the example's agent, or a program of one's own."""
+    file = AGENT
+    if program is not None:
+        assert tmp_path is not None
+        (tmp_path / "program.py").write_text(program)
+        file = str(tmp_path / "program.py")
+    command = ["python3", f"/agent/{Path(file).name}", "{model}", "{instruction}"]
+    return CodingAgent.model_validate(
+        {
+            "path": f"{TASKS}/greeting",
+            "test_path": f"{TASKS}/mean",
+            "command": command,
+            "files": [file],
+            "time_limit": 20.0,
+            **more,
+        }
+    )
+
+
+def played(
+    play: Play, environment: CodingAgent, answers: Sequence[str], count: int = 1
+) -> tuple[Reciting, list[Episode]]:
+    """Play episodes of the first task, in which an engine gives these answers, one after another."""
+
+    def say(request: Request) -> str:
+        spoken = sum(message.role == "assistant" for message in request.messages)
+        return answers[min(spoken, len(answers) - 1)]
+
+    engine = Reciting(say)
+    outside = replace(play, environment=environment, workflow=ExternalWorkflow(), engine=engine, tree=None)
+    environment.check(["first", "second"])
+    with environment.serve(outside, lambda _name, _line: None):
+        groups = run_async(lambda: rollout(outside, [environment.task("train", 0)], count, 0))
+    return engine, [episode for group in groups for episode in group.episodes]
+
+
+def test_an_unmodified_agent_works_in_the_sandbox_and_its_tests_pay(play: Play) -> None:
+    engine, [good] = played(
+        play, settings(), ["```bash\necho hello > greeting.txt; cat greeting.txt\n```", "Done."]
+    )
+    assert good.error is None
+    assert [turn.agent for turn in good.turns] == ["first", "first"], "the model's name is the first agent's"
+    assert (good.rewards, good.success) == ({"first": 1.0}, 1.0)
+    assert engine.asked[-1].messages[-1].content == "(exit code 0)\nhello\n"
+    _, [idle] = played(play, settings(), ["I am done."])
+    assert (idle.error, idle.rewards, idle.success) == (None, {"first": 0.0}, 0.0)
+
+
+PROBE = """
+import json, os, socket, subprocess, sys, urllib.error, urllib.request
+base = os.environ["OPENAI_BASE_URL"]
+root = base.split("/sessions/")[0]
+name = base.split("/")[-2]
+def call(method, url, body=None, **headers):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **headers}, method=method)
+    try:
+        return urllib.request.urlopen(request, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+said = {"messages": [{"role": "user", "content": "x"}], "model": sys.argv[1]}
+found = {
+    "its own reward": call("POST", base + "/reward", {"reward": 1.0}),
+    "its reward elsewhere": call("POST", root + f"/v1/sessions/{name}/reward", {"reward": 1.0}),
+    "another task": call("POST", root + "/v1/task", {}),
+    "giving up": call("DELETE", root + f"/v1/sessions/{name}"),
+    "metrics": call("GET", root + "/metrics"),
+    "another session": call("POST", root + "/sessions/e-0000000000000000/v1/chat/completions", said),
+    "a hidden path": call("POST", root + f"/sessions/{name}/v1/chat/completions/../../reward", {"reward": 1.0}),
+    "its models": call("GET", base + "/models"),
+    "an answer": call("POST", base + "/chat/completions", said, **{"x-kapelle-session": "e-0000000000000000"}),
+}
+try:
+    socket.create_connection(("1.1.1.1", 80), 2)
+    found["the network"] = "reached"
+except OSError:
+    found["the network"] = "closed"
+found["secrets"] = sorted(key for key in os.environ if "TOKEN" in key or "SECRET" in key)
+print(json.dumps(found))
+"""
+
+
+def test_a_program_in_a_sandbox_can_ask_for_answers_and_nothing_else(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_TOKEN", "a token of the server that no program may learn")
+    _, [episode] = played(play, settings(PROBE, tmp_path), ["words"])
+    assert episode.error is None
+    assert json.loads(episode.info["said"]) == {
+        "its own reward": 404,
+        "its reward elsewhere": 404,
+        "another task": 404,
+        "giving up": 404,
+        "metrics": 404,
+        "another session": 410,
+        "a hidden path": 404,
+        "its models": 200,
+        "an answer": 200,
+        "the network": "closed",
+        "secrets": [],
+    }
+    assert episode.rewards == {"first": 0.0}
+
+
+def test_an_agent_is_ended_when_its_time_is_over_and_what_it_did_counts(play: Play, tmp_path: Path) -> None:
+    program = (
+        f"{Path(AGENT).read_text()}\n    import time\n    print('now', flush=True)\n    time.sleep(600)\n"
+    )
+    made = settings(program, tmp_path, time_limit=2.0)
+    _, [episode] = played(play, made, ["```bash\necho hello > greeting.txt\n```", "Done."])
+    assert (episode.error, episode.rewards) == (None, {"first": 1.0})
+    assert "ended after 2 s" in str(episode.info["said"])
+
+
+def test_one_that_calls_nobody_says_why(play: Play, tmp_path: Path) -> None:
+    _, [episode] = played(play, settings("raise SystemExit('no key')", tmp_path), ["x"])
+    assert episode.error is not None
+    assert "was answered by nobody" in episode.error
+    assert "no key" in episode.error
+
+
+SCRIBE = """
+import json, sys
+sys.path.insert(0, "/agent")
+import mini_agent
+messages, wire = [{"role": "user", "content": sys.argv[2]}], []
+post = mini_agent.json.load
+mini_agent.json.load = lambda answer: wire.append(post(answer)) or wire[-1]
+for words in ("again", "once more"):
+    messages.append(mini_agent.ask(sys.argv[1], messages))
+    messages.append({"role": "user", "content": words})
+said = [(each["usage"], each["kapelle"]["weights_hash"], each["choices"][0]["message"]["content"]) for each in wire]
+json.dump([[used["prompt_tokens"], used["completion_tokens"], *rest] for used, *rest in said], open("wire.json", "w"))
+"""
+PAYS = """
+python3 -I -c "
+import json
+said = json.load(open('wire.json'))
+print(json.dumps(said))
+number = sum(map(ord, said[0][3]))
+open('/logs/verifier/reward.txt', 'w').write(str(number % 5 / 4))
+"
+"""
+
+
+@pytest.mark.slow
+def test_weights_move_only_where_the_agent_spoke_by_the_very_tokens_of_the_wire(tmp_path: Path) -> None:
+    """A step on the embedded model, by the example's own code: one agent of two is called."""
+    for name in ("greeting", "mean"):
+        shutil.copytree(f"{TASKS}/{name}", tmp_path / name / "task")
+    (tmp_path / "greeting/task/tests/test.sh").write_text(PAYS)
+    (tmp_path / "scribe.py").write_text(SCRIBE)
+    environment = {
+        "name": "coding_agent",
+        "path": str(tmp_path / "greeting"),
+        "test_path": str(tmp_path / "mean"),
+        "command": ["python3", "/agent/scribe.py", "{model}", "{instruction}"],
+        "files": [AGENT, str(tmp_path / "scribe.py")],
+    }
+    made = sections(
+        environment=environment,
+        workflow={"name": "external"},
+        team={
+            "agents": [{"name": "coder"}, {"name": "critic"}],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 6},
+        },
+        training={"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.0},
+    )
+    with Trainer(**made, observer=Watching()) as trainer:
+        before = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in ("coder", "critic")}
+        [step] = trainer.steps()
+        moved = {agent for agent in before if not same_bits(before[agent], trainer.engine.weights(agent))}
+    assert moved == {"coder"}, "the critic has said nothing"
+    assert step.metrics["parity/max"] < 1e-5, "the trainer scores the tokens that were sampled"
+    [group] = step.groups
+    assert len({episode.rewards["coder"] for episode in group.episodes}) > 1
+    for episode in group.episodes:
+        assert episode.error is None
+        first, second = episode.turns
+        assert json.loads(str(episode.info["tests_said"])) == [
+            [len(turn.prompt_ids), len(turn.completion_ids), turn.weights_hash, turn.text]
+            for turn in episode.turns
+        ], "what is trained on is what was answered on the wire"
+        assert (
+            second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
+            == first.prompt_ids + first.completion_ids
+        )
