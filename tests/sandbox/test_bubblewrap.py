@@ -226,10 +226,11 @@ def test_the_interpreter_can_be_reached(sandbox: Bubblewrap) -> None:
     assert result.stdout == b"True\n"
 
 
+@pytest.mark.parametrize("loopback", [True, False])
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bool) -> None:
-    program = filter_program(machine, children_counted=counted)
+def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bool, loopback: bool) -> None:
+    program = filter_program(machine, children_counted=counted, loopback=loopback)
     assert program is not None
     steps = list(struct.iter_unpack("=HBBI", program))
     # The kernel refuses more than 4096 steps, and jumps past the end.

@@ -17,6 +17,7 @@ import math
 import posixpath
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -402,6 +403,13 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 def check_room(room: Room) -> None:
     """Raise ConfigError or SandboxError for packages or files that programs in a sandbox could not read."""
+    python = Path(reachable_interpreter().path)
+    own = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if room.packages and python != Path(sys.executable).resolve() and python.name != own:
+        raise ConfigError(
+            f"`environment.packages` are of {own}, which the sandbox's user cannot start; it has {python}. Install {own} for all users, "
+            "or set `environment.packages: []`."
+        )
     for path in package_paths(room.packages):
         check_reachable(str(path))
     for shown in room.visible:
