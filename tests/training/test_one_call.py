@@ -149,7 +149,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"num_generations": 8},
-            r"Did you mean `algorithm=\{'name': 'grpo', 'group_size': …\}`",
+            "`num_generations: 8` is read as `algorithm.group_size: 8`, and `algorithm.group_size` is 2. Leave one",
         ),
         ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
         ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast'. It is a section"),

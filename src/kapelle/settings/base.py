@@ -6,10 +6,10 @@ field `name` identifies it; `runtime/plugins.py` finds the class for a name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 import pydantic
@@ -72,8 +72,6 @@ def _by_name(model: type[pydantic.BaseModel]) -> str:
 
 def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError) -> pydantic.ValidationError:
     """Return the error with the closest known name for every unknown one, and without links to pydantic's pages."""
-    from kapelle.settings.messages import known_keys
-
     details: list[InitErrorDetails] = []
     for problem in error.errors(include_url=False):
         said = problem["msg"]
@@ -83,6 +81,26 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
         kind = PydanticCustomError(problem["type"], "{said}", {"said": said})
         details.append({"type": kind, "loc": problem["loc"], "input": problem["input"]})
     return pydantic.ValidationError.from_exception_data(model.__name__, details)
+
+
+def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the section at a path; parts of the path that name no section are passed over."""
+    models: list[type[pydantic.BaseModel]] = [model]
+    for part in path:
+        models = [inner for found in fields_at(models, part) for inner in models_in(found)] or models
+    return list(dict.fromkeys(key for one in models for key in one.model_fields))
+
+
+def fields_at(models: Sequence[type[pydantic.BaseModel]], part: str) -> list[Any]:
+    """Return the types of the field `part` in those classes that have it."""
+    return [one.model_fields[part].annotation for one in models if part in one.model_fields]
+
+
+def models_in(annotation: Any) -> list[type[Settings]]:
+    """Return the classes of settings that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in models_in(inner)]
 
 
 # -------- Addresses of servers in settings: without secrets, because settings are stored, shown and quoted in errors.

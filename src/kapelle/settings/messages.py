@@ -13,7 +13,8 @@ import pydantic
 from kapelle.algorithm import algorithm_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.credentials import without_secrets
-from kapelle.settings.base import Settings
+from kapelle.settings.aliases import ROOTS, TABLE
+from kapelle.settings.base import Settings, fields_at, known_keys, models_in
 from kapelle.settings.overlays import COMMAND_LINE, PLUGGED
 from kapelle.settings.schema import RunConfig
 
@@ -75,11 +76,11 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("resume", "resume_from", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"
     ),
-    **dict.fromkeys(("learning_rate", "actor_lr"), "write `optimizer.lr=…`"),
+    "actor_lr": "write `optimizer.lr=…`",
     **dict.fromkeys(
         ("max_steps", "num_steps", "total_steps", "epochs", "num_train_epochs"), "write `training.steps=…`"
     ),
-    **dict.fromkeys(("num_generations", "rollout_n", "n_samples"), "write `algorithm.group_size=…`"),
+    **dict.fromkeys(("rollout_n", "n_samples"), "write `algorithm.group_size=…`"),
     **dict.fromkeys(("max_new_tokens", "max_completion_length"), "write `team.sampling.max_tokens=…`"),
     **dict.fromkeys(("use_lora", "peft", "lora"), "write `team.sharing=lora`; `team.lora` has its rank"),
     **dict.fromkeys(
@@ -92,6 +93,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("n_agents", "num_agents", "agents"), "write `team.agents=…`"),
     **dict.fromkeys(("save_steps", "save_every", "save_freq"), "write `checkpoint.every=…`"),
     **dict.fromkeys(("eval_steps", "eval_every", "test_freq"), "write `evaluation.every=…`"),
+    **{alias.name: f"write `{alias.ours[0]}=…`" for alias in TABLE if alias.ours and "." not in alias.name},
 }
 """Keys of other systems, and of the command line's own options → what says the same here."""
 
@@ -248,38 +250,19 @@ def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> li
     return [*keys, str(location[-1])] if missing else keys
 
 
-def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section at a path; parts of the path that name no section are passed over."""
-    models: list[type[pydantic.BaseModel]] = [model]
-    for part in path:
-        models = [inner for found in _at(models, part) for inner in models_in(found)] or models
-    return list(dict.fromkeys(key for one in models for key in one.model_fields))
-
-
 def _fields(model: type[Settings], path: Sequence[str]) -> list[Any]:
     """Return the types of the field at a path, of an entry where the path ends in its number."""
     models: list[type[Settings]] = [model]
     found: list[Any] = []
     for part in path:
         if not part.isdigit():
-            found = _at(models, part)
+            found = fields_at(models, part)
         models = [inner for annotation in found for inner in models_in(annotation)]
     return found
 
 
-def _at(models: Sequence[type[pydantic.BaseModel]], part: str) -> list[Any]:
-    return [one.model_fields[part].annotation for one in models if part in one.model_fields]
-
-
 def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) in (tuple, list) or any(map(_is_list, get_args(annotation)))
-
-
-def models_in(annotation: Any) -> list[type[Settings]]:
-    """Return the classes of settings that a field may hold."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return [annotation]
-    return [found for inner in get_args(annotation) for found in models_in(inner)]
 
 
 def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapping[str, str]) -> None:
@@ -294,9 +277,7 @@ def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapp
 
 ELSEWHERE = {
     "args": "training={'steps': …}",
-    "learning_rate": "optimizer={'lr': …}",
     "max_completion_length": "team={'sampling': {'max_tokens': …}}",
-    "num_generations": "algorithm={'name': 'grpo', 'group_size': …}",
     "per_device_train_batch_size": "training={'tasks_per_step': …}",
     "max_steps": "steps",
     "output_dir": "run_dir",
@@ -310,11 +291,11 @@ ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *
 
 
 def check_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> None:
-    """Raise ConfigError for the first of the words that is neither a section of a run nor a keyword of the call."""
+    """Raise ConfigError for the first of the words that is no section of a run, no keyword of the call, and no library's name for a setting."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     for word in words:
-        if word not in RunConfig.model_fields:
+        if word not in RunConfig.model_fields and word.partition(".")[0] not in ROOTS:
             raise ConfigError(f"`{name}` has no keyword '{word}'.{_meant(word, own)}")
 
 

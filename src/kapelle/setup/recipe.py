@@ -27,8 +27,9 @@ from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
-from kapelle.settings.base import AlgorithmSettings, Settings
-from kapelle.settings.messages import check_sections, explain, models_in, settings_named
+from kapelle.settings.aliases import DEFAULTS, read_aliases
+from kapelle.settings.base import AlgorithmSettings, Settings, models_in
+from kapelle.settings.messages import check_sections, explain, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -177,9 +178,6 @@ SECTIONS = {
 }
 """Sections whose settings belong to a class found by `name`."""
 
-DEFAULT_NAMES = {"engine": "local", "train_engine": "torch"}
-"""Sections that a recipe may leave out, and the `name` that they then get."""
-
 RESOLVED = RunConfig.model_fields.keys()
 """Sections that all resolved settings of a run have."""
 
@@ -283,7 +281,8 @@ def lay_over(
             "one of the folders that it makes, such as RUN/01-NAME."
         )
     merged.pop("stages", None)
-    return _resolved(merged, origin, _own(layers[0], merged), unused_real)
+    order = [source for source, _ in layers]
+    return _resolved(merged, origin, order, _own(layers[0], merged), unused_real)
 
 
 def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
@@ -330,7 +329,8 @@ def load_stages(
                 merge(own_values, parse_setting(setting), COMMAND_LINE, own_origin)
         resolved = stage.keys() >= RESOLVED
         by = frozenset[str]() if resolved else own
-        found.append((stage["name"], _resolved(own_values, own_origin, by, unused)))
+        order = [*(source for source, _ in layers), stage_source]
+        found.append((stage["name"], _resolved(own_values, own_origin, order, by, unused)))
     return tuple(found)
 
 
@@ -364,9 +364,15 @@ def _layered(
 
 
 def _resolved(
-    merged: dict[str, Any], origin: dict[str, str], own: frozenset[str], unused_real: bool
+    merged: dict[str, Any],
+    origin: dict[str, str],
+    order: Sequence[str],
+    own: frozenset[str],
+    unused_real: bool,
 ) -> Recipe:
-    notes = own_warmup_left_out(merged, origin, own)
+    """Return the recipe of merged values; `order` are their sources, those that are laid over others last."""
+    notes = read_aliases(merged, origin, order, SECTIONS)
+    notes += own_warmup_left_out(merged, origin, own)
     path = _path(merged)
     if unused_real and path != "embedded":
         note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
@@ -387,7 +393,7 @@ def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) 
     """
     check_sections(values, list(RunConfig.model_fields), origin or {})
     values = _without(values, _taken_back(RunConfig, values))
-    for section, name in DEFAULT_NAMES.items():
+    for section, name in DEFAULTS.items():
         given = values.get(section, {})
         if isinstance(given, Mapping):
             values = {**values, section: {"name": name, **given}}
@@ -430,7 +436,7 @@ def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") 
     for key, value in values.items():
         path = f"{at}{key}"
         if not at and key in SECTIONS:
-            if value is None and key in DEFAULT_NAMES:
+            if value is None and key in DEFAULTS:
                 found.append(path)
             elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
                 kind = SECTIONS[key](value["name"])

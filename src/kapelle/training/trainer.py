@@ -30,6 +30,7 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
+from kapelle.settings.aliases import read_aliases
 from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
 from kapelle.settings.dictionaries import (
     CheckpointDict,
@@ -71,7 +72,7 @@ from kapelle.settings.schema import (
 )
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare, rows_left_out
-from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.setup.recipe import SECTIONS, load_recipe, resolve
 from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
@@ -237,8 +238,13 @@ class CustomMetrics:
             self._say(f"the function of `metrics=` {what}; this is left out")
 
 
-def _config(config: RunConfig | None, said: Mapping[str, Any], given: dict[str, LanguageModel]) -> RunConfig:
-    """Return the settings of a run, from a config or from its sections; ConfigError for both, or for something else."""
+def _config(
+    config: RunConfig | None, said: Mapping[str, Any], given: dict[str, LanguageModel]
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the settings of a run, from a config or from its sections, and how names of other libraries were read.
+
+    ConfigError for both, or for something else.
+    """
     if isinstance(config, str):
         raise ConfigError(f"Trainer takes no name of a recipe. Write Trainer.from_recipe({config!r}).")
     if config is not None and not isinstance(config, RunConfig):
@@ -252,9 +258,11 @@ def _config(config: RunConfig | None, said: Mapping[str, Any], given: dict[str, 
             'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
         )
     if config is not None:
-        return config
-    check_keywords(Trainer.__init__, "Trainer", said)
-    return resolve(name_model(said, given))
+        return config, ()
+    sections = name_model(said, given)
+    notes = read_aliases(sections, {}, (), SECTIONS)
+    check_keywords(Trainer.__init__, "Trainer", sections)
+    return resolve(sections), notes
 
 
 class Trainer:
@@ -285,7 +293,9 @@ class Trainer:
         given, said = dict(models or {}), dict[str, Any](**sections)
         self.observer = observer or Silent()
         engine = engine_of(said, engine, run_dir, self.observer)
-        self.config = _config(config, said, given)
+        self.config, notes = _config(config, said, given)
+        for note in notes:
+            self._note(note, observer)
         if run_dir is None and self.config.trackers:
             raise ConfigError(
                 f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
@@ -346,11 +356,16 @@ class Trainer:
         recipe = load_recipe(name, overlays, settings, real=real)
         observer: Observer | None = options.get("observer")
         for note in recipe.notes:
-            if observer is None:
-                warnings.warn(note, stacklevel=2)
-            else:
-                observer.phase("recipe", note)
+            cls._note(note, observer)
         return cls(recipe.config, origin=recipe.origin, **options)
+
+    @staticmethod
+    def _note(note: str, observer: Observer | None) -> None:
+        """Say something about the settings, to who watches or else as a warning."""
+        if observer is None:
+            warnings.warn(note, stacklevel=3)
+        else:
+            observer.phase("recipe", note)
 
     @classmethod
     def from_run(cls, path: str | Path, *settings: str, **options: Any) -> Trainer:
