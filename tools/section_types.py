@@ -25,7 +25,7 @@ HEAD = '''"""Sections of the settings as plain dictionaries, for editors and typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 {imports}
@@ -78,6 +78,24 @@ def dictionary(name: str) -> str:
     return f"{name.removesuffix('Config')}Dict"
 
 
+def theirs() -> str:
+    """Return the dictionary of the names that other libraries have for settings, as keywords."""
+    from kapelle.settings.aliases import ROOTS, TABLE
+
+    flat = {alias.name: alias for alias in TABLE if "." not in alias.name}
+    lines = [
+        "class TheirNames(TypedDict, total=False):",
+        '    """Settings by the names of other libraries: `settings.aliases`."""\n',
+    ]
+    for name in sorted(ROOTS):
+        alias = flat.get(name)
+        lines.append(f"    {name}: {'Mapping[str, object]' if alias is None else 'object'}")
+        read = ", ".join(f"`{path}`" for path in alias.ours) if alias else ""
+        says = f"Of {alias.library}: {read or 'left out'}." if alias else "Of verl, nested as there."
+        lines.append(f'    """{says}"""')
+    return "\n".join(lines) + "\n"
+
+
 def written() -> str:
     """Return the module's text."""
     files = sorted(path.name for path in SETTINGS.glob("*.py") if path != TARGET)
@@ -122,7 +140,7 @@ def written() -> str:
                 lines.append(f'    """{each.value.value}"""')
             before = each
         parts.append("\n".join(lines) + "\n")
-    body = "\n\n".join(parts)
+    body = "\n\n".join([*parts, theirs()])
     types = {"schema.py": ("DType", "Schedule")}
     imports = []
     for file, nodes in modules.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -35,6 +35,7 @@ from kapelle.environments.rewarded import (
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.runs.writer import new_folder
 from kapelle.runtime.ranks import launched_rank
+from kapelle.settings.aliases import ARGUMENTS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
 from kapelle.settings.messages import check_keywords
 from kapelle.settings.schema import AgentConfig
@@ -130,9 +131,12 @@ def train(
     `question_field` is the column of questions, `dataset_config` a configuration of a hub's data set.
     The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
     run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
-    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on. Raises the errors of `Trainer`.
+    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
+    `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
+    observer = observer or Watch(Lines(sys.stdout))
+    dataset, reward, run_dir = _renamed(own, observer, dataset=dataset, reward=reward, run_dir=run_dir)
     if isinstance(steps, bool):
         raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
     check_keywords(train, "kapelle.train", own)
@@ -172,7 +176,7 @@ def train(
         evaluation = {"before_and_after": False, **evaluation}
     with ExitStack() as failing:
         if isinstance(run_dir, RunDir):
-            run_dir = failing.enter_context(new_folder(_named(own.get("name"), dataset)))
+            run_dir = failing.enter_context(new_folder(_named(own.get("name", own.get("run_name")), dataset)))
             kept = f"the run is kept in {run_dir}"
         else:
             kept = ""
@@ -186,7 +190,7 @@ def train(
             evaluation=evaluation,
             run_dir=run_dir,
             resume=resume,
-            observer=observer or Watch(Lines(sys.stdout)),
+            observer=observer,
             metrics=metrics,
             **own,
         )
@@ -222,6 +226,23 @@ def _named(name: object, dataset: Dataset) -> str:
     if isinstance(name, str) and name:
         return name
     return Path(dataset).stem if isinstance(dataset, str | Path) else "run"
+
+
+def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
+    """Return our keywords, with the values that `own` has for them by TRL's names, which are removed there."""
+    for name, ours in ARGUMENTS.items():
+        if name not in own:
+            continue
+        value = given[ours]
+        if (
+            value is not None
+            and not isinstance(value, RunDir)
+            and not (isinstance(value, tuple) and not value)
+        ):
+            raise ConfigError(f"`{name}` is read as `{ours}`, and both are given. Leave one out.")
+        given[ours] = own.pop(name)
+        observer.phase("recipe", f"{name} is read as {ours}")
+    return iter(given.values())
 
 
 def _environment(

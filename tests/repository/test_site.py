@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tools import alias_table as alias_page
 from tools.check_links import anchors
 from tools.docs_site.check import faults
 from tools.docs_site.diagrams import DRAWINGS, file_of
@@ -25,6 +26,7 @@ from tools.docs_site.notebooks import pages as tutorials
 from tools.docs_site.reference import cli_page, keys, plugin_page, run_page, undocumented
 from tools.docs_site.settings_table import meaning
 
+from kapelle.settings.aliases import TABLE
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import SamplingConfig as Sampled
 from kapelle.setup.recipe import load_recipe
@@ -176,7 +178,9 @@ def ours(page: str) -> Iterator[str]:
 def test_every_setting_of_ours_on_the_coming_from_pages_exists() -> None:
     known = keys()
     pages = [
-        page for page in sorted((ROOT / "docs" / "coming_from").glob("*.md")) if page.name != "README.md"
+        page
+        for page in sorted((ROOT / "docs" / "coming_from").glob("*.md"))
+        if page.name not in ("README.md", "names.md")
     ]
     assert len(pages) >= 7
     named = {page.name: list(ours(page.read_text(encoding="utf-8"))) for page in pages}
@@ -186,6 +190,29 @@ def test_every_setting_of_ours_on_the_coming_from_pages_exists() -> None:
         if (missing := [key for key in all_ if key not in known])
     } == {}
     assert all(len(all_) >= 10 for all_ in named.values())
+
+
+def test_the_page_of_names_that_are_read_is_the_table() -> None:
+    assert alias_page.PAGE.read_text(encoding="utf-8") == alias_page.written()
+
+
+def test_the_pages_on_other_libraries_agree_with_the_table_of_names() -> None:
+    wrong = []
+    for page, libraries in (("trl", {"TRL"}), ("verl", {"verl"}), ("comlrl", {"CoMLRL", "TRL"})):
+        text = (ROOT / "docs" / "coming_from" / f"{page}.md").read_text(encoding="utf-8")
+        shown = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("| `")]
+        for alias in TABLE:
+            last = alias.name.rpartition(".")[2]
+            rows = [cells for cells in shown if last in re.findall(r"\w+", cells[1])]
+            said = " ".join(cell for cells in rows for cell in cells[3:])
+            if (
+                alias.library in libraries
+                and alias.ours
+                and rows
+                and not any(path in said for path in alias.ours)
+            ):
+                wrong.append((page, alias.name))
+    assert wrong == []
 
 
 THEIRS = tomllib.loads((ROOT / "tests" / "repository" / "their_settings.toml").read_text(encoding="utf-8"))

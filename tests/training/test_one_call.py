@@ -144,7 +144,14 @@ def broken(completion: str) -> float:
         ((ROWS, lambda anwser: 0.0), {}, "Did you mean 'answer'"),
         ((ROWS, vowel), {"stepz": 3}, "`kapelle.train` has no keyword 'stepz'. Did you mean 'steps'"),
         ((ROWS,), {"rewards": vowel}, "no keyword 'rewards'. Did you mean 'reward'"),
-        ((ROWS, vowel), {"reward_funcs": vowel}, "no keyword 'reward_funcs'. Did you mean `reward`"),
+        (
+            (ROWS, vowel),
+            {"reward_funcs": vowel},
+            "`reward_funcs` is read as `reward`, and both are given. Leave one",
+        ),
+        ((), {"train_dataset": "nowhere.jsonl", "reward_fn": vowel}, "there is no /.*/nowhere.jsonl"),
+        ((ROWS, vowel), {"steps": 3, "max_steps": 4}, "`max_steps: 4` is read as `training.steps: 4`, and"),
+        ((ROWS, vowel), {"args": {}}, r"no keyword 'args'. Did you mean `training=\{'steps': …\}`"),
         ((ROWS, vowel), {"lr": 1.0}, r"Did you mean `optimizer=\{'lr': …\}`"),
         (
             (ROWS, vowel),

@@ -16,7 +16,7 @@ from typing import Any
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings, models_in
-from kapelle.settings.overlays import COMMAND_LINE, PLUGGED, merge, replace_origin
+from kapelle.settings.overlays import COMMAND_LINE, PLUGGED, leaves, merge, replace_origin
 from kapelle.settings.schema import RunConfig
 
 Convert = Callable[[Any, "Names"], Mapping[str, Any]]
@@ -221,6 +221,10 @@ def _completions(value: Any, names: Names) -> Mapping[str, Any]:
     ranks = 1 if started is None else started.size
     accumulated = names.number("gradient_accumulation_steps")
     batches = names.number("steps_per_generation", accumulated)
+    if accumulated < 1:
+        raise ValueError(
+            f"`gradient_accumulation_steps` cannot be {accumulated:g}: it is a number of batches from 1"
+        )
     count = number(value, "per_device_train_batch_size") * ranks * batches
     group = _group(names)
     said = f"{count:g} completions of a step ({value} per device × {batches:g} batches × {ranks} processes), {group:g} of each task,"
@@ -253,17 +257,41 @@ def _generated(value: Any, names: Names) -> Mapping[str, Any]:
     return {"training.tasks_per_step": _whole(number(value, "generation_batch_size") / group, f"{value} completions, {group:g} of each task,", "tasks")}  # fmt: skip
 
 
-def _steps(name: str) -> Convert:
-    """Optimiser steps → steps of ours, of which each may take several; -1 goes by epochs."""
+_BY_STEPS = ("max_steps", "trainer.total_training_steps")
+_BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
+"""Names of the two ways to say how long a run is. Where one source says both, steps count, as they do there."""
+
+
+def _epochs(name: str) -> Convert:
+    """Passes over the tasks, unless a number of steps counts."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        count, each = number(value, name), _updates(names)
-        if count == -1:
+        rank = names.rank(names.sources[name])
+        if any(
+            names.theirs.get(each, -1) != -1 and names.rank(names.sources[each]) >= rank for each in _BY_STEPS
+        ):
             return {}
-        if each == 1:
-            return {"training.steps": value, **_by_steps(names)}
-        said = f"{value} optimiser steps, {each:g} in each step,"
-        return {"training.steps": _whole(count / each, said, "steps"), **_by_steps(names)}
+        return {"training.epochs": value}
+
+    return convert
+
+
+def _steps(name: str, *, optimiser: bool = True) -> Convert:
+    """Optimiser steps, or batches → steps of ours, of which each may take several; -1 goes by epochs."""
+
+    def convert(value: Any, names: Names) -> Mapping[str, Any]:
+        count, each = number(value, name), _updates(names) if optimiser else 1
+        rank = names.rank(names.sources[name])
+        if count == -1 or any(
+            names.rank(names.sources[other]) > rank for other in _BY_EPOCHS if other in names.theirs
+        ):
+            return {}
+        steps = (
+            value
+            if each == 1
+            else _whole(count / each, f"{value} optimiser steps, {each:g} in each step,", "steps")
+        )
+        return {"training.steps": steps, **_by_steps(names)}
 
     return convert
 
@@ -290,16 +318,14 @@ def _warmup(name: str) -> Convert:
     return convert
 
 
-def _betas(place: int) -> Convert:
-    def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        first, second = names.value("optimizer.betas")
-        first = names.theirs.get("adam_beta1", first)
-        return {"optimizer.betas": [first, names.theirs.get("adam_beta2", second)]}
-
-    return convert
+def _betas(value: Any, names: Names) -> Mapping[str, Any]:
+    first, second = names.value("optimizer.betas")
+    return {
+        "optimizer.betas": [names.theirs.get("adam_beta1", first), names.theirs.get("adam_beta2", second)]
+    }
 
 
-def _clip(name: str, upper: str) -> Convert:
+def _clip(upper: str) -> Convert:
     """One bound for both sides, unless the upper one has its own."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
@@ -372,12 +398,15 @@ def _minibatches(value: Any, names: Names) -> Mapping[str, Any]:
 
 
 def _truth(path: str, yes: Any, no: Any = NOTHING) -> Convert:
-    """True becomes a value; false another one, or what holds anyway."""
+    """True becomes a value, or is refused; false becomes another one, or what holds anyway."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 (said to the user as what is wrong with a value)
         chosen = yes if value else no
+        if callable(chosen):
+            refused: Mapping[str, Any] = chosen(value, names)
+            return refused
         return {} if chosen is NOTHING else {names.first(path): chosen}
 
     return convert
@@ -392,6 +421,19 @@ def _vllm_size(value: Any, names: Names) -> Mapping[str, Any]:
     return {"engine.options": {**({} if options is NOTHING else options), "tensor_parallel_size": int(value)}}
 
 
+def _buffer(value: Any, names: Names) -> Mapping[str, Any]:
+    turns = names.number("num_turns")
+    tasks = _whole(
+        number(value, "rollout_buffer_size") / turns, f"{value} samples of {turns:g} turns", "tasks"
+    )
+    return {"training.tasks_per_step": tasks}
+
+
+def _batches_of_warmup(value: Any, names: Names) -> Mapping[str, Any]:
+    count = number(value, "lr_warmup_steps")
+    return {} if count == -1 else {"optimizer.warmup_steps": int(count * _updates(names))}
+
+
 def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
     if number(value, "lora_rank") == 0:
         return {"team.sharing": "shared"}
@@ -400,36 +442,227 @@ def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
 
 # -------- The table. Rows are read in this order: a conversion sees what the rows above it have set.
 
-_NO_TOP_K = ("no top-k is 0 here", -1, None)
-_OURS_ONLY = "processes are started by `--launch torchrun --processes N`, and a recipe does not name them; leave it out"
-
 
 def _same(library: str, *pairs: tuple[str, str]) -> Iterator[Alias]:
+    """Yield names of settings that mean the same and count in the same unit."""
     for name, path in pairs:
         yield Alias(name, (path,), library, _is(path))
 
 
+def _ignored(library: str, why: str, *names: str) -> Iterator[Alias]:
+    """Yield names that change nothing here."""
+    for name in names:
+        yield Alias(name, (), library, _left_out, why)
+
+
+def _every() -> Iterator[Alias]:
+    """What kapelle itself calls by a short name."""
+    yield Alias(
+        "epochs", ("training.epochs",), "kapelle", _epochs("epochs"), "passes over the tasks of training"
+    )
+
+
 def _trl() -> Iterator[Alias]:
-    """Names of TRL, and of the transformers arguments that it inherits."""
+    """Names of TRL, and of the transformers and PEFT arguments that come with it."""
+    yield Alias("use_vllm", ("engine.name",), "TRL", _truth("engine.name", "vllm"), "true is `vllm`")
     yield from _same(
         "TRL",
+        ("model_name_or_path", "model.path"),
+        ("dataset_name", "environment.path"),
         ("learning_rate", "optimizer.lr"),
         ("num_generations", "algorithm.group_size"),
         ("max_completion_length", "team.sampling.max_tokens"),
         ("temperature", "team.sampling.temperature"),
         ("top_p", "team.sampling.top_p"),
+        ("num_iterations", "algorithm.epochs"),
+        ("delta", "algorithm.loss.dual_clip"),
+        ("importance_sampling_level", "algorithm.loss.level"),
+        ("entropy_coef", "algorithm.loss.entropy_coefficient"),
+        ("off_policy_mask_threshold", "algorithm.loss.sequence_mask"),
+        ("sapo_temperature_pos", "algorithm.loss.tau_positive"),
+        ("sapo_temperature_neg", "algorithm.loss.tau_negative"),
+        ("label_smoothing", "algorithm.label_smoothing"),
+        ("weight_decay", "optimizer.weight_decay"),
+        ("adam_epsilon", "optimizer.eps"),
+        ("warmup_steps", "optimizer.warmup_steps"),
+        ("gradient_checkpointing", "training.gradient_checkpointing"),
+        ("tf32", "model.tf32"),
+        ("lora_r", "team.lora.rank"),
+        ("lora_alpha", "team.lora.alpha"),
+        ("lora_dropout", "team.lora.dropout"),
+        ("lora_target_modules", "team.lora.targets"),
+        ("save_total_limit", "checkpoint.keep"),
+        ("save_steps", "checkpoint.every"),
+        ("eval_steps", "evaluation.every"),
+        ("max_tool_calling_iterations", "environment.max_turns"),
+        ("run_name", "name"),
     )
+    yield Alias("max_prompt_length", ("tasks.max_prompt_tokens",), "TRL", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out; none is cut")  # fmt: skip
+    yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip
+    yield Alias("beta", ("algorithm.loss.kl_coefficient", "algorithm.beta"), "TRL", _is("algorithm.beta", "algorithm.loss.kl_coefficient"), "the penalty's coefficient; with `dpo` its β")  # fmt: skip
+    yield Alias("epsilon", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "TRL", _clip("epsilon_high"), "both, unless `epsilon_high` is given")  # fmt: skip
     yield Alias(
-        "beta",
-        ("algorithm.loss.kl_coefficient", "algorithm.beta"),
-        "TRL",
-        _is("algorithm.beta", "algorithm.loss.kl_coefficient"),
-        "the penalty's coefficient; of `dpo` its β",
+        "epsilon_high", ("algorithm.loss.clip_high",), "TRL", _unless("algorithm.loss.clip_high", None)
     )
+    yield Alias("loss_type", ("algorithm.loss.aggregation", "algorithm.loss.kind", "algorithm.kind"), "TRL", _loss_type, "`dapo` and `bnpo`: `token_mean`; `grpo`: `sequence_mean`; `dr_grpo`: `sequence_sum` over `team.sampling.max_tokens`; `cispo`, `sapo`; of `dpo`: `sigmoid`, `ipo`")  # fmt: skip
+    yield Alias("scale_rewards", ("algorithm.scale",), "TRL", _one_of("algorithm.scale", {True: "std", "group": "std", False: "none", "none": "none"}, ". For `batch` set `algorithm.name: reinforce_plus_plus`"), "`group` is `std`")  # fmt: skip
+    yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep"), "true is `mask`")  # fmt: skip
+    # Completions → tasks: the group's size is known by now.
+    yield Alias("per_device_train_batch_size", ("training.tasks_per_step", "algorithm.minibatches"), "TRL", _completions, "it counts completions: times `gradient_accumulation_steps` and processes, divided by `num_generations`")  # fmt: skip
+    yield Alias("gradient_accumulation_steps", ("training.tasks_per_step",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size`")  # fmt: skip
+    yield Alias("steps_per_generation", ("algorithm.minibatches",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size` in place of `gradient_accumulation_steps`; their quotient is `algorithm.minibatches`")  # fmt: skip
+    yield Alias("generation_batch_size", ("training.tasks_per_step",), "TRL", _generated, "it counts completions: divided by `num_generations`")  # fmt: skip
+    yield Alias("num_train_epochs", ("training.epochs",), "TRL", _epochs("num_train_epochs"), "passes over the tasks; `max_steps` comes first")  # fmt: skip
+    yield Alias("max_steps", ("training.steps",), "TRL", _steps("max_steps"), "optimiser steps: divided by those in one step of ours; -1 goes by epochs")  # fmt: skip
+    yield Alias("warmup_ratio", ("optimizer.warmup_steps",), "TRL", _warmup("warmup_ratio"), "a share of all optimiser steps")  # fmt: skip
+    yield Alias("adam_beta1", ("optimizer.betas",), "TRL", _betas, "the first of two")
+    yield Alias("adam_beta2", ("optimizer.betas",), "TRL", _betas, "the second of two")
+    yield Alias("max_grad_norm", ("optimizer.max_grad_norm",), "TRL", _unless("optimizer.max_grad_norm", 0, becomes=None), "0 is null here")  # fmt: skip
+    yield Alias("lr_scheduler_type", ("optimizer.schedule",), "TRL", _one_of("optimizer.schedule", {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}))  # fmt: skip
+    eight = dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw_8bit")
+    paged = dict.fromkeys(("paged_adamw_8bit", "paged_adamw_bnb_8bit"), "paged_adamw_8bit")
+    plain = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused"), "adamw")
+    yield Alias("optim", ("optimizer.name",), "TRL", _one_of("optimizer.name", plain | eight | paged), "`adamw_torch` is `adamw`")  # fmt: skip
+    yield Alias("bf16", ("model.dtype",), "TRL", _truth("model.dtype", "bfloat16"), "true is `bfloat16`")
+    yield Alias("fp16", ("model.dtype",), "TRL", _truth("model.dtype", "float16"), "true is `float16`")
+    for name in ("dtype", "torch_dtype"):
+        yield Alias(name, ("model.dtype",), "TRL", _one_of("model.dtype", {each: each for each in ("float32", "bfloat16", "float16")}))  # fmt: skip
+    yield Alias("load_in_4bit", ("model.quantization",), "TRL", _truth("model.quantization", "nf4"), "true is `nf4`")  # fmt: skip
+    yield Alias("load_in_8bit", (), "TRL", _truth("model.quantization", _refused("frozen weights are held in 4 bits here (`model.quantization: nf4`) or whole")), "true is refused: `model.quantization: nf4` has 4 bits")  # fmt: skip
+    yield Alias("use_peft", ("team.sharing",), "TRL", _truth("team.sharing", "lora", "shared"), "true is `lora`, false `shared`: all weights")  # fmt: skip
+    yield Alias("vllm_mode", (), "TRL", _one_of("engine.server", {"colocate": {}}, ". For a server set `engine.server`"), "`colocate` is the default; for a server set `engine.server`")  # fmt: skip
+    yield Alias("vllm_tensor_parallel_size", ("engine.options",), "TRL", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
+    yield Alias("report_to", ("trackers",), "TRL", _trackers(("none", "")), "a name or a list; `none` is no tracker; kept on this machine unless `trackers.0.offline: false`")  # fmt: skip
+    yield Alias("sync_ref_model", ("algorithm.reference_every",), "TRL", _truth("algorithm.reference_every", _refused("theirs mixes the policy into the reference. Here `algorithm.reference_every: N` copies it every N steps")), "true is refused: `algorithm.reference_every` copies, theirs mixes")  # fmt: skip
+    yield Alias("eval_strategy", ("evaluation.every",), "TRL", _one_of("evaluation.every", {"steps": {}, "no": 0}, ". Set `evaluation.every`, in steps"), "`no` is 0")  # fmt: skip
+    yield Alias("save_strategy", (), "TRL", _one_of("checkpoint.every", {"steps": {}}, ". Set `checkpoint.every`, in steps"), "checkpoints are always kept")  # fmt: skip
+    yield from _ignored("TRL", "every step is recorded", "logging_steps", "logging_strategy", "logging_first_step", "log_completions")  # fmt: skip
+    yield from _ignored("TRL", "nothing here depends on it", "remove_unused_columns", "disable_tqdm", "dataloader_num_workers")  # fmt: skip
+    yield from _ignored("TRL", "`engine.kv_gib` bounds vLLM's cache, in GiB", "vllm_gpu_memory_utilization")
 
 
-TABLE: tuple[Alias, ...] = (*_trl(),)
+def _comlrl() -> Iterator[Alias]:
+    """Names of CoMLRL that TRL has not."""
+    yield from _same(
+        "CoMLRL",
+        ("num_agents", "team.agents"),
+        ("agent_learning_rate", "optimizer.lr"),
+        ("critic_learning_rate", "optimizer.critic_lr"),
+        ("joint_mode", "algorithm.joint"),
+        ("num_turns", "workflow.rounds"),
+        ("discount", "algorithm.gae.gamma_turn"),
+        ("max_new_tokens", "team.sampling.max_tokens"),
+        ("value_clip_range", "algorithm.value_loss.clip"),
+        ("value_loss_coef", "algorithm.value_loss.coefficient"),
+        ("dpo_beta", "algorithm.beta"),
+        ("preference_num_candidates", "algorithm.group_size"),
+        ("eval_interval", "evaluation.every"),
+        ("eval_num_samples", "evaluation.problems_while_training"),
+    )
+    yield Alias("advantage_normalization", ("algorithm.scale",), "CoMLRL", _truth("algorithm.scale", "std", "none"), "true is `std`")  # fmt: skip
+    yield Alias("advantage_mode", (), "CoMLRL", _one_of("algorithm.name", {"mean": {}}, ". For others set `algorithm.name`: `rloo`, `remax`"), "`mean` is the default")  # fmt: skip
+    yield Alias("reference_kl_enabled", ("algorithm.loss.kl_coefficient",), "CoMLRL", _kl("reference_kl_coef", "reference_kl_enabled", 0.1), "false is 0")  # fmt: skip
+    yield Alias("reference_kl_coef", ("algorithm.loss.kl_coefficient",), "CoMLRL", _kl("reference_kl_coef", "reference_kl_enabled", 0.1), "0 unless `reference_kl_enabled`")  # fmt: skip
+    yield Alias("rollout_buffer_size", ("training.tasks_per_step",), "CoMLRL", _buffer, "it counts turns: divided by `num_turns`")  # fmt: skip
+    yield Alias("parallel_training", (), "CoMLRL", _one_of("team", {"none": {}, None: {}}, ". Set `team.agents[].weights.device`"), "`none`; otherwise `team.agents[].weights.device`")  # fmt: skip
+
+
+def _verl() -> Iterator[Alias]:
+    """Names of verl, dotted."""
+    actor, rollout, model = (
+        "actor_rollout_ref.actor",
+        "actor_rollout_ref.rollout",
+        "actor_rollout_ref.model",
+    )
+    group = {
+        "algorithm.name": "reinforce_plus_plus",
+        "algorithm.baseline": "group",
+    }  # compares attempts: `rollout.n` says how many
+    estimators: dict[str, Any] = {"gae": "ppo", "reinforce_plus_plus_baseline": group}
+    estimators |= {each: each for each in ("grpo", "rloo", "remax", "opo", "reinforce_plus_plus")}
+    yield Alias("algorithm.adv_estimator", ("algorithm.name",), "verl", _one_of("algorithm.name", estimators), "`gae` is `ppo`; others by the same name")  # fmt: skip
+    yield Alias(f"{rollout}.name", ("engine.name",), "verl", _one_of("engine.name", {"vllm": "vllm", "hf": "local"}), "`hf` is `local`")  # fmt: skip
+    yield Alias(f"{actor}.strategy", ("train_engine.name",), "verl", _one_of("train_engine.name", {"fsdp": "fsdp", "fsdp2": "fsdp"}))  # fmt: skip
+    yield from _same(
+        "verl",
+        (f"{model}.path", "model.path"),
+        ("data.train_files", "environment.path"),
+        ("data.val_files", "environment.eval_path"),
+        ("data.train_batch_size", "training.tasks_per_step"),
+        ("data.max_response_length", "team.sampling.max_tokens"),
+        (f"{rollout}.n", "algorithm.group_size"),
+        (f"{rollout}.temperature", "team.sampling.temperature"),
+        (f"{rollout}.top_p", "team.sampling.top_p"),
+        (f"{actor}.ppo_epochs", "algorithm.epochs"),
+        (f"{actor}.ppo_max_token_len_per_gpu", "training.microbatch_tokens"),
+        (f"{actor}.clip_ratio_c", "algorithm.loss.dual_clip"),
+        (f"{actor}.entropy_coeff", "algorithm.loss.entropy_coefficient"),
+        (f"{actor}.optim.lr", "optimizer.lr"),
+        (f"{actor}.optim.weight_decay", "optimizer.weight_decay"),
+        (f"{actor}.grad_clip", "optimizer.max_grad_norm"),
+        (f"{model}.lora_alpha", "team.lora.alpha"),
+        (f"{model}.target_modules", "team.lora.targets"),
+        (f"{model}.enable_gradient_checkpointing", "training.gradient_checkpointing"),
+        (f"{rollout}.val_kwargs.n", "evaluation.samples"),
+        (f"{rollout}.multi_turn.max_assistant_turns", "environment.max_turns"),
+        (f"{rollout}.multi_turn.format", "environment.form"),
+        ("algorithm.lam", "algorithm.gae.lam"),
+        ("critic.optim.lr", "optimizer.critic_lr"),
+        ("critic.model.path", "team.critic_model"),
+        ("critic.cliprange_value", "algorithm.value_loss.clip"),
+        ("trainer.experiment_name", "name"),
+        ("trainer.val_before_train", "evaluation.before_and_after"),
+        ("trainer.max_actor_ckpt_to_keep", "checkpoint.keep"),
+    )
+    yield Alias("algorithm.gamma", ("algorithm.gae.gamma_token",), "verl", _is("algorithm.gae.gamma_token"), "of tokens; between turns it is `algorithm.gae.gamma_turn`")  # fmt: skip
+    yield Alias("algorithm.norm_adv_by_std_in_grpo", ("algorithm.scale",), "verl", _truth("algorithm.scale", "std", "none"), "true is `std`")  # fmt: skip
+    for name in ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"):
+        yield Alias(name, ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward"), "verl", _kl_in_reward, "the coefficient where `algorithm.use_kl_in_reward` is true, else 0")  # fmt: skip
+    for name in (f"{actor}.use_kl_loss", f"{actor}.kl_loss_coef"):
+        yield Alias(name, ("algorithm.loss.kl_coefficient",), "verl", _kl(f"{actor}.kl_loss_coef", f"{actor}.use_kl_loss", 0.001), "the coefficient where `use_kl_loss` is true, else 0")  # fmt: skip
+    yield Alias(f"{actor}.kl_loss_type", ("algorithm.loss.kl_estimator",), "verl", _one_of("algorithm.loss.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}), "`low_var_kl` is `k3`, `mse` is `k2`")  # fmt: skip
+    yield Alias(f"{actor}.clip_ratio", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "verl", _clip(f"{actor}.clip_ratio_high"), "both, unless `clip_ratio_high` is given")  # fmt: skip
+    yield from _same("verl", (f"{actor}.clip_ratio_low", "algorithm.loss.clip_low"), (f"{actor}.clip_ratio_high", "algorithm.loss.clip_high"))  # fmt: skip
+    loss = "algorithm.loss"
+    means: dict[str, Any] = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
+    means["seq-mean-token-sum"] = {f"{loss}.aggregation": "sequence_sum", f"{loss}.constant": 1}
+    yield Alias(f"{actor}.loss_agg_mode", (f"{loss}.aggregation",), "verl", _one_of(f"{loss}.aggregation", means), "`seq-mean-token-mean` is `sequence_mean`")  # fmt: skip
+    yield Alias(f"{actor}.ppo_mini_batch_size", ("algorithm.minibatches",), "verl", _minibatches, "a size, in prompts, there; a number of parts here")  # fmt: skip
+    yield Alias(f"{rollout}.top_k", ("team.sampling.top_k",), "verl", _unless("team.sampling.top_k", -1, becomes=0), "no top-k is 0 here")  # fmt: skip
+    yield Alias(f"{rollout}.val_kwargs.do_sample", ("evaluation.greedy",), "verl", _truth("evaluation.greedy", False, True), "its opposite")  # fmt: skip
+    yield Alias(f"{rollout}.tensor_model_parallel_size", ("engine.options",), "verl", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
+    yield Alias(f"{model}.lora_rank", ("team.lora.rank", "team.sharing"), "verl", _lora_rank, "0 is `team.sharing: shared`: all weights")  # fmt: skip
+    yield Alias("data.max_prompt_length", ("tasks.max_prompt_tokens",), "verl", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out")  # fmt: skip
+    yield Alias("trainer.total_epochs", ("training.epochs",), "verl", _epochs("trainer.total_epochs"), "passes over the tasks; `trainer.total_training_steps` comes first")  # fmt: skip
+    yield Alias("trainer.total_training_steps", ("training.steps",), "verl", _steps("trainer.total_training_steps", optimiser=False), "steps of one batch each, as here")  # fmt: skip
+    yield Alias(f"{actor}.optim.lr_warmup_steps", ("optimizer.warmup_steps",), "verl", _batches_of_warmup, "steps of one batch each there, optimiser steps here; -1 is unset")  # fmt: skip
+    yield Alias(f"{actor}.optim.lr_warmup_steps_ratio", ("optimizer.warmup_steps",), "verl", _warmup(f"{actor}.optim.lr_warmup_steps_ratio"), "a share of all optimiser steps")  # fmt: skip
+    yield Alias(f"{actor}.optim.warmup_style", ("optimizer.schedule",), "verl", _one_of("optimizer.schedule", {"constant": "constant", "cosine": "cosine"}))  # fmt: skip
+    yield Alias("trainer.critic_warmup", ("training.critic_warmup",), "verl", lambda value, _: {"training.critic_warmup": max(0, int(number(value, "trainer.critic_warmup")) - 1)}, "verl counts steps from 1: n leaves out n − 1")  # fmt: skip
+    yield Alias("trainer.save_freq", ("checkpoint.every",), "verl", _unless("checkpoint.every", -1), "-1 is unset: checkpoints are always kept")  # fmt: skip
+    yield Alias("trainer.test_freq", ("evaluation.every",), "verl", _unless("evaluation.every", -1, becomes=0), "-1 is 0 here")  # fmt: skip
+    yield Alias("trainer.logger", ("trackers",), "verl", _trackers(("console", "file")), "the console and files are always there")  # fmt: skip
+    yield Alias("trainer.project_name", ("trackers",), "verl", _left_out, "the project of the trackers in `trainer.logger`")  # fmt: skip
+    for name in ("trainer.nnodes", "trainer.n_gpus_per_node"):
+        yield Alias(name, (), "verl", _one_of("ray", {1: {}}, ". Processes are started by `--launch torchrun --processes N`"), "1; others are started by `--launch torchrun --processes N`")  # fmt: skip
+    split = "results do not depend on how a batch is split; `training.microbatch_tokens` bounds memory"
+    yield from _ignored("verl", split, f"{actor}.ppo_micro_batch_size_per_gpu", f"{actor}.use_dynamic_bsz", f"{rollout}.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu")  # fmt: skip
+    yield from _ignored("verl", "texts are never padded here", f"{model}.use_remove_padding")
+    yield from _ignored(
+        "verl", "`engine.kv_gib` bounds vLLM's cache, in GiB", f"{rollout}.gpu_memory_utilization"
+    )
+    yield from _ignored("verl", "`tasks.max_prompt_tokens` leaves long prompts out", "data.filter_overlong_prompts", "data.truncation")  # fmt: skip
+
+
+TABLE: tuple[Alias, ...] = (*_verl(), *_trl(), *_comlrl(), *_every())
 """Every name of another library that is read."""
+ARGUMENTS = {
+    "train_dataset": "dataset",
+    "reward_funcs": "reward",
+    "reward_fn": "reward",
+    "output_dir": "run_dir",
+}
+"""Arguments of TRL's trainers → those of `kapelle.train`, which are no settings."""
 ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.model_fields.keys()
 """Keys beside the sections of a run, below which theirs stand."""
 
@@ -457,6 +690,12 @@ def read_aliases(
         for alias in rows:
             _collect(alias, names)
         said += [_read(alias, names, by) for alias in rows if alias.name in names.theirs]
+    known = [alias.name for alias in TABLE]
+    for root in ROOTS.intersection(values):
+        for key in leaves(values[root], root):
+            hint = did_you_mean(key, [each for each in known if each.startswith(f"{root}.")])
+            hint = hint if "mean" in hint else " docs/coming_from/names.md has all that are read."
+            raise ConfigError(f"No setting is called '{key}'{_set_in(names.source_of(key))}, and it is no name of another library that is read.{hint}")  # fmt: skip
     return (", ".join(said),) if said else ()
 
 

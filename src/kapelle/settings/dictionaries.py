@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from kapelle.settings.schema import (
@@ -665,3 +665,198 @@ class GraderDict(TypedDict, total=False):
 
     timeout: float
     """Seconds after which its episode fails. Time spent queueing for a sandbox or a judge does not count."""
+
+
+class TheirNames(TypedDict, total=False):
+    """Settings by the names of other libraries: `settings.aliases`."""
+
+    actor_rollout_ref: Mapping[str, object]
+    """Of verl, nested as there."""
+    adam_beta1: object
+    """Of TRL: `optimizer.betas`."""
+    adam_beta2: object
+    """Of TRL: `optimizer.betas`."""
+    adam_epsilon: object
+    """Of TRL: `optimizer.eps`."""
+    advantage_mode: object
+    """Of CoMLRL: left out."""
+    advantage_normalization: object
+    """Of CoMLRL: `algorithm.scale`."""
+    agent_learning_rate: object
+    """Of CoMLRL: `optimizer.lr`."""
+    beta: object
+    """Of TRL: `algorithm.loss.kl_coefficient`, `algorithm.beta`."""
+    bf16: object
+    """Of TRL: `model.dtype`."""
+    critic: Mapping[str, object]
+    """Of verl, nested as there."""
+    critic_learning_rate: object
+    """Of CoMLRL: `optimizer.critic_lr`."""
+    data: Mapping[str, object]
+    """Of verl, nested as there."""
+    dataloader_num_workers: object
+    """Of TRL: left out."""
+    dataset_name: object
+    """Of TRL: `environment.path`."""
+    delta: object
+    """Of TRL: `algorithm.loss.dual_clip`."""
+    disable_tqdm: object
+    """Of TRL: left out."""
+    discount: object
+    """Of CoMLRL: `algorithm.gae.gamma_turn`."""
+    dpo_beta: object
+    """Of CoMLRL: `algorithm.beta`."""
+    dtype: object
+    """Of TRL: `model.dtype`."""
+    entropy_coef: object
+    """Of TRL: `algorithm.loss.entropy_coefficient`."""
+    epochs: object
+    """Of kapelle: `training.epochs`."""
+    epsilon: object
+    """Of TRL: `algorithm.loss.clip_low`, `algorithm.loss.clip_high`."""
+    epsilon_high: object
+    """Of TRL: `algorithm.loss.clip_high`."""
+    eval_interval: object
+    """Of CoMLRL: `evaluation.every`."""
+    eval_num_samples: object
+    """Of CoMLRL: `evaluation.problems_while_training`."""
+    eval_steps: object
+    """Of TRL: `evaluation.every`."""
+    eval_strategy: object
+    """Of TRL: `evaluation.every`."""
+    fp16: object
+    """Of TRL: `model.dtype`."""
+    generation_batch_size: object
+    """Of TRL: `training.tasks_per_step`."""
+    gradient_accumulation_steps: object
+    """Of TRL: `training.tasks_per_step`."""
+    gradient_checkpointing: object
+    """Of TRL: `training.gradient_checkpointing`."""
+    importance_sampling_level: object
+    """Of TRL: `algorithm.loss.level`."""
+    joint_mode: object
+    """Of CoMLRL: `algorithm.joint`."""
+    label_smoothing: object
+    """Of TRL: `algorithm.label_smoothing`."""
+    learning_rate: object
+    """Of TRL: `optimizer.lr`."""
+    load_in_4bit: object
+    """Of TRL: `model.quantization`."""
+    load_in_8bit: object
+    """Of TRL: left out."""
+    log_completions: object
+    """Of TRL: left out."""
+    logging_first_step: object
+    """Of TRL: left out."""
+    logging_steps: object
+    """Of TRL: left out."""
+    logging_strategy: object
+    """Of TRL: left out."""
+    lora_alpha: object
+    """Of TRL: `team.lora.alpha`."""
+    lora_dropout: object
+    """Of TRL: `team.lora.dropout`."""
+    lora_r: object
+    """Of TRL: `team.lora.rank`."""
+    lora_target_modules: object
+    """Of TRL: `team.lora.targets`."""
+    loss_type: object
+    """Of TRL: `algorithm.loss.aggregation`, `algorithm.loss.kind`, `algorithm.kind`."""
+    lr_scheduler_type: object
+    """Of TRL: `optimizer.schedule`."""
+    mask_truncated_completions: object
+    """Of TRL: `algorithm.truncated`."""
+    max_completion_length: object
+    """Of TRL: `team.sampling.max_tokens`."""
+    max_grad_norm: object
+    """Of TRL: `optimizer.max_grad_norm`."""
+    max_new_tokens: object
+    """Of CoMLRL: `team.sampling.max_tokens`."""
+    max_prompt_length: object
+    """Of TRL: `tasks.max_prompt_tokens`."""
+    max_steps: object
+    """Of TRL: `training.steps`."""
+    max_tool_calling_iterations: object
+    """Of TRL: `environment.max_turns`."""
+    model_name_or_path: object
+    """Of TRL: `model.path`."""
+    num_agents: object
+    """Of CoMLRL: `team.agents`."""
+    num_generations: object
+    """Of TRL: `algorithm.group_size`."""
+    num_iterations: object
+    """Of TRL: `algorithm.epochs`."""
+    num_train_epochs: object
+    """Of TRL: `training.epochs`."""
+    num_turns: object
+    """Of CoMLRL: `workflow.rounds`."""
+    off_policy_mask_threshold: object
+    """Of TRL: `algorithm.loss.sequence_mask`."""
+    optim: object
+    """Of TRL: `optimizer.name`."""
+    parallel_training: object
+    """Of CoMLRL: left out."""
+    per_device_train_batch_size: object
+    """Of TRL: `training.tasks_per_step`, `algorithm.minibatches`."""
+    preference_num_candidates: object
+    """Of CoMLRL: `algorithm.group_size`."""
+    reference_kl_coef: object
+    """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
+    reference_kl_enabled: object
+    """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
+    remove_unused_columns: object
+    """Of TRL: left out."""
+    report_to: object
+    """Of TRL: `trackers`."""
+    rollout_buffer_size: object
+    """Of CoMLRL: `training.tasks_per_step`."""
+    run_name: object
+    """Of TRL: `name`."""
+    sapo_temperature_neg: object
+    """Of TRL: `algorithm.loss.tau_negative`."""
+    sapo_temperature_pos: object
+    """Of TRL: `algorithm.loss.tau_positive`."""
+    save_steps: object
+    """Of TRL: `checkpoint.every`."""
+    save_strategy: object
+    """Of TRL: left out."""
+    save_total_limit: object
+    """Of TRL: `checkpoint.keep`."""
+    scale_rewards: object
+    """Of TRL: `algorithm.scale`."""
+    steps_per_generation: object
+    """Of TRL: `algorithm.minibatches`."""
+    sync_ref_model: object
+    """Of TRL: `algorithm.reference_every`."""
+    temperature: object
+    """Of TRL: `team.sampling.temperature`."""
+    tf32: object
+    """Of TRL: `model.tf32`."""
+    top_k: object
+    """Of TRL: `team.sampling.top_k`."""
+    top_p: object
+    """Of TRL: `team.sampling.top_p`."""
+    torch_dtype: object
+    """Of TRL: `model.dtype`."""
+    trainer: Mapping[str, object]
+    """Of verl, nested as there."""
+    use_peft: object
+    """Of TRL: `team.sharing`."""
+    use_vllm: object
+    """Of TRL: `engine.name`."""
+    value_clip_range: object
+    """Of CoMLRL: `algorithm.value_loss.clip`."""
+    value_loss_coef: object
+    """Of CoMLRL: `algorithm.value_loss.coefficient`."""
+    vllm_gpu_memory_utilization: object
+    """Of TRL: left out."""
+    vllm_mode: object
+    """Of TRL: left out."""
+    vllm_tensor_parallel_size: object
+    """Of TRL: `engine.options`."""
+    warmup_ratio: object
+    """Of TRL: `optimizer.warmup_steps`."""
+    warmup_steps: object
+    """Of TRL: `optimizer.warmup_steps`."""
+    weight_decay: object
+    """Of TRL: `optimizer.weight_decay`."""

@@ -13,7 +13,7 @@ import pydantic
 from kapelle.algorithm import algorithm_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.credentials import without_secrets
-from kapelle.settings.aliases import ROOTS, TABLE
+from kapelle.settings.aliases import ARGUMENTS, ROOTS, TABLE
 from kapelle.settings.base import Settings, fields_at, known_keys, models_in
 from kapelle.settings.overlays import COMMAND_LINE, PLUGGED
 from kapelle.settings.schema import RunConfig
@@ -164,10 +164,17 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     section, inside, _ = path.partition(".")
     guessed = inside and (section in PLUGGED or hint.startswith(" Did you mean"))
     meant = "" if (elsewhere or guessed) and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, "")
+    theirs = [setting for alias in TABLE if alias.name == key for setting in alias.ours[:1]]
     if meant:
         hint = f" {meant[0].upper()}{meant[1:]}."
-    if not inside and hint.startswith(" Known:"):
-        hint = " `kapelle train RECIPE --dry-run` prints all settings."
+    elif theirs and not hint.startswith(" Did you mean"):
+        hint = f" Did you mean '{theirs[0]}'?"
+    if not inside and not meant and not hint.startswith(" Did you mean"):
+        close = did_you_mean(key, [alias.name for alias in TABLE if "." not in alias.name])
+        if close.startswith(" Did you mean"):
+            hint = close
+        elif hint.startswith(" Known:"):
+            hint = " `kapelle train RECIPE --dry-run` prints all settings."
     return f"Unknown key '{path}'{where}.{hint}"
 
 
@@ -216,13 +223,20 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
         return ""
     key = next((name for name in _NAMES if name in models[0].model_fields), "")
     listed = any(map(_is_list, annotations))
-    return _as_list(path, value, key) if listed else _as_section(path, value, key, models[0])
+    if not listed:
+        return _as_section(path, value, key, models[0])
+    counted = any(int in get_args(annotation) for annotation in annotations)
+    return _as_list(path, value, key, " or an integer" if counted else "")
 
 
-def _as_list(path: str, value: object, key: str) -> str:
+def _as_list(path: str, value: object, key: str, other: str) -> str:
     if isinstance(value, Mapping) and key:
+        if value and all(str(place).isdigit() for place in value):
+            rows = [row for row in value.values() if isinstance(row, Mapping)]
+            said = ", ".join(f"{each}: {row[each]}" for row in rows[:1] for each in row)
+            return f"it has no entry to change yet; write `{path}=[{{{without_secrets(said)}}}]`"
         entry = f"{key}: {next(iter(value), '…')}"
-        return f"write a list with a `{key}` in each entry, `{path}: [{{{entry}, …}}]`, or an integer"
+        return f"write a list with a `{key}` in each entry, `{path}: [{{{entry}, …}}]`{other and f',{other}'}"
     if isinstance(value, str) and key:
         entry = f"{{{key}: {value}}}"
         number = path.rpartition(".")[2].isdigit()
@@ -275,16 +289,7 @@ def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapp
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
 
-ELSEWHERE = {
-    "args": "training={'steps': …}",
-    "max_completion_length": "team={'sampling': {'max_tokens': …}}",
-    "per_device_train_batch_size": "training={'tasks_per_step': …}",
-    "max_steps": "steps",
-    "output_dir": "run_dir",
-    "reward_fn": "reward",
-    "reward_funcs": "reward",
-    "train_dataset": "dataset",
-}
+ELSEWHERE = {"args": "training={'steps': …}", **ARGUMENTS}
 """Keywords of other libraries → ours."""
 ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ELSEWHERE)
 """What is said to `kapelle.train`, and not to a `Trainer`."""

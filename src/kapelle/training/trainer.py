@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.errors import ConfigError, KapelleError
@@ -46,6 +46,7 @@ from kapelle.settings.dictionaries import (
     RewardModelDict,
     TasksDict,
     TeamDict,
+    TheirNames,
     TrackerDict,
     TrainingDict,
     WarmupDict,
@@ -91,8 +92,8 @@ Plain = Mapping[str, Any]
 """Settings as a dictionary that other code puts together, or of a plug-in: `{"name": "grpo", "group_size": 8}`."""
 
 
-class SharedSections(TypedDict, total=False):
-    """The sections that `kapelle.train` hands on as they are."""
+class SharedSections(TheirNames, total=False):
+    """The sections that `kapelle.train` hands on as they are, and settings by the names of other libraries."""
 
     name: str
     description: str
