@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tools import section_types
 
-from kapelle.settings.dictionaries import TeamDict
+from kapelle.settings.dictionaries import TeamDict, TheirNames
 from kapelle.settings.schema import RunConfig, TeamConfig
 from kapelle.training.trainer import Sections
 
@@ -32,7 +32,8 @@ def test_dictionaries_have_the_keys_of_the_settings() -> None:
 def test_a_trainer_takes_the_sections_of_a_run() -> None:
     # `engine=` is a rollout engine that is there already; its settings stand in a recipe. `start_from=` may be paths.
     others = {"engine", "start_from"}
-    assert Sections.__annotations__.keys() - {"listener"} == RunConfig.model_fields.keys() - others
+    sections = Sections.__annotations__.keys() - TheirNames.__annotations__.keys()
+    assert sections - {"listener"} == RunConfig.model_fields.keys() - others
 
 
 def positional_defaults(source: str) -> list[int]:
