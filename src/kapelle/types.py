@@ -201,6 +201,8 @@ class Task:
     cast: Mapping[str, Cast] = field(default_factory=dict)
     """Agent → who plays its seat instead of the policy of the team map. All episodes of a task have the same cast, so
     that a group compares attempts against one opponent."""
+    system: str = ""
+    """The task's own system message, such as a row's: every agent reads it below that of its own (`Agent.system`)."""
 
     @property
     def seats_of_world(self) -> Mapping[str, str]:

@@ -243,10 +243,16 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-def opening(agent: Agent, question: str) -> list[Message]:
+def instructions(agent: Agent, task: Task) -> list[Message]:
+    """Return the system message of an agent in a task: its own, then the task's unless it is the same; empty without any."""
+    said = dict.fromkeys(text for text in (agent.system, task.system) if text)
+    return [Message("system", "\n\n".join(said))] if said else []
+
+
+def opening(agent: Agent, task: Task) -> list[Message]:
     """Return what an agent reads first of a question, as far as a workflow adds nothing to it."""
-    messages = [Message("system", agent.system)] if agent.system else []
-    return [*messages, Message("user", (agent.prompt or "{question}").replace("{question}", question))]
+    prompt = (agent.prompt or "{question}").replace("{question}", task.question)
+    return [*instructions(agent, task), Message("user", prompt)]
 
 
 def append_texts(question: str, texts: Mapping[str, str]) -> str:

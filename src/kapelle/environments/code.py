@@ -25,7 +25,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.source import DataSettings, Splits, Words, field_of, question_in, text_in
+from kapelle.environments.data.source import (
+    DataSettings,
+    Splits,
+    Words,
+    field_of,
+    question_in,
+    system_in,
+    text_in,
+)
 from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
 from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
 from kapelle.errors import DataError, EpisodeError, did_you_mean
@@ -72,6 +80,8 @@ class CodeProblem:
     """A correct program, if the data have one."""
     begun: str = ""
     """What a program may go on from instead of being whole."""
+    system: str = ""
+    """The system message of a problem that is asked as a conversation."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
@@ -139,6 +149,7 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
             (),
             lambda program, sandbox, limits: grade_calls(program + method, calls, sandbox, limits),
             _solution(row),
+            system=system_in(row, question, "question_field"),
         )
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
     public = _tests(row, "public_tests", tolerance)
@@ -153,6 +164,7 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
         shown,
         lambda program, sandbox, limits: grade_output(program, every, sandbox, limits),
         _solution(row),
+        system=system_in(row, question, "question_field"),
     )
 
 
@@ -447,8 +459,8 @@ class Code(DataSettings, Answerable, Scripted):
     published_split: bool = True
     """Whether one file of MBPP is split by `task_id` as published: train 601 to 974, test 11 to 510."""
     question_field: str = "question"
-    """Field of the problem's text in `format: stdio`; dots reach into objects, a conversation is asked without its system
-    messages."""
+    """Field of the problem's text in `format: stdio`; dots reach into objects, the system message of a conversation is the
+    task's."""
     tests_field: str = "input_output"
     """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
     max_attempts: int = Field(default=1, ge=1)
@@ -591,7 +603,8 @@ class Code(DataSettings, Answerable, Scripted):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index, without its tests."""
-        return Task(f"{split}-{index}", self._at(split, index).prompt)
+        problem = self._at(split, index)
+        return Task(f"{split}-{index}", problem.prompt, system=problem.system)
 
     def _problem(self, task: Task) -> CodeProblem:
         split, _, index = task.id.rpartition("-")

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from kapelle.environment import Doubting
-from kapelle.environments.data.source import DataSettings, Words, field_of, question_in
+from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, system_in
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.programs import program_of
@@ -175,7 +175,10 @@ class Math(DataSettings, Questions, Doubting):
         part = {"part": str(row.fields.get("data_source"))} if self._parts else {}
         level = row.fields.get(self.level_field)
         hard = {"level": level} if isinstance(level, str | int | float) else {}
-        return Task(f"{split}-{index}", question, {"answer": self.gold_of(row), **part, **hard})
+        system = system_in(row, self.question_field, "question_field")
+        return Task(
+            f"{split}-{index}", question, {"answer": self.gold_of(row), **part, **hard}, system=system
+        )
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the part of the data that the question is from, where there are several."""

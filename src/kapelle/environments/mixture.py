@@ -206,7 +206,7 @@ class Mixture(
             task = chosen.task(split, place)
         data = {"part": name, "id": task.id, "data": task.data}
         part_of = f"{name}/{task.part}" if task.part else name
-        return Task(f"{name}/{task.id}", task.question, data, part_of)
+        return Task(f"{name}/{task.id}", task.question, data, part_of, system=task.system)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
         """Open the world of the part that the task is of."""
@@ -232,7 +232,7 @@ class Mixture(
 
 def _inner(task: Task) -> Task:
     part = task.part.removeprefix(str(task.data["part"])).removeprefix("/")
-    return Task(str(task.data["id"]), task.question, task.data["data"], part, task.cast)
+    return Task(str(task.data["id"]), task.question, task.data["data"], part, task.cast, task.system)
 
 
 class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):

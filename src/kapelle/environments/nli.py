@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.data.source import DataSettings, Words, question_in, text_in
+from kapelle.environments.data.source import DataSettings, Words, question_in, system_in, text_in
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
@@ -83,5 +83,7 @@ class NLI(DataSettings, Questions):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
-        question, label = self.pair_of(self.rows.of(split)[index])
-        return Task(f"{split}-{index}", question, {"answer": label})
+        row, field = self.rows.of(split)[index], self.question_field
+        question, label = self.pair_of(row)
+        system = "" if field is None else system_in(row, field, "question_field")
+        return Task(f"{split}-{index}", question, {"answer": label}, system=system)

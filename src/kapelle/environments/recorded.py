@@ -15,6 +15,7 @@ from pydantic import Field
 
 from kapelle.environment import Answerable, Outcome, Recorded, Scorable
 from kapelle.environments.data.source import (
+    SPEAKS,
     DataSettings,
     Splits,
     Words,
@@ -22,12 +23,12 @@ from kapelle.environments.data.source import (
     field_of,
     messages_of,
     said_in,
+    system_in,
 )
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Split, Task
 
-SPEAKS = {"assistant", "gpt", "function_call"}
 """Roles of messages that a model wrote, in OpenAI's and in ShareGPT's words."""
 
 
@@ -260,7 +261,10 @@ class Preferences(RecordedData, Recorded):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
-        return Task(f"{split}-{index}", self._pair(self.rows.of(split)[index]).question)
+        row = self.rows.of(split)[index]
+        asked = self.question_field
+        system = "" if asked is None or asked not in row.fields else system_in(row, asked, "question_field")
+        return Task(f"{split}-{index}", self._pair(row).question, system=system)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one pair."""
@@ -342,6 +346,9 @@ Spoken = tuple[tuple[str, str], ...]
 """(text that the agent read, text that it wrote), turn by turn."""
 
 
+_COLLECTED = ("messages", "completion", "agent")
+
+
 class Trajectories(RecordedData, Recorded):
     """Recorded trajectories: the turns of agents, to be learned by imitation (SFT).
 
@@ -351,9 +358,9 @@ class Trajectories(RecordedData, Recorded):
         {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
         {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes, without further settings
 
-    Of a conversation every message that a model wrote is a turn, and what stands before it (system messages left out:
-    the team has its own) is what the agent reads; `workflow.name: parallel` plays all of them. A row with an agent's name
-    is played by that agent alone. Collected rows of agents of whom none is in the team are for all agents.
+    Of a conversation every message that a model wrote is a turn, and what stands before it is what the agent reads, its system
+    message as the task's; those of collected rows are left out, since the team has its own. `workflow.name: parallel` plays all of
+    them. A row with an agent's name is played by that agent alone. Collected rows of agents of whom none is in the team are for all agents.
     """
 
     name: Literal["trajectories"] = "trajectories"
@@ -364,7 +371,7 @@ class Trajectories(RecordedData, Recorded):
     answers: Mapping[str, str] = {}
     """Agent → the field that holds its turn."""
     messages_field: str | None = None
-    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer."""
+    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` of rows without them."""
     agent_field: str | None = None
     """The one agent whose turns these are; null gives them to all agents."""
 
@@ -378,9 +385,11 @@ class Trajectories(RecordedData, Recorded):
         own = (self.messages_field, self.answer_field, self.agent_field)
         if (own, self.question_field, self.answers) != ((None, "answer", None), "question", {}):
             return own
-        return (
-            ("messages", "completion", "agent") if was_collected(self.source.first_row(), "question") else own
-        )
+        first = self.source.first_row()
+        if was_collected(first, "question"):
+            return _COLLECTED
+        plain = first is not None and "messages" in first.fields and "question" not in first.fields
+        return ("messages", "answer", None) if plain else own
 
     @cached_property
     def _agents_on_record(self) -> frozenset[Json]:
@@ -457,7 +466,9 @@ class Trajectories(RecordedData, Recorded):
         messages = self._named[0]
         if messages is None:
             return Task(f"{split}-{index}", asked_in(row, self.question_field, "question_field"))
-        return Task(f"{split}-{index}", self._conversation(row, messages)[0][0])
+        collected = self._named == _COLLECTED
+        system = "" if collected else system_in(row, messages, "messages_field")
+        return Task(f"{split}-{index}", self._conversation(row, messages)[0][0], system=system)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one record."""

@@ -38,7 +38,15 @@ from kapelle.environment import (
     PaysGroups,
 )
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.source import DataSettings, DataSource, Splits, Words, question_in, usable
+from kapelle.environments.data.source import (
+    DataSettings,
+    DataSource,
+    Splits,
+    Words,
+    question_in,
+    system_in,
+    usable,
+)
 from kapelle.environments.judged import Ranking, Rubric, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
@@ -249,7 +257,7 @@ def name_of(function: Any) -> str | None:
 GREATEST = 1e6
 """Largest return of an agent; a larger one counts as a mistake."""
 _HELD_OUT = ("own", "share")
-QUESTIONS = ("question", "prompt", "problem")
+QUESTIONS = ("question", "prompt", "problem", "messages")
 """Columns in which the question is looked for by default."""
 
 
@@ -271,7 +279,8 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
     """What pays: functions (`{function: …}`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
     question_field: str | None = None
-    """Column of the question: text, or a conversation; null takes `question`, `prompt` or `problem`."""
+    """Column of the question: text, or a conversation; null takes `question`, `prompt`, `problem` or `messages`.
+    Of a conversation the system message is the task's (`Task.system`), and an answer at its end is left out."""
     success: FiniteFloat | str | None = None
     """When an episode is solved. A number: the least reward, in the mean over the agents that are paid. `module:function`, which takes
     what a reward function takes, returns it, as truth or a share in [0, 1]. null: there is no `success`, and returns tell how good
@@ -526,7 +535,8 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     def task(self, split: Split, index: int) -> Task:
         """Return the question of a row."""
         row = self.rows.of(split)[index]
-        return Task(f"{split}-{index}", question_in(row, self._question, "question_field"))
+        field = (self._question, "question_field")
+        return Task(f"{split}-{index}", question_in(row, *field), system=system_in(row, *field))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld:
         """Open the world of one question."""

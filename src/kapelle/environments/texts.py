@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, text_in
+from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, system_in, text_in
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked
@@ -99,13 +99,15 @@ class _Referenced(DataSettings, Questions):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the text at an index, with what is asked of it."""
-        text, references = self._read(self.rows.of(split)[index])
+        row = self.rows.of(split)[index]
+        text, references = self._read(row)
         asked = self.prompt
         if asked is None:
             within = "" if self.length is None else f" in {self.length}"
             asked = f"{self._asks()}{within}.\n\n{{text}}"
         question = asked.replace("{length}", str(self.length or "")).replace("{text}", text)
-        return Task(f"{split}-{index}", question, {"answer": references[0], "references": references})
+        data: dict[str, Json] = {"answer": references[0], "references": [*references]}
+        return Task(f"{split}-{index}", question, data, system=system_in(row, self.text_field, "text_field"))
 
     def _asks(self) -> str:
         return self.doing

@@ -21,7 +21,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.selection import training_tasks
-from kapelle.types import Message
+from kapelle.workflow import opening
 
 PLAYED = 8
 """Most tasks that are played; the longest of each turn's prompts counts."""
@@ -175,12 +175,7 @@ def _openings(
         tasks = training_tasks(config.environment, config, 1)[:PLAYED]
         unknown = not any(task.question for task in tasks)  # an outside program asks what it likes
         lengths = [max(1, renderer.context - sampling.max_tokens) if unknown else 1]
-        for task in tasks:
-            messages = [Message("system", agent.system)] if agent.system else []
-            messages.append(
-                Message("user", (agent.prompt or "{question}").replace("{question}", task.question))
-            )
-            lengths.append(len(renderer.start(messages)))
+        lengths += [len(renderer.start(opening(agent, task))) for task in tasks]
         found.append(
             PlannedTurn(
                 policy.name, agent.name, moment, max(lengths), sampling.max_tokens, sampling.temperature != 1

@@ -44,7 +44,7 @@ from kapelle.types import (
     Turn,
     images_in,
 )
-from kapelle.workflow import Continued, GoesOnWithout, Written
+from kapelle.workflow import Continued, GoesOnWithout, Written, instructions
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -130,7 +130,7 @@ class LiveSeat:
         self.messages: list[Message] = []
         self.last: Turn | None = None
         """Its last recorded turn; the conversation continues from the turn's tokens."""
-        self._opening = [Message("system", agent.system)] if agent.system else []
+        self._opening = instructions(agent, scene.task)
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
         self.ended: dict[int, list[Message]] = {}

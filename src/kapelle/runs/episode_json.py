@@ -129,6 +129,8 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
             row["task"]["cast"] = {agent: _fields(cast) for agent, cast in episode.task.cast.items()}
         else:
             del row["task"]["cast"]
+        if not episode.task.system:
+            del row["task"]["system"]
         row["info"] = encode(episode.info, "info")
         row["rewards"] = {agent: _number(reward) for agent, reward in episode.rewards.items()}
         row["success"] = _number(episode.success)

@@ -122,7 +122,7 @@ def short_enough(
 
     def fits(task: Task) -> bool:
         try:
-            return all(len(reader.start(opening(agent, task.question))) <= most for agent, reader in here)
+            return all(len(reader.start(opening(agent, task))) <= most for agent, reader in here)
         except ContextError:  # too long to be counted
             return False
 
@@ -210,7 +210,7 @@ def check_prompts(
 def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
     """Return the tokens of an agent's first prompt for a task; ContextError when no answer fits after it."""
     try:
-        tokens = len(renderer.start(opening(agent, task.question)))
+        tokens = len(renderer.start(opening(agent, task)))
     except ContextError as error:
         raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
     if tokens >= renderer.context:

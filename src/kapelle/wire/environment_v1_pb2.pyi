@@ -131,16 +131,18 @@ class GetTaskRequest(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., split: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "question", "data", "part")
+    __slots__ = ("id", "question", "data", "part", "system")
     ID_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
     id: str
     question: str
     data: Map
     part: str
-    def __init__(self, id: _Optional[str] = ..., question: _Optional[str] = ..., data: _Optional[_Union[Map, _Mapping]] = ..., part: _Optional[str] = ...) -> None: ...
+    system: str
+    def __init__(self, id: _Optional[str] = ..., question: _Optional[str] = ..., data: _Optional[_Union[Map, _Mapping]] = ..., part: _Optional[str] = ..., system: _Optional[str] = ...) -> None: ...
 
 class ExtractRequest(_message.Message):
     __slots__ = ("environment", "text")

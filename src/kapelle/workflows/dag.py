@@ -30,6 +30,7 @@ from kapelle.workflow import (
     TokenizesChats,
     Written,
     append_texts,
+    instructions,
     need_answers,
 )
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
@@ -440,13 +441,19 @@ class Dag(Settings, Drawable, ScoresRounds):
                 answered = shown.removeprefix(scene.task.question).lstrip("\n") or None
             reader = _tokenizing(scene, agent)
             messages, ids = processing.before(given, answered, node.pre_process_kwargs, reader)
-            if ids is not None and node.prompt == "${prompt}" and not scene[agent].agent.system:
+            if (
+                ids is not None
+                and node.prompt == "${prompt}"
+                and not instructions(scene[agent].agent, scene.task)
+            ):
                 last = messages[-1]
                 return [*messages[:-1], Written(last.role, last.content, ids=ids)]
         values = {"prompt": messages[-1].content, "question": question}
         values |= {f"{k}.output": text for k, text in said.items()}
         text = _FIELD.sub(lambda match: values[match[1]], node.prompt)
-        if scene[agent].agent.system:  # it has words of its own where a template writes none
+        if instructions(
+            scene[agent].agent, scene.task
+        ):  # it has words of its own where a template writes none
             messages = [each for each in messages if each.role != "system" or each.content]
         return [*messages[:-1], replace(messages[-1], content=text)]
 

@@ -297,3 +297,18 @@ class TestRealData:
             for index in range(environment.size(split) or 0):
                 seen.setdefault(environment.task(split, index).question, set()).add(split)
         assert all(len(splits) == 1 for splits in seen.values())
+
+
+def test_conversations_need_no_setting_and_keep_their_system_message(tmp_path: Path) -> None:
+    said = [("system", "Be brief."), ("user", "2+2"), ("assistant", "4")]
+    talk = [{"role": role, "content": text} for role, text in said]
+    other = [{"role": "user", "content": "1+1"}, talk[2]]
+    environment = Trajectories(path=folder(tmp_path, [{"messages": talk}], [{"messages": other}]))
+    task = environment.task("train", 0)
+    assert (task.question, task.system) == ("2+2", "Be brief.")
+    assert environment.recorded("a", task, 0, 0) == "4"
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    row = {"prompt": talk[:2], "chosen": "4", "rejected": "5"}
+    asked = Preferences(path=folder(pairs, [row], [{**row, "prompt": "1+1"}])).task("train", 0)
+    assert (asked.question, asked.system) == ("2+2", "Be brief.")

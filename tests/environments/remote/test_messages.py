@@ -42,7 +42,7 @@ def test_nothing_is_lost(value: Any) -> None:
 
 
 def test_tasks_and_messages_are_the_same_again() -> None:
-    task = Task("train-3", "why?", {"answer": 10**30, "pair": (1, 2)}, "sums")
+    task = Task("train-3", "why?", {"answer": 10**30, "pair": (1, 2)}, "sums", system="Be brief.")
     assert from_task(to_task(task)) == task
     for message in (Message("user", "hi"), Message("user", "hi", ""), Message("assistant", "ho", "ann")):
         assert from_message(to_message(message)) == message

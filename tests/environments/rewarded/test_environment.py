@@ -16,8 +16,11 @@ from kapelle.environment import PaysEpisodes, offers
 from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
+from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.setup.validation import check_paying
+from kapelle.team import Agent
 from kapelle.types import Episode
+from kapelle.workflow import instructions
 from kapelle.workflows import Chain, Parallel, Vote
 
 ROWS = [{"question": f"{k}+{k}", "answer": str(2 * k)} for k in range(20)]
@@ -130,6 +133,30 @@ async def test_a_success_is_a_share_and_its_function_is_checked() -> None:
         ConfigError, match="The success function `brief` takes `agent` and pays the whole team"
     ):
         paying({"function": "exact"}, success="in-memory:brief").check(["a"])
+
+
+TALK = [
+    {"role": "system", "content": "Answer in digits."},
+    {"role": "user", "content": "3+3"},
+    {"role": "assistant", "content": "6"},
+]
+
+
+async def test_a_column_of_messages_asks_and_its_system_message_is_read_below_the_agents_own() -> None:
+    environment = paying({"function": "turns"}, rows=[{"messages": TALK}] * 4)
+    episode = await earned(environment, Parallel(), {"a": "6"})
+    assert [(each.role, each.content) for each in episode.turns[0].heard] == [
+        ("system", "Answer in digits."),
+        ("user", "3+3"),
+    ]
+    task = episode.task
+    assert (task.question, task.system) == ("3+3", "Answer in digits.")
+    named = [Agent("a", system="You are a."), Agent("b", system="Answer in digits.")]
+    assert [instructions(agent, task)[0].content for agent in named] == [
+        "You are a.\n\nAnswer in digits.",
+        "Answer in digits.",
+    ]
+    assert load_episode(json.loads(dump_episode(episode))).task == task
 
 
 async def test_functions_of_one_name_are_numbered() -> None:

@@ -354,15 +354,21 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
     return text
 
 
+SPEAKS = frozenset({"assistant", "gpt", "function_call"})
+"""Roles of a conversation under which a model's own messages stand."""
+
+
 def question_in(row: DataRow, field: str, setting: str) -> str:
     """Return the question of a field: text, or a conversation as verl's `prompt` is one.
 
-    A conversation's system messages are left out, because each agent has its own (`team.agents`); a single message
+    A conversation's system messages are those of `system_in`, and an answer at its end is left out; a single message
     stands alone, several have their roles before them. DataError for an empty or oversized question.
     """
     value = field_of(row, field, setting)
     if isinstance(value, list):
         messages = [said for said in messages_of(row, value, field, setting) if said[0] != "system"]
+        while messages and messages[-1][0] in SPEAKS:  # the answer of a data set for imitation
+            messages.pop()
         text = _joined(messages)
     else:
         text = text_in(row, field, setting)
@@ -373,6 +379,15 @@ def question_in(row: DataRow, field: str, setting: str) -> str:
             f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
         )
     return text
+
+
+def system_in(row: DataRow, field: str, setting: str) -> str:
+    """Return the system messages of a conversation in a field; empty for none, and for a text."""
+    value = field_of(row, field, setting)
+    if not isinstance(value, list):
+        return ""
+    said = messages_of(row, value, field, setting)
+    return "\n\n".join(content for role, content in said if role == "system" and content.strip())
 
 
 def said_in(row: DataRow, field: str, setting: str) -> str:
@@ -393,12 +408,12 @@ def said_in(row: DataRow, field: str, setting: str) -> str:
 def asked_in(row: DataRow, field: str, setting: str) -> str:
     """Return what was asked in a field: text, or a conversation, whose messages are written under one another.
 
-    A single message stands alone; of several each has its role before it.
+    System messages are those of `system_in`. A single message stands alone; of several each has its role before it.
     """
     value = field_of(row, field, setting)
     if not isinstance(value, list):
         return said_in(row, field, setting)
-    return _joined(messages_of(row, value, field, setting))
+    return _joined([said for said in messages_of(row, value, field, setting) if said[0] != "system"])
 
 
 def _joined(messages: Sequence[tuple[str, str]]) -> str:

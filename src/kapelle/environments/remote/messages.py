@@ -88,12 +88,13 @@ def to_task(task: Task) -> pb.Task:
         question=_whole(task.question, "a task's question"),
         data=to_map(task.data, "a task's data"),
         part=_whole(task.part, "a task's part"),
+        system=_whole(task.system, "a task's system message"),
     )
 
 
 def from_task(task: pb.Task) -> Task:
     """Return the task of a message."""
-    return Task(task.id, task.question, from_map(task.data), task.part)
+    return Task(task.id, task.question, from_map(task.data), task.part, system=task.system)
 
 
 def to_message(message: Message) -> pb.Message:

@@ -81,7 +81,14 @@ class Frames:
 def task_form(task: Task) -> dict[str, Json]:
     """Return a task as plain values."""
     cast: dict[str, Json] = {agent: [each.policy, each.player] for agent, each in task.cast.items()}
-    return {"id": task.id, "question": task.question, "data": task.data, "part": task.part, "cast": cast}
+    return {
+        "id": task.id,
+        "question": task.question,
+        "data": task.data,
+        "part": task.part,
+        "cast": cast,
+        "system": task.system,
+    }
 
 
 def task_from(form: Mapping[str, Any]) -> Task:
