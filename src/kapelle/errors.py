@@ -12,7 +12,11 @@
     │   └── PeerFailed                another process of the run has failed, and says why
     ├── NumericsError                 a loss, gradient, reward or log-prob that is not finite
     ├── EpisodeError                  a fault inside one episode; recorded as data, never a crash
-    ├── SandboxError                  a sandbox that this machine cannot provide; nothing ran
+    ├── Absent                        what this machine lacks and another may have
+    │   ├── AbsentPackage (ConfigError)
+    │   ├── AbsentData (DataError)
+    │   ├── AbsentModel (ModelError)
+    │   └── SandboxError              a sandbox that this machine cannot provide; nothing ran
     ├── TrainingHalted                a run that stopped by one of its own limits
     └── OutputError                   an output file or stream of a command that cannot be written
 
@@ -23,7 +27,8 @@ exits with code 2; anything else that escapes is a defect of kapelle and shows i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class KapelleError(Exception):
@@ -40,6 +45,34 @@ class DataError(KapelleError, ValueError):
 
 class ModelError(KapelleError, ValueError):
     """A model folder, tokeniser or adapter that cannot be used."""
+
+
+class Absent(KapelleError):
+    """What this machine lacks and another may have: a package, a device, a file, an answer of a hub. `--dry-run` lists it and goes on."""
+
+
+@contextmanager
+def noting(absent: list[str] | None) -> Iterator[None]:
+    """Add what the block lacks on this machine to `absent`, once, and leave the rest of the block out; raise it where that is None."""
+    try:
+        yield
+    except Absent as error:
+        if absent is None:
+            raise
+        if str(error) not in absent:
+            absent.append(str(error))
+
+
+class AbsentPackage(ConfigError, Absent):
+    """A package, or a device, that settings need and this machine has not."""
+
+
+class AbsentData(DataError, Absent):
+    """Rows that are not here, and that no hub gives."""
+
+
+class AbsentModel(ModelError, Absent):
+    """A model that is not here, and that no hub gives."""
 
 
 class ContextError(KapelleError, ValueError):
@@ -83,7 +116,7 @@ class EpisodeError(KapelleError):
         self.info: Mapping[str, str] = dict(info or {})
 
 
-class SandboxError(KapelleError):
+class SandboxError(Absent):
     """A sandbox, or a layer of it, that this machine cannot provide; nothing was run without it."""
 
 

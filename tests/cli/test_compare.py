@@ -123,3 +123,15 @@ def test_nonsense_is_refused_before_anything_runs(kapelle: Kapelle, tmp_path: Pa
     assert done.code == 2
     assert "`ppo` cannot be compared here" in done.err
     assert not (tmp_path / "r").exists()
+
+
+def test_that_nothing_will_be_drawn_is_said_before_the_first_run(
+    kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kapelle.cli.compare.find_spec", lambda _name: None)
+    monkeypatch.setattr("kapelle.comparison.running.train_all", stopped)
+    said = kapelle("compare", write(tmp_path), "--algorithms", "grpo", "--run-dir", str(tmp_path / "all"))
+    assert "No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]'" in said.out

@@ -174,3 +174,35 @@ def test_a_resume_says_what_has_changed_since_and_its_summary_too(kapelle: Kapel
     )
     assert re.search(rf"\] resume: {line}", again.out)
     assert len(re.findall(line, again.out)) == 2, "when it goes on, and in the summary"
+
+
+GPU = """environment: {name: rewarded, path: nowhere.jsonl, rewards: [{function: "mine:exact"}]}
+workflow: {name: solo}
+algorithm: {name: grpo}
+model: {path: ./nowhere, device: cuda}
+engine: {name: vllm}
+"""
+
+
+def test_a_dry_run_lists_what_it_lacks_and_finds_what_is_wrong_all_the_same(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.installed", lambda: None)
+    Path("gpu.yaml").write_text(GPU)
+    said = kapelle("train", "gpu.yaml", "--dry-run", "learning_rate=2e-5")
+    assert said.code == 0, said.err
+    head, _, settings = said.out.partition("# settings")
+    for lacking in ("no file or folder 'nowhere.jsonl'", "needs vLLM", "'./nowhere' does not exist"):
+        assert lacking in head
+    assert "  lr: 2.0e-05   # command line" in settings
+    assert "# learning_rate is read as optimizer.lr" in head
+    assert len(kapelle("train", "gpu.yaml", "--dry-run", "--json").json["not_looked_at"]) >= 3
+    for wrong, why in {
+        "training.tasks_per_step=100000000": "makes 800,000,000 episodes in one step",
+        "workflow.name=debate": "the team has only 'agent_0'",
+        "evaluation.prices={x: [1, 1]}": "names 'x', which is no agent",
+        "optimizer.lr=-1": "'optimizer.lr' cannot be -1",
+    }.items():
+        refused = kapelle("train", "gpu.yaml", "--dry-run", wrong)
+        assert (refused.code, why in refused.err) == (2, True), refused.err
+    assert kapelle("train", "gpu.yaml").code == 2

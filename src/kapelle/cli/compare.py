@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from kapelle.cli.output import command, say
@@ -39,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = RunningComparison(name, contenders, plan(contenders, arguments.seeds, folder), folder)
     announce("kapelle compare", as_json=arguments.json)
     say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
+    if find_spec("matplotlib") is None:
+        say("No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]' before the last run ends.", stream)
     try:
         try:
             cores = len(os.sched_getaffinity(0))

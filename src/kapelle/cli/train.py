@@ -101,27 +101,47 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.training.stages import check_weights
 
     config = source.config
-    prepared = prepare(without_programs(config)[0], renderer_of=light_renderer)
-    check_weights(prepared, source.start_from, source.run_dir, staged=staged)
-    found = weights_map(
-        prepared.team,
-        prepared.outlines,
-        references=prepared.algorithm.need(ReferenceLogProbs) is not None,
-        half=config.model.dtype != "float32",
-        nf4=in_four_bits(config, prepared.team),
-        optimizer=config.optimizer.name,
-    )
+    absent: list[str] = []
+    shown, programs = without_programs(config)
+    prepared = prepare(shown, renderer_of=light_renderer, absent=absent)
+    found = None
+    if prepared.outlines:
+        check_weights(prepared, source.start_from, source.run_dir, staged=staged)
+        found = weights_map(
+            prepared.team,
+            prepared.outlines,
+            references=prepared.algorithm.need(ReferenceLogProbs) is not None,
+            half=config.model.dtype != "float32",
+            nf4=in_four_bits(config, prepared.team),
+            optimizer=config.optimizer.name,
+        )
+    absent += [f"The MCP server `{program}` is started by a run alone." for program in programs]
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
+    notes = [*source.notes, *prepared.notes, *prepared.doubts]
     if as_json:
-        row = {"weights": found.row(), "config": values, "origin": changed, "notes": list(source.notes)}
+        weights = None if found is None else found.row()
+        row = {
+            "weights": weights,
+            "config": values,
+            "origin": changed,
+            "notes": notes,
+            "not_looked_at": absent,
+        }
         say(json.dumps(row, indent=1))
         return 0
-    for note in source.notes:
+    for note in notes:
         say(f"# {note}")
-    say("# weights: which agent acts with which, and what trains (nothing is loaded)")
-    for line in describe(found):
-        say(f"# {line}".rstrip())
+    if absent:
+        say(
+            "# not looked at, because this machine lacks it; where the run is to be, `kapelle validate` checks it"
+        )
+        for line in absent:
+            say(f"# - {printable(' '.join(line.split()))}")
+    if found is not None:
+        say("# weights: which agent acts with which, and what trains (nothing is loaded)")
+        for line in describe(found):
+            say(f"# {line}".rstrip())
     say()
     say("# settings; values that were set show where they come from")
     say(annotated_yaml(values, changed))

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside, Scripted
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
@@ -625,7 +625,7 @@ class External(Settings, Alive, Holding, PlayedFromOutside, Scripted):
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError where a package that speaks HTTP is missing, or the range of rewards is empty."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
-            raise ConfigError("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
+            raise AbsentPackage("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
         if self.rewards[0] >= self.rewards[1]:
             raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
         if self.teacher is not None:

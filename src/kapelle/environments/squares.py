@@ -29,7 +29,7 @@ from kapelle.environments.questions import (
     flawed,
     words,
 )
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Image, Json, Message, Task
 
@@ -91,7 +91,7 @@ class Squares(Generated, ShowsImages):
             )
         check_flaws(self.flaws, agents)
         if find_spec("PIL") is None:
-            raise ConfigError("`squares` draws pictures with Pillow: pip install 'kapelle[images]'.")
+            raise AbsentPackage("`squares` draws pictures with Pillow: pip install 'kapelle[images]'.")
 
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a picture of a grid with this side, and a question about it."""

@@ -12,7 +12,7 @@ import functools
 import os
 from importlib.util import find_spec
 
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 
 KEPT = 1 << 30
 """Most free bytes at the heap's end before they are returned to the system."""
@@ -34,7 +34,9 @@ def check_device(device: str | None, setting: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
+        kinds = ("cuda", "mps", "xpu")  # another machine may have one
+        missing = AbsentPackage if str(device).partition(":")[0] in kinds else ConfigError
+        raise missing(
             f"`{setting}: {device}` cannot be used: {reason}. Set `cpu`, or a device that is there."
         ) from error
 
@@ -57,14 +59,14 @@ def keep_freed_memory() -> bool:
 def check_bitsandbytes(setting: str, instead: str) -> None:
     """Raise ConfigError, which names the setting and what to set instead, where bitsandbytes or CUDA is missing."""
     if find_spec("bitsandbytes") is None:
-        raise ConfigError(
+        raise AbsentPackage(
             f"`{setting}` needs bitsandbytes, which is not installed in this environment. pip install 'kapelle[quantised]' on "
             f"a machine with a CUDA device, or set `{instead}`."
         )
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError(
+        raise AbsentPackage(
             f"`{setting}` needs a CUDA device, and there is none here (`kapelle info` shows what torch sees). Set `{instead}`."
         )
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kapelle.errors import KapelleError, ModelError
+from kapelle.errors import AbsentModel, KapelleError, ModelError
 from kapelle.models.checksums import verify_folder
 from kapelle.runtime.hub import (
     MODELSCOPE,
@@ -84,7 +84,7 @@ def located(path: str, *, weights: bool = False) -> str:
     except Exception as error:
         # The boundary to a third-party client.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ModelError(
+        raise AbsentModel(
             f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
             f"(`modelscope download --model {name} --local_dir FOLDER`), copy the folder here and name it in place of '{path}'."
         ) from error
@@ -104,7 +104,7 @@ def _check_modelscope(path: str) -> None:
     name = path.removeprefix(MODELSCOPE)
     fault = modelscope_fault(name)
     if fault is not None:
-        raise ModelError(
+        raise AbsentModel(
             f"Model '{path}' was not downloaded to {modelscope_cache()} (MODELSCOPE_CACHE), and {fault}. Or fetch it elsewhere "
             f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
         )
@@ -131,7 +131,7 @@ def local_only(path: str, file: str = CONFIG) -> bool:
         raise ModelError(
             f"Model '{path}' is no folder here, and {fault}. ModelScope's package has downloaded it: write `{MODELSCOPE}{path}`."
         )
-    raise ModelError(
+    raise AbsentModel(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
         f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder here and name it in place of '{path}'."
     )
@@ -194,7 +194,7 @@ def check_hub_name(path: str) -> None:
     if path.startswith("~") and Path(path).expanduser().exists():
         raise ModelError(f"'{path}' was not expanded by the shell. Write {Path(path).expanduser()}.")
     if path.startswith((".", "/", "~")):
-        raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
+        raise AbsentModel(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
     try:
         validate_repo_id(path)
     except HFValidationError:

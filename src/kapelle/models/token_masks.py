@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.constraints import lark_of
 from kapelle.types import Constraint
 
@@ -57,7 +57,7 @@ MANY_TOKENS, MANY_ROWS = 1 << 12, 4
 def check_installed() -> None:
     """Raise ConfigError where llguidance is missing."""
     if find_spec("llguidance") is None:
-        raise ConfigError(
+        raise AbsentPackage(
             "Constrained sampling needs the package llguidance. Install it: `pip install 'kapelle[constrain]'`."
         )
 

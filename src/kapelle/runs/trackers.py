@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runs.reader import saved_steps
 from kapelle.types import Group
 
@@ -215,8 +215,8 @@ def require(module: str) -> Any:
         raise _missing(module) from error
 
 
-def _missing(name: str) -> ConfigError:
-    return ConfigError(
+def _missing(name: str) -> AbsentPackage:
+    return AbsentPackage(
         f"The tracker '{name}' is not installed. Install it with: pip install 'kapelle[{name}]'"
     )
 

@@ -31,7 +31,7 @@ from kapelle.environment import (
     offers,
     task_of,
 )
-from kapelle.errors import ConfigError, ContextError, EpisodeError
+from kapelle.errors import ConfigError, ContextError, EpisodeError, noting
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -347,6 +347,8 @@ class PreparedRun:
     """Base name → the model without its weights."""
     notes: tuple[str, ...] = ()
     """What is to be said of the tasks: how many are left out, and how many steps they make."""
+    doubts: tuple[str, ...] = ()
+    """What nothing forbids and may not be meant, such as a `max_tokens` that no context has room for."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
         """Return the same run on other bases (name → path); `held` are those in memory, by path."""
@@ -367,25 +369,38 @@ def prepare(
     elsewhere: bool = False,
     renderer_of: ReadRenderer = load_renderer,
     passed: Passed | None = None,
+    absent: list[str] | None = None,
 ) -> PreparedRun:
     """Make every check that needs no weights and return what the run is made of.
 
     `given` are models in memory, by path. Without `training`, the checks that only training needs are left out; for a run
     `elsewhere`, those of what is installed here and of this machine's devices. `renderer_of` reads tokenisers.
-    `passed` is called after each check. Raises the first KapelleError that the run would meet.
+    `passed` is called after each check. With `absent`, what this machine lacks (a package, rows, a model) is added to it and the
+    checks that need it are left out. Raises the first KapelleError that the run would meet.
     """
     given = given or {}
-    report = passed or (lambda _name, _found: None)
-    connect(config.environment)
-    connect(config.evaluation.sets)
+    doubts: list[str] = []
+
+    def report(name: str, found: str) -> None:
+        if name == DOUBT:
+            doubts.append(found)
+        if passed is not None:
+            passed(name, found)
+
+    with noting(absent):
+        connect(config.environment)
+        connect(config.evaluation.sets)
     algorithm = build_algorithm(config)
-    team = build_team(config, algorithm)
+    team = build_team(config, algorithm, [] if elsewhere and absent is None else absent)
     check_keys(team, config.environment)
     report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
-    check_run(config, algorithm, team, given, training, elsewhere)
-    left_out = check_sets(config, team)
-    config, notes = _counted(config, team, given, renderer_of) if training else (config, ())
-    notes = (*left_out, *notes) if training else notes
+    check_run(config, algorithm, team, given, training, elsewhere, absent)
+    notes: tuple[str, ...] = ()
+    with noting(absent):
+        left_out = check_sets(config, team)
+        if training:
+            config, counted = _counted(config, team, given, renderer_of)
+            notes = (*left_out, *counted)
     for note in notes:
         report("tasks", note)
     report("algorithm", f"{algorithm.name} can train this team")
@@ -399,10 +414,32 @@ def prepare(
         if offers(config.environment, Doubting):
             for doubt in config.environment.doubts():
                 report(DOUBT, doubt)
-    for note in check_prompts(config, team, given, PROMPTS, renderer_of):
-        report(DOUBT, note)
-    report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
-    models = read_outlines(team, config.model, given)
+    with noting(absent):
+        for note in check_prompts(config, team, given, PROMPTS, renderer_of):
+            report(DOUBT, note)
+        report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
+    models: Mapping[str, Outline] = {}
+    with noting(absent):
+        models = read_outlines(team, config.model, given)
+        _check_models(config, team, models, given, training=training, report=report)
+    if passed is not None and models:
+        for found in looked_into(config, team, models, given):
+            report("weights", found)
+        for address in check_endpoints(team, config.environment):
+            report("endpoint", f"{address} answers")
+    return PreparedRun(config, given, algorithm, team, models, notes, tuple(doubts))
+
+
+def _check_models(
+    config: RunConfig,
+    team: Team,
+    models: Mapping[str, Outline],
+    given: Mapping[str, LanguageModel],
+    *,
+    training: bool,
+    report: Passed,
+) -> None:
+    """Refuse models that do not fit the settings: their files, their layers, and adapters on them."""
     check_adapters(team, models)
     check_pool_fits(config, team, models)
     for path in {*team.bases.values()}.difference(given):
@@ -416,12 +453,6 @@ def prepare(
         if path not in given:
             check_files(path, models[base])
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
-    if passed is not None:
-        for found in looked_into(config, team, models, given):
-            report("weights", found)
-        for address in check_endpoints(team, config.environment):
-            report("endpoint", f"{address} answers")
-    return PreparedRun(config, given, algorithm, team, models, notes)
 
 
 def _counted(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean, noting
 from kapelle.league.pool import LeagueMember, partners_of
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
@@ -73,11 +73,11 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 class Bases:
     """The base models of a team while it is built: where each is read from, and with which type and on which device it is held."""
 
-    def __init__(self, model: ModelConfig, team: TeamConfig) -> None:
-        """Begin with the run's base; raises ConfigError for a device that is not there."""
+    def __init__(self, model: ModelConfig, team: TeamConfig, absent: list[str] | None = None) -> None:
+        """Begin with the run's base; raises ConfigError for a device that is not there, or adds it to `absent`."""
         self.paths: dict[str, str] = {}
         self.places: dict[str, Place] = {}
-        self._model, self._team = model, team
+        self._model, self._team, self._absent = model, team, absent
         self.add(BASE, model.path, None, None, "model.device")
 
     def add(
@@ -89,7 +89,8 @@ class Bases:
         """
         other = self.places.get(like, Place(self._model.dtype, self._model.device))
         self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
-        check_device(self.places[base].device, setting)
+        with noting(self._absent):
+            check_device(self.places[base].device, setting)
 
     def frozen(self, base: str) -> str:
         """Return a frozen base for critics: this one, unless critics have a model, type or device of their own."""
@@ -117,10 +118,13 @@ OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | Past
 """Weights that are the same in every turn of an agent."""
 
 
-def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
-    """Return the team map that a recipe describes; ConfigError when it makes no sense."""
+def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None = None) -> Team:
+    """Return the team map that a recipe describes; ConfigError when it makes no sense, or when a device is missing.
+
+    With `absent` devices that are missing are added to it.
+    """
     seats = seats_of(config.team)
-    bases = Bases(config.model, config.team)
+    bases = Bases(config.model, config.team, absent)
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
     turns_of: dict[str, tuple[str, ...]] = {}

@@ -44,7 +44,7 @@ from kapelle.environment import (
     size_of,
     task_of,
 )
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean, noting
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -72,15 +72,18 @@ def check_run(
     given: Container[str] = (),
     training: bool = True,
     elsewhere: bool = False,
+    absent: list[str] | None = None,
 ) -> None:
     """Raise the first error that these settings would lead to; cheap, loads no model.
 
     `given` are the paths of models that are in memory already; a run `elsewhere` needs no library or device of this machine.
+    With `absent`, what this machine lacks is added to it, and the checks that need it are left out.
     """
     environment = config.environment
     workflow = config.workflow
     _check_images(config, algorithm, team, given)
-    _check_constraints(config, team, elsewhere=elsewhere)
+    with noting(absent):
+        _check_constraints(config, team, elsewhere=elsewhere)
     if config.model.routing == "replayed" and not isinstance(config.engine, RecordsRouting):
         raise ConfigError(
             f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {config.engine.name}` does not say which "
@@ -89,14 +92,16 @@ def check_run(
     if isinstance(config.engine, ChecksItself):
         config.engine.check_policies(team.every.values())
         if not elsewhere:
-            config.engine.check()
+            with noting(absent):
+                config.engine.check()
     seconds = config.patience.environment
     try:
         check_declared(environment, seconds)
-        asked("check", seconds, environment.check, team.names)
-        check_capabilities(environment, len(team.names), seconds)
-        for split in ("train", "test"):
-            size_of(environment, split, seconds)
+        with noting(absent):
+            asked("check", seconds, environment.check, team.names)
+            check_capabilities(environment, len(team.names), seconds)
+            for split in ("train", "test"):
+                size_of(environment, split, seconds)
     except Unfit as error:
         raise ConfigError(
             f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` "
@@ -109,7 +114,8 @@ def check_run(
                 "own environment can have. Name an endpoint as its judge."
             )
     if training and not elsewhere and offers(environment, PlayedFromOutside):
-        environment.check_server()
+        with noting(absent):
+            environment.check_server()
     if config.episode.environment_workers:
         if offers(environment, OpensWorlds):
             raise ConfigError(
@@ -117,7 +123,8 @@ def check_run(
                 "servers processes: `kapelle serve environments --workers N`."
             )
         environment_form(environment)
-    check_paying(environment)
+    with noting(absent):
+        check_paying(environment)
     if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
         raise ConfigError(
             f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
@@ -125,7 +132,8 @@ def check_run(
         )
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
-        asked("check", seconds, workflow.check, team.agents, environment)
+        with noting(absent):
+            asked("check", seconds, workflow.check, team.agents, environment)
         check_parameters("`run`", workflow.run, "scene")
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
             raise Unfit(
@@ -141,14 +149,16 @@ def check_run(
             )
     for path in team.bases.values():
         if path not in given:
-            check_model_path(path)
+            with noting(absent):
+                check_model_path(path)
     if config.model.quantization is not None and training and not team.bases.keys() - team.trained_bases:
         raise ConfigError(
             "`model.quantization: nf4` holds frozen models in four bits, and this team trains all weights of each of its models. Set "
             "`team.sharing: lora`, or `model.quantization: null`."
         )
     if config.model.quantization is not None and config.model.path not in given:
-        check_four_bit(config.model.path, here=not elsewhere)
+        with noting(absent):
+            check_four_bit(config.model.path, here=not elsewhere)
     if training:
         if config.warmup is not None and config.model.path in given:
             raise ConfigError(
@@ -157,10 +167,12 @@ def check_run(
             )
         if not elsewhere:
             if config.optimizer.name != "adamw":
-                check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
+                with noting(absent):
+                    check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
             for tracker in config.trackers:
-                check_tracker(tracker.name)
-        _check_training(config, algorithm, team)
+                with noting(absent):
+                    check_tracker(tracker.name)
+        _check_training(config, algorithm, team, absent)
 
 
 def _check_constraints(config: RunConfig, team: Team, *, elsewhere: bool) -> None:
@@ -312,7 +324,28 @@ def _check_turns(workflow: Workflow, team: Team) -> None:
             )
 
 
-def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+MOST_EPISODES = 1_000_000
+"""Of one step, whose episodes are in memory together, or of one evaluation."""
+
+
+def _check_amount(config: RunConfig) -> None:
+    """Refuse more episodes at once than a machine has room for."""
+    tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
+    if tasks * group > MOST_EPISODES:
+        raise ConfigError(
+            f"`training.tasks_per_step: {tasks:,}` with `algorithm.group_size: {group:,}` makes {tasks * group:,} episodes in one step, which are in "
+            f"memory together; at most {MOST_EPISODES:,} are played. Lower one of the two, and take more steps."
+        )
+    drawn = config.environment.size("test") is None if config.evaluation.problems > MOST_EPISODES else False
+    if drawn:
+        raise ConfigError(
+            f"`evaluation.problems: {config.evaluation.problems:,}` of `{config.environment.name}`, whose tasks have no end, would all be played; "
+            f"at most {MOST_EPISODES:,} are. Lower it."
+        )
+
+
+def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent: list[str] | None) -> None:
+    _check_amount(config)
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
         raise ConfigError(
@@ -324,7 +357,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
             "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
         )
     for check in algorithm.checks:
-        check(team)
+        with noting(absent):
+            check(team)
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if config.training.critic_warmup and (not learns_beside or judging):
         raise ConfigError(

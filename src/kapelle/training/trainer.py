@@ -308,6 +308,8 @@ class Trainer:
         self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
         for line in prepared.notes:
             self.observer.phase("tasks", line)
+        for line in prepared.doubts:
+            self.observer.phase("note", line)
         for line in rows_left_out(self.config):
             self.observer.phase("data", line)
         starts = check_weights(prepared, start_from, run_dir)

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, CreditMemory
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo
 from kapelle.algorithms.shared.rewards import need_team_return
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage
 from kapelle.models import devices
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import FROM_HERE_ON, Settings
@@ -129,7 +129,7 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
 def check_libraries(team: Team, settings: CreditMixer) -> None:
     """Raise ConfigError if the embedder's library is not installed, or the networks' device is missing."""
     if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
-        raise ConfigError(
+        raise AbsentPackage(
             f"`algorithm.embedder: {settings.embedder}` needs the library sentence-transformers, which is not installed. "
             "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
         )

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.plain import SteppingWorld, check_alone
 from kapelle.environments.base import Endless
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.types import Json, Split, Task
 
 
@@ -54,7 +54,7 @@ class Gymnasium(Endless):
         try:
             import gymnasium
         except ImportError as error:
-            raise ConfigError(
+            raise AbsentPackage(
                 "The environment `gymnasium` needs the package gymnasium, which is not installed. "
                 "Install it with `pip install 'kapelle[games]'`."
             ) from error

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from kapelle.environment import Alive, Reads
 from kapelle.environments.questions import Answers, Questions, split_of
-from kapelle.errors import ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
@@ -144,7 +144,7 @@ def _load(path: str, args: str) -> InspectSamples:
     try:
         from inspect_ai import Task as InspectTask
     except ImportError as error:
-        raise ConfigError(
+        raise AbsentPackage(
             "The environment `inspect` needs the package inspect-ai, which is not installed. Install it with "
             "`pip install 'kapelle[inspect]'`, into an environment of its own where other packages disagree."
         ) from error

@@ -27,7 +27,7 @@ from pydantic import Field, FiniteFloat
 from kapelle.environment import Alive, AskedServer, AsksServers, Holding, OneSeat, Outcome, Resets
 from kapelle.environments.base import BaseWorld, Endless
 from kapelle.environments.questions import need_seats
-from kapelle.errors import ConfigError, EpisodeError, did_you_mean
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import pause_all_deadlines
@@ -93,7 +93,7 @@ class OpenEnv(Endless, Alive, AsksServers, Holding, OneSeat):
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package, an empty range, and a token that others on the network could read."""
         if self.transport == "websocket" and find_spec("websockets") is None:
-            raise ConfigError(
+            raise AbsentPackage(
                 "The environment `openenv` needs the package websockets, which is not installed. Install it with "
                 "`pip install 'kapelle[openenv]'`, or set `environment.transport: http`."
             )

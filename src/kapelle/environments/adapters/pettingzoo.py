@@ -12,7 +12,7 @@ from pydantic import Field, FiniteFloat
 from kapelle.environment import KnowsMoves, ListsMoves, Outcome
 from kapelle.environments.adapters.gymnasium import actions_text, legal_numbers, observation_text, read_number
 from kapelle.environments.base import GameSettings
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
@@ -64,7 +64,7 @@ class PettingZoo(GameSettings, ListsMoves):
         try:
             module = importlib.import_module(self.path)
         except ImportError as error:
-            raise ConfigError(
+            raise AbsentPackage(
                 f"The module {self.path} cannot be imported: {error}. PettingZoo comes with "
                 "`pip install 'kapelle[games]'`, its families with extras of their own (`pettingzoo[classic]`)."
             ) from error

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split_of
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
@@ -123,7 +123,7 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise ConfigError(
+        raise AbsentPackage(
             "The environment `reasoning_gym` needs the package reasoning-gym, which is not installed. "
             "Install it with `pip install reasoning-gym`."
         ) from error

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.base import BaseWorld, GameSettings
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
@@ -53,7 +53,7 @@ class TextArena(GameSettings):
         try:
             import textarena
         except ImportError as error:
-            raise ConfigError(
+            raise AbsentPackage(
                 "The environment `textarena` needs the package textarena, which is not installed. "
                 "Install it with `pip install textarena`."
             ) from error

@@ -43,7 +43,7 @@ from kapelle.environment import (
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.questions import QuestionWorld, answer_of, split_of
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
-from kapelle.errors import ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.grading.verdict import Grade
@@ -185,7 +185,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     try:
         import verifiers as vf
     except ImportError as error:
-        raise ConfigError(NEEDED.format(found="which is not installed")) from error
+        raise AbsentPackage(NEEDED.format(found="which is not installed")) from error
     try:
         find = vf.load_environment
     except AttributeError as error:

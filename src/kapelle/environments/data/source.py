@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads, Skipping
 from kapelle.environments.questions import Graded
-from kapelle.errors import DataError, did_you_mean
+from kapelle.errors import AbsentData, DataError, did_you_mean
 from kapelle.runtime.hub import hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.types import Json, Split
@@ -133,7 +133,7 @@ class DataSource:
         if _HUB_NAME.fullmatch(self.path) and not self.path.endswith(SUFFIXES):
             name = self.train if split == "train" else self.test
             return hub_rows(self.path, self.config, name, contents)
-        raise DataError(
+        raise AbsentData(
             f"There is no file or folder '{self.path}'. Set `environment.path` to one that exists, "
             "or to `owner/name` of a data set on the Hugging Face hub."
         )
@@ -288,7 +288,7 @@ def hub_rows(
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise DataError(
+        raise AbsentData(
             f"'{path}' is no local file or folder; reading it from the hub needs an extra: "
             "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
         ) from error
@@ -299,7 +299,7 @@ def hub_rows(
     except Exception as error:
         # The boundary to the hub: its client raises whatever its own libraries do.
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(
+        raise AbsentData(
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
             f"{fault or reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from kapelle.environments.openspiel.hanabi import choose, sizes_of
 from kapelle.environments.openspiel.text import match, plain_move
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.settings.base import Settings
 
 Value = bool | int | float | str
@@ -43,7 +43,7 @@ def spiel() -> Any:
     try:
         import pyspiel
     except ImportError as error:
-        raise ConfigError(
+        raise AbsentPackage(
             "The environment `openspiel` needs the package open_spiel, which is not installed. "
             "Install it with `pip install 'kapelle[games]'`."
         ) from error

@@ -27,7 +27,7 @@ from kapelle.environment import (
     Skipping,
     World,
 )
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.credentials import is_loopback
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import run_async
@@ -95,7 +95,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     def calling(self) -> Calling:
         """How the servers are called. ConfigError where an extra or the token is missing."""
         if importlib.util.find_spec("grpc") is None:
-            raise ConfigError("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
+            raise AbsentPackage("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
         hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
         tls = tuple(self.certificate is not None or not is_loopback(host) for host in hosts)
         token = os.environ.get(self.token_env)

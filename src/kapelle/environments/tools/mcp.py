@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import StartsProgram
 from kapelle.environments.tools.contract import Lost, Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.credentials import bearer, check_private
 from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
@@ -142,7 +142,7 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
 def _connected(settings: Mcp) -> McpConnection:
     """Return a conversation with the server; ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
-        raise ConfigError("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
+        raise AbsentPackage("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
     from kapelle.environments.tools.mcp_session import McpConnection
 
     return McpConnection(settings)

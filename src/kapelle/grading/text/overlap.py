@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.settings.base import Settings
 
 Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
@@ -38,7 +38,7 @@ def check_packages(metrics: Mapping[Metric, float]) -> None:
     for metric in metrics:
         package = "rouge_score" if metric.startswith("rouge") else "sacrebleu"
         if find_spec(package) is None:
-            raise ConfigError(f"The metric `{metric}` needs an extra: pip install 'kapelle[text]'.")
+            raise AbsentPackage(f"The metric `{metric}` needs an extra: pip install 'kapelle[text]'.")
 
 
 def similarity(

