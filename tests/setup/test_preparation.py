@@ -32,14 +32,14 @@ OF_ANY_TEAM = {
     "a prompt of nobody's words": ("team.agents.1.prompt='{nobody}'", "ConfigError: The prompt of agent 'actor' uses {nobody}"),
     "an adapter without a place": ("team.lora.targets=[q_prj]", "ModelError: `lora.targets` names 'q_prj'"),
     "a prompt beyond the context": (f"team.agents.0.system={LONG}", "ContextError: "),
-    "a model that is not there": ("model.path=./nowhere", "ModelError: Model folder './nowhere' does not exist"),
+    "a model that is not there": ("model.path=./nowhere", "AbsentModel: Model folder './nowhere' does not exist"),
     "a flaw of nobody's": ("environment.flaws={nobody: 0.5}", "ConfigError: "),
     "a verifier that is not there": ("algorithm={name: maporl, verifier: nowhere}", "ModelError: "),
 }  # fmt: skip
 OF_ONE_THAT_LEARNS = {
     "nobody learns": ("team.sharing=frozen", "ConfigError: No agent of this team is trained"),
     "greedy while it learns": ("team.sampling.temperature=0", "ConfigError: Agent 'reasoner' learns, but samples greedily"),
-    "a tracker that is not there": ("trackers=[{name: wandb}]", "ConfigError: The tracker 'wandb' is not installed"),
+    "a tracker that is not there": ("trackers=[{name: wandb}]", "AbsentPackage: The tracker 'wandb' is not installed"),
 }  # fmt: skip
 
 

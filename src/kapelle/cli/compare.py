@@ -41,7 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     announce("kapelle compare", as_json=arguments.json)
     say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
     if find_spec("matplotlib") is None:
-        say("No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]' before the last run ends.", stream)
+        say(
+            "No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]' before the last run ends.",
+            stream,
+        )
     try:
         try:
             cores = len(os.sched_getaffinity(0))
