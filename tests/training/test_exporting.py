@@ -9,6 +9,7 @@ import torch
 from tests.support.five_steps import settings
 
 from kapelle.errors import ConfigError, ModelError
+from kapelle.models.adapters import base_and_adapter
 from kapelle.runs.findings import keep_evaluation
 from kapelle.setup.preparation import PreparedRun
 from kapelle.training.exporting import check_convertible, export
@@ -51,7 +52,10 @@ def test_merged_models_compute_what_the_adapters_do(run: Path, tmp_path: Path) -
     found = []
     for each in adapters:
         place = tmp_path / "peft" / each.folder
-        base = AutoModelForCausalLM.from_pretrained(place / "base")
+        assert not (place / "base").exists(), "the adapters share one"
+        found_base, adapter = base_and_adapter(str(place))
+        assert (Path(found_base).resolve(), adapter) == (tmp_path / "peft" / "base", str(place))
+        base = AutoModelForCausalLM.from_pretrained(found_base)
         before = logp(base)
         theirs = logp(peft.PeftModel.from_pretrained(base, place))
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / each.folder)

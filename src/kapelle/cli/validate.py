@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.errors import ConfigError
+from kapelle.errors import Absent, ConfigError
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         team = None if arguments.agents is None else [name.strip() for name in arguments.agents.split(",")]
         try:
             findings = asyncio.run(conform(environment, team))
+        except Absent:
+            raise  # a team of other names would not mend it
         except ConfigError as error:
             said = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
             hint = "" if team else " If it needs certain agents, name them: --agents A,B."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.setup.preparation import prepare
-from kapelle.team import own_name
+from kapelle.team import Policy, own_name
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
 from kapelle.training.served import checkpoint_of, warmed
@@ -132,6 +132,7 @@ def export(
     # Bases that only this run has: nobody can load an adapter without them.
     unpublished = {b for b, path in team.bases.items() if ready.team.bases[b] != path or path == "embedded"}
     models = ready.load() if form != "peft" or unpublished else {}
+    folders = _base_folders(out, chosen, unpublished)
     found = []
     for policy in chosen:
         place = out if len(chosen) == 1 else out / policy_folder(out, policy.name).name
@@ -141,10 +142,13 @@ def export(
         if policy.lora is None or form == "peft":
             shutil.copytree(saved, place, dirs_exist_ok=True)
             if policy.lora is not None and policy.base in unpublished:
-                # A base that nobody else has lies beside its adapter, which names it.
-                save_model(place / "base", models[policy.base])
+                # A base that nobody else has lies beside its adapters, which name it; it is written once for all of them.
+                base = folders[policy.base]
+                if not base.exists():
+                    save_model(base, models[policy.base])
                 file = place / "adapter_config.json"
-                named = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": "base"}
+                beside = base.name if place == out else f"../{base.name}"
+                named = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": beside}
                 file.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
                 (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
         else:
@@ -157,6 +161,14 @@ def export(
         found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
     (out / "README.md").write_text(model_card(run, step, found), "utf-8")
     return found
+
+
+def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[str]) -> dict[str, Path]:
+    """Return where each base is written that only this run has, by its name: `base`, unless there are several or a policy is called so."""
+    needed = sorted({policy.base for policy in chosen if policy.lora is not None} & set(unpublished))
+    taken = {policy_folder(out, policy.name).name for policy in chosen} if len(chosen) > 1 else set()
+    plain = "base" if len(needed) == 1 and "base" not in taken else None
+    return {base: out / (plain or f"base-{number}") for number, base in enumerate(needed)}
 
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.base import BaseWorld, GameSettings
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.errors import Absent, AbsentPackage, ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
@@ -43,6 +43,8 @@ class TextArena(GameSettings):
         """Raise ConfigError for a missing package, an unknown game or an unsupported number of players."""
         try:
             self._make(len(agents), 0)
+        except Absent:
+            raise
         except (AssertionError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{self.id} cannot be played by {len(agents)} agents ({', '.join(agents)}): {error} Look at "
