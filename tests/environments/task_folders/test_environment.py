@@ -13,6 +13,7 @@ import pytest
 
 from kapelle.conformance import conform
 from kapelle.environment import Outcome
+from kapelle.environments.task_folders.attempt import checked, grade
 from kapelle.environments.task_folders.environment import TaskFolders
 from kapelle.grading.text.tool_call import ReadCall, write_calls
 from kapelle.sandbox.bubblewrap import Bubblewrap
@@ -146,6 +147,15 @@ def test_tests_and_solution_are_nowhere_in_the_agents_sandbox() -> None:
 def test_no_link_reaches_the_tests_own_files(task: Callable[..., TaskFolders], link: str) -> None:
     made = task(ANSWER, {"tests/expected.txt": "42\n"})
     assert played(made, "mine", [link])[1].rewards == {"solver": 0.0}
+
+
+def test_nothing_is_unpacked_through_a_link(task: Callable[..., TaskFolders]) -> None:
+    """An attempt can forge what the driver says was left: the tests here write no reward, so one that is there was left."""
+    made = task("true reward.txt\n")
+    entries = [["/app/way", "link", 0, "/logs"], ["/app/way/verifier/reward.txt", "file", 0o644, "MQ=="]]
+    left = checked(entries, ["/app"], 1000, 10)
+    verdict = grade(made.folders("train")[0], left, made.room())
+    assert (verdict.reward, verdict.why[:20]) == (0.0, "The tests wrote no /")
 
 
 def test_links_of_its_own_and_to_the_system_stay(task: Callable[..., TaskFolders]) -> None:

@@ -56,7 +56,7 @@ def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
         **{
             "environment/Dockerfile": (
                 "ARG WHERE=/srv/tool\nFROM a AS b\nCOPY gone.txt /gone/\nFROM python:3.11  # the last stage counts\n"
-                'WORKDIR /workspace\nWORKDIR deep\nENV A=1 B="two words"\nENV OLD form of it\n'
+                'WORKDIR /workspace\nWORKDIR deep\nCOPY data/one.txt /workspace\nENV A=1 B="two words"\nENV OLD form of it\n'
                 "COPY --chmod=755 data/one.txt \\\n    data/two.txt ./\nCOPY data /data\nCOPY *.py ${WHERE}/\n"
                 'COPY ["data/one.txt", "/data/renamed.txt"]\nUSER nobody\nCMD ["sleep"]\n'
             ),
@@ -68,6 +68,7 @@ def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
     read = read_task(folder, "script", "refuse")
     assert read.workdir == "/workspace/deep"
     assert {file.path: file.content for file in read.files} == {
+        "/workspace/one.txt": b"1",
         "/workspace/deep/one.txt": b"1",
         "/workspace/deep/two.txt": b"2",
         "/data/one.txt": b"1",
@@ -75,7 +76,7 @@ def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
         "/data/renamed.txt": b"1",
         "/srv/tool/statistics_of.py": (EXAMPLES / "mean/environment/statistics_of.py").read_bytes(),
     }
-    assert read.files[0].mode == 0o755
+    assert read.files[1].mode == 0o755
     assert read.folders == ("/data", "/srv", "/workspace")
     assert read.env == {"A": "1", "B": "two words", "OLD": "form of it"}
 

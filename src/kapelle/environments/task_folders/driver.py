@@ -32,8 +32,8 @@ OUTPUT = f"{VERIFIER}/test-stdout.txt"
 
 
 def put(entries: list[list[Any]]) -> None:
-    """Write entries; one that stands in the way of another is left out."""
-    for path, kind, mode, content in entries:
+    """Write entries, links last, so that nothing is written through one; what stands in the way of another is left out."""
+    for path, kind, mode, content in sorted(entries, key=lambda entry: bool(entry[1] == "link")):
         with contextlib.suppress(OSError):
             place = Path(path)
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -390,7 +390,7 @@ def _read_dockerfile(
                 posixpath.join(image.workdir, _filled(rest.strip(), variables))
             )
         elif keyword in ("COPY", "ADD"):
-            image.files += _copied(line, _filled(rest, variables), image.workdir, context, hidden)
+            image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
                 f"{line} {rest[:60]} changes the image, and none can be built here. `environment.run_lines: skip` plays the task "
@@ -431,7 +431,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _copied(
-    line: str, rest: str, workdir: str, context: Path, hidden: frozenset[str]
+    line: str, rest: str, image: _Image, context: Path, hidden: frozenset[str]
 ) -> Iterator[FolderFile]:
     """Yield the files of a COPY or ADD."""
     flags = re.match(r"(?:--\S+\s+)*", rest)
@@ -445,8 +445,9 @@ def _copied(
     if len(words) < 2 or any(word.startswith("<<") or "://" in word for word in words):
         raise DataError(f"{line} {rest[:60]} copies no file that stands beside the Dockerfile.")
     *sources, target = words
-    into = posixpath.normpath(posixpath.join(workdir, target))
-    several = len(sources) > 1 or target.endswith("/") or target in (".", "./")
+    into = posixpath.normpath(posixpath.join(image.workdir, target))
+    there = (f"{image.workdir}/", *(file.path for file in image.files))
+    several = len(sources) > 1 or target.endswith("/") or any(path.startswith(f"{into}/") for path in there)
     for source in sources:
         plain = posixpath.normpath(source.lstrip("/"))
         found = (
