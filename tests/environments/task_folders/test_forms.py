@@ -77,7 +77,7 @@ def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
         "/srv/tool/statistics_of.py": (EXAMPLES / "mean/environment/statistics_of.py").read_bytes(),
     }
     assert read.files[1].mode == 0o755
-    assert read.folders == ("/data", "/srv", "/workspace")
+    assert read.folders == ("/app", "/data", "/srv", "/workspace"), "the instruction names the first one"
     assert read.env == {"A": "1", "B": "two words", "OLD": "form of it"}
 
 
@@ -160,6 +160,26 @@ def test_run_lines_may_be_left_out_and_are_named(task: Callable[..., Path]) -> N
         },
     )
     assert read_task(folder, "script", "skip").without == ("RUN apt-get update &&    apt-get install jq",)
+
+
+def test_folders_that_the_instruction_names_are_there(task: Callable[..., Path]) -> None:
+    said = "Read `/data/logs/` and write /output/a.csv, not /usr/x, ~/y/, and/or/ https://x.org/a/b."
+    read = read_task(task("mean", **{"instruction.md": said}), "script", "refuse")
+    assert read.folders == ("/app", "/data", "/output")
+
+
+def test_texts_within_a_dockerfile_are_no_instructions(task: Callable[..., Path]) -> None:
+    lines = "FROM a\nRUN <<EOF\nCOPY nothing /app/\nEOF\nWORKDIR /app\n"
+    read = read_task(task("mean", **{"environment/Dockerfile": lines}), "script", "skip")
+    assert (read.workdir, read.files, read.without) == ("/app", (), ("RUN <<EOF",))
+
+
+def test_a_benchmark_is_doubted_as_what_is_trained_on(task: Callable[..., Path]) -> None:
+    folder = task("mean", **{"instruction.md": "# terminal-bench-canary GUID 0\nMend it."})
+    greeting = str(EXAMPLES / "greeting")
+    [doubt] = TaskFolders(path=str(folder), test_path=greeting).doubts()
+    assert "should never be trained on (mean)" in doubt
+    assert TaskFolders(path=greeting, test_path=str(folder)).doubts() == []
 
 
 def test_links_that_lead_out_of_a_task_are_not_followed(task: Callable[..., Path]) -> None:

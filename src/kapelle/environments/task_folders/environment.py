@@ -95,8 +95,13 @@ class FolderSettings(Settings):
         return found
 
     def left_out(self) -> Sequence[str]:
-        """Return a sentence for each task whose RUN lines are left out."""
-        return [
+        """Return a sentence for each task whose RUN lines are left out, and for each benchmark's that is trained on."""
+        benchmarks = [folder.name for folder in self.folders("train") if folder.benchmark]
+        said = (
+            f"{len(benchmarks)} tasks to train on say that they are a benchmark's, which should never be trained on "
+            f"({', '.join(benchmarks[:3])}). Name them in `environment.test_path`."
+        )
+        return [said] * bool(benchmarks) + [
             f"The task {folder.name} is played without {len(folder.without)} lines of its Dockerfile ({folder.without[0][:60]})."
             for folder in (*self.folders("train"), *self.folders("test"))
             if folder.without

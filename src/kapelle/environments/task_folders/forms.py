@@ -58,6 +58,9 @@ _DOWNLOADS = re.compile(
     r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
 )
 """What fetches something when a script runs."""
+_NAMED = re.compile(r"(?<![\w.~/-])/([A-Za-z_][\w-]*)/")
+"""The first part of a path in an instruction: agents may write in such a folder, though no file is copied there."""
+_CANARY = b"terminal-bench-canary"
 Runner = Literal["script", "pytest"]
 
 
@@ -99,6 +102,8 @@ class TaskFolder:
     """Names of the tests that pytest has to report as passed; empty where a reward file decides."""
     without: tuple[str, ...] = field(default=())
     """Lines that were left out (`run_lines: skip`)."""
+    benchmark: bool = False
+    """Whether its files say that they are a benchmark's, which nothing should be trained on."""
 
 
 def task_folders(path: str) -> tuple[Path, ...]:
@@ -269,6 +274,11 @@ def _task(
             f"{folder / 'tests'} has no function `test_…` in a file `test_….py`, which pytest could run."
         )
     roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
+    roots |= {f"/{name}" for name in _NAMED.findall(instruction) if name not in _CLOSED}
+    said = (
+        folder / name
+        for name in ("task.toml", "task.yaml", "instruction.md", "environment/Dockerfile", "Dockerfile")
+    )
     return TaskFolder(
         folder.name,
         form,
@@ -284,6 +294,7 @@ def _task(
         _text(solution) if solution.is_file() else None,
         names if summary else (),
         tuple(image.without),
+        any(_CANARY in each.read_bytes() for each in said if each.is_file()),
     )
 
 
@@ -413,8 +424,11 @@ def _read_dockerfile(
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, keyword and the rest of each instruction, continued lines joined."""
-    begun, held = 0, ""
+    begun, held, here = 0, "", ""
     for number, line in enumerate(text.splitlines(), 1):
+        if here:  # a text within the file, up to its mark
+            here = "" if line.strip() == here else here
+            continue
         if line.lstrip().startswith("#") or not (line.strip() or held):
             continue
         begun = begun if held else number
@@ -423,6 +437,8 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
             continue
         keyword, _, rest = (held + line).strip().partition(" ")
         held = ""
+        if found := re.search(r"<<-?[\"']?(\w+)", rest):
+            here = found[1]
         if keyword:
             yield begun, keyword.upper(), rest.strip()
     if held:
