@@ -91,11 +91,12 @@ def test_a_list_says_of_every_run_what_it_came_to_and_hides_none(run: Path, kape
     assert said.code == 0, said.err
     lines = said.out.splitlines()
     assert len(lines) == 3
-    assert lines[1].split()[1:6] == ["damaged", "?", "?", "0/0", lines[1].split()[5]]
-    assert lines[2].split()[:5] == [str(run), "finished", "run", "grpo", "5/5"]
+    assert lines[1].split()[1:6] == ["damaged", "?", "?", "?", "0/0"]
+    assert lines[2].split()[:6] == [str(run), "finished", "young", "run", "grpo", "5/5"]
     row = kapelle("runs", "ls", run.parent, "--json").json[1]
     assert row["size"] == sum(len(data) for data in files(run).values())
     assert "loss/agent_0" in row["metrics"]
+    assert row["verdict"]["evidence"][0]["sentence"] == "5 of the 8 steps that a verdict needs"
     (run.parent / "empty").mkdir()
     assert "no run under" in kapelle("runs", "ls", run.parent / "empty").out
 

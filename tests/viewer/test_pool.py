@@ -14,6 +14,7 @@ import pytest
 from tests.support.viewed_runs import STANDING, put_standing, write_league_run, write_run
 
 from kapelle import Trainer
+from kapelle.runs.summary import plays_against
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.index import Index
@@ -22,7 +23,6 @@ from kapelle.viewer.league import standing
 from kapelle.viewer.library import Library, MetricTable, ViewedRun
 from kapelle.viewer.lines import Tail
 from kapelle.viewer.pool import entry_of, pool, read_entries
-from kapelle.viewer.presenting import plays_against
 from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, skimmed
 

@@ -25,6 +25,8 @@ PAGES = [
     "/run/other~pair-0",
     "/compare?run=pair-0&run=pair-1",
     "/curves.json?run=pair-0",
+    "/run/pair-0/verdict",
+    "/advice",
     "/run/pair-0/team",
     "/run/pair-0/settings?q=lr&all=1",
     "/run/pair-0/system",
@@ -121,6 +123,36 @@ def test_a_team_stands_beside_what_its_tokens_do_without_it(tmp_path: Path) -> N
         1,
         2,
     ]
+
+
+def test_a_run_that_fell_apart_is_not_green_though_it_finished(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    rows = [
+        {"step": k + 1, "success": 0.4 * (k < 1), "scored": 64.0, "dead_groups": float(k > 0), "entropy/<b>": min(5.0, 0.2 + k)}
+        for k in range(12)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        listing, page, advice = (web.get(path).text for path in ("/", "/run/run", "/advice"))
+    for text in (listing, page):
+        assert 'class="health diverging"' in text
+        assert "state finished amiss" in text
+        assert 'class="state finished"' not in text
+    assert "success fell from 40.0 % at step 1 to 0.0 %" in page
+    assert "all groups are dead in 11 of 12 steps" in page
+    assert "entropy of &lt;b&gt; rose" in page
+    for link in (
+        "#panel-success",
+        "#panel-dead_groups",
+        "/run/run/episodes?from=2&amp;to=2",
+        "/advice#diverging",
+    ):
+        assert f'href="{link}"' in page
+    assert "<code>optimizer.lr</code>" in page
+    assert 'id="diverging"' in advice
 
 
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:

@@ -30,6 +30,7 @@ from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.process_tree import doing, stalled_after
 
 if TYPE_CHECKING:
+    from kapelle.metrics.verdict import Verdict
     from kapelle.training.trainer import Summary
     from kapelle.types import Episode, Group
 
@@ -125,7 +126,19 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         stopped_by=stopped_by,
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
+        verdict=_verdict(run_dir),
     )
+
+
+def _verdict(run_dir: Path) -> Verdict | None:
+    """Return the verdict on a run; None where there is none or it cannot be read."""
+    from kapelle.errors import KapelleError
+    from kapelle.runs.summary import verdict_of
+
+    try:
+        return verdict_of(run_dir) if is_run(run_dir) else None
+    except (KapelleError, OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _about(source: Source) -> list[str]:
@@ -188,6 +201,8 @@ class Report:
     """Notes on the data and the engine, as (name, text)."""
     changes: tuple[str, ...] = ()
     """What has changed for a resumed run."""
+    verdict: Verdict | None = None
+    """Whether the run is healthy; None where nothing of it can be read."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -228,6 +243,7 @@ class Report:
             "stopped_by": self.stopped_by,
             **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
             "changed": list(self.changes),
+            "health": None if self.verdict is None else self.verdict.row(),
         }
 
     def lines(self, next_commands: Sequence[tuple[str, str]]) -> list[str]:
@@ -248,6 +264,11 @@ class Report:
             ),
             *(line for name, note in self.notes for line in _row(name, note)),
             *(line for change in self.changes for line in _row("changed", change)),
+            *(
+                line
+                for said in (self.verdict.lines() if self.verdict else ())
+                for line in _row("health", said)
+            ),
             *_row("run", str(self.run_dir)),
             *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),
         ]

@@ -65,12 +65,15 @@ def _list(folder: Path, *, as_json: bool) -> int:
     if not found:
         say(f"There is no run under {folder}.")
         return 0
-    rows = [("run", "state", "recipe", "algorithm", "step", "size", "last metrics")]
+    rows = [("run", "state", "health", "recipe", "algorithm", "step", "size", "last metrics")]
     for each in found:
         last = each.wrong or in_words(each.metrics, 4)
         steps = f"{each.step}/{each.steps}"
-        rows.append((str(each.path), each.state, each.recipe, each.algorithm, steps, amount(each.size), last))
-    widths = [max(len(printable(row[k])) for row in rows) for k in range(6)]
+        health = "?" if each.verdict is None else each.verdict.word
+        rows.append(
+            (str(each.path), each.state, health, each.recipe, each.algorithm, steps, amount(each.size), last)
+        )
+    widths = [max(len(printable(row[k])) for row in rows) for k in range(7)]
     for row in rows:
         cells = [f"{printable(cell):{width}}" for cell, width in zip(row, widths, strict=False)]
         say("  ".join([*cells, printable(row[-1], 120)]).rstrip())
@@ -123,6 +126,9 @@ def _show(place: Path, *, as_json: bool) -> int:
         return 0
     say(f"{place}  {summary.state}  step {summary.step} of {summary.steps}  {amount(summary.size)}")
     say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last update {status.updated}")
+    if summary.verdict is not None:
+        for line in summary.verdict.lines():
+            say(f"  {line}")
     say("settings that differ from the defaults")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")

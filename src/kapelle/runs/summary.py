@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
+from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.reader import (
     is_run,
@@ -73,11 +75,17 @@ class RunSummary:
     """Bytes of all files."""
     wrong: str | None = None
     """Why it cannot be read; None when it can."""
+    verdict: Verdict | None = None
+    """Whether it is healthy; None where it cannot be read."""
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON."""
         fields = ("state", "recipe", "algorithm", "step", "steps", "metrics", "size", "wrong")
-        return {"path": str(self.path), **{name: getattr(self, name) for name in fields}}
+        return {
+            "path": str(self.path),
+            **{name: getattr(self, name) for name in fields},
+            "verdict": None if self.verdict is None else self.verdict.row(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +123,64 @@ def summarise(run: Path) -> RunSummary:
             int(config["training"]["steps"]),
             {} if not rows else telling(rows[-1]),
             size,
+            verdict=_judged(run, rows, config),
         )
     except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
         wrong = str(error) if isinstance(error, KapelleError) else f"{type(error).__name__}: {error}"
         return RunSummary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
+
+
+def verdict_of(run: Path) -> Verdict:
+    """Return whether a run is healthy, flat, diverging, …; KapelleError where it cannot be read."""
+    return _judged(run, read_metrics(run), settings_of(run))
+
+
+def _judged(run: Path, rows: Sequence[Mapping[str, float]], settings: Mapping[str, Any]) -> Verdict:
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    columns = {name: [_number(row.get(name)) for row in rows] for name in names}
+    return judge(
+        [row["step"] for row in rows],
+        columns,
+        read_evaluations(run),
+        opposed=opposed(settings, rows[-1] if rows else {}, columns),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
+def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str]) -> bool:
+    """Return whether agents of the run win what others of it lose, so that their mean return says nothing."""
+    seats = {name for name in names if name.startswith(("return/", "reward/")) and name.count("/") == 1}
+    several = len({name.partition("/")[2] for name in seats}) > 1
+    return several and plays_against(settings, last, names)
+
+
+def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
+    """Return whether settings, the numbers of the last step or the names of any step's show agents that play against others, or in a league."""
+
+    def at(found: Any, name: str) -> Any:
+        return found.get(name) if isinstance(found, Mapping) else None
+
+    if isinstance(at(settings, "league"), Mapping):
+        return True
+    parts = at(at(settings, "environment"), "parts")
+    rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
+    environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
+    if any(each.get("opponents") or each.get("reward") == "zero_sum" for each in environments):
+        return True
+    if rows:  # the numbers of a mixture are those of all its parts together
+        return any(each.get("name") == "openspiel" for each in environments)
+    # OpenSpiel's games in which one wins what others lose; a step whose episodes failed has none of these numbers, and of
+    # many names that a game reports the last ones in the alphabet are left out.
+    if any(name.startswith("info/won/") or name == "info/draw" for name in (*last, *names)):
+        return True
+    # What is paid between turns, such as penalties for invalid moves, is in returns and need not sum to 0.
+    kinds = [
+        [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
+    ]
+    return any(len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid)) for paid in kinds)
 
 
 def settings_of(run: Path) -> dict[str, Any]:

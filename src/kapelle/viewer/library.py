@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError, RunDirectoryError
+from kapelle.metrics.verdict import Verdict
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.viewer.lines import Tail, mean, number
@@ -157,6 +158,8 @@ class ViewedRun:
     """Grows when something is read of its metrics and evaluations."""
     drawn: Mapping[object, object] = field(default_factory=dict)
     """A cache of the last curves: their inputs → the curves."""
+    verdict: tuple[int, Verdict] | None = None
+    """The edition that was judged last, and the verdict on it."""
     _evaluated: Tail = field(init=False)
     _settings: tuple[float, dict[str, Any]] = (0.0, {})
 

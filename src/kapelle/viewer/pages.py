@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -68,6 +69,7 @@ def environment() -> Environment:
         "figure": figure,
         "percent": percent,
         "signed": signed,
+        "coded": coded,
         "path": lambda text: quote(str(text), safe="~"),
         "spark": spark,
     }
@@ -78,6 +80,13 @@ def environment() -> Environment:
 def render(template: str, **values: Any) -> bytes:
     """Return a page as UTF-8; lone surrogates in names become question marks."""
     return environment().get_template(template).render(**values).encode("utf-8", "replace")
+
+
+def coded(text: str) -> Markup:
+    """Return a text of the package's own as HTML, with what stands between `…` as code."""
+    parts = text.split("`")
+    marked = (Markup("<code>") + part + Markup("</code>") if k % 2 else part for k, part in enumerate(parts))
+    return Markup("").join(marked)  # what is no `Markup` is escaped as it is joined
 
 
 def figure(value: object) -> str:

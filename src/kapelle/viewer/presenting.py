@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.blamed import blame_files
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.recorded import all_losses
-from kapelle.runs.summary import TROUBLES, flat
+from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
 from kapelle.viewer.library import ViewedRun
 from kapelle.viewer.lines import damaged_files, mean, number, readable
@@ -58,31 +59,21 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
             "spark": [value for value in curve if value is not None],
             "damaged": run.damaged,
-            "league": plays_against(settings, last),
+            "league": plays_against(settings, last, columns),
+            "verdict": verdict(run),
             "blame": bool(blame_files(run.path)),
         }  # fmt: skip
 
 
-def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> bool:
-    """Return whether settings, or the numbers of the last step, show that agents play against others, or in a league."""
-    if isinstance(at(settings, "league"), Mapping):
-        return True
-    parts = at(settings, "environment", "parts")
-    rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
-    environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
-    if any(each.get("opponents") or each.get("reward") == "zero_sum" for each in environments):
-        return True
-    if rows:  # the numbers of a mixture are those of all its parts together
-        return any(each.get("name") == "openspiel" for each in environments)
-    if any(
-        name.startswith("info/won/") for name in last
-    ):  # OpenSpiel's games in which one wins what others lose
-        return True
-    # What is paid between turns, such as penalties for invalid moves, is in returns and need not sum to 0.
-    kinds = [
-        [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
-    ]
-    return any(len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid)) for paid in kinds)
+def verdict(run: ViewedRun) -> Verdict:
+    """Return whether a run is healthy, flat, diverging, …; worked out once for what was read."""
+    with run.lock:
+        if run.verdict is None or run.verdict[0] != run.edition:
+            table, settings = run.metrics, run.settings()
+            against = opposed(settings, table.last(), table.columns)
+            found = judge(table.axes["step"], table.columns, run.evaluations, opposed=against)
+            run.verdict = run.edition, found
+        return run.verdict[1]
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:

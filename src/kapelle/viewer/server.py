@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from kapelle.metrics.verdict import ADVICE, YOUNG
 from kapelle.runs.findings import read_exact
 from kapelle.services.binding import Binding
 from kapelle.services.http import SAFE, Guard
@@ -533,6 +534,10 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/": lambda request: _runs(library, request),
         "/compare": lambda request: _compare(library, request),
         "/run/{key}": lambda request: _run(library, request),
+        "/run/{key}/verdict": lambda request: html(
+            "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
+        ),
+        "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
         "/run/{key}/system": lambda request: html(

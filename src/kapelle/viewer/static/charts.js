@@ -159,6 +159,7 @@
   const figureOf = (panel) => {
     const figure = make("figure", "panel");
     figure.dataset.name = panel.name;
+    figure.id = `panel-${panel.name}`;
     const caption = make("figcaption");
     caption.append(make("h3", "", panel.title), make("span", "quiet", panel.unit));
     const note = make("p", "note", [panel.meaning, panel.warning && `Watch for: ${panel.warning}`].filter(Boolean).join(" "));
@@ -295,7 +296,21 @@
   };
 
   // A step that was appended: it goes to the end of every curve of its run.
+  // The verdict on the run, a moment after its numbers have changed.
+  let judging = null;
+  const judge = () => {
+    if (!document.getElementById("verdict") || !place.dataset.key) return;
+    judging ??= setTimeout(async () => {
+      judging = null;
+      const answer = await fetch(`/run/${place.dataset.key}/verdict`).catch(() => null);
+      if (!answer?.ok) return;
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("verdict");
+      const old = document.getElementById("verdict");
+      if (fresh && fresh.innerHTML !== old.innerHTML) old.replaceWith(fresh);
+    }, 1000);
+  };
   const append = ({ run, rows }) => {
+    judge();
     const k = page.sources.findIndex((source) => source.key === run);
     if (k < 0) return;
     const source = page.sources[k];
@@ -343,7 +358,7 @@
     });
     news.addEventListener("error", () => { live.textContent = "not connected"; });
     news.addEventListener("rows", (event) => grouped ? fetched().then(remember) : append(JSON.parse(event.data)));
-    news.addEventListener("anew", () => fetched().then(remember));
+    news.addEventListener("anew", () => { judge(); fetched().then(remember); });
     news.addEventListener("measured", (event) => {
       const { success, step } = JSON.parse(event.data);
       const figure = document.querySelector('[data-figure="measured"]');
@@ -356,6 +371,7 @@
     });
     news.addEventListener("state", (event) => {
       const { run, state } = JSON.parse(event.data);
+      judge();
       for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {
         const made = make("span", `state ${["running", "finished", "stopped", "crashed"].includes(state) ? state : "damaged"}`, state);
         word.replaceChildren(made);
@@ -364,6 +380,8 @@
     addEventListener("pagehide", () => news.close());
   };
 
+  // Links name a panel, which was not there yet when the page was loaded.
+  const reach = () => location.hash.startsWith("#panel-") && document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   controls.x.value = query.get("x") || "step";
   if (!controls.x.value) controls.x.value = "step";
   controls.smooth.value = query.get("smooth") || "0";
@@ -391,8 +409,9 @@
   if (embedded) {
     page = { ...JSON.parse(embedded.textContent), embedded: true };
     draw();
+    reach();
     document.documentElement.dataset.ready = "1";
   } else {
-    fetched().then(() => { remember(); document.documentElement.dataset.ready = "1"; listen(); });
+    fetched().then(() => { remember(); reach(); document.documentElement.dataset.ready = "1"; listen(); });
   }
 })();

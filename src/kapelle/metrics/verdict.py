@@ -1,0 +1,493 @@
+"""One word on a run's health from its numbers alone, with the numbers that it rests on.
+
+    healthy      what is learned rises, or is learned already
+    flat         it stands still, and the run is long enough to say so
+    diverging    it falls, or the policy turns into noise
+    collapsing   hardly anything but one answer is sampled, and success stands still
+    hacked       what is paid rises while success falls
+    memorising   success in training rises while success on unseen problems falls
+    starved      almost all groups are dead: nothing is learned from them
+    unrated      its numbers do not say how well it does: one wins what others lose, or nothing is scored
+    young        too few steps, or too much noise, to say any of this
+
+**The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); of supervised steps the pairs
+ranked rightly, or minus the nats a token. In games in which one wins what others lose, returns say nothing: there the
+signal is minus NashConv where it is measured, and nothing otherwise.
+
+**Noise** σ of a step is what neighbouring steps differ by (von Neumann 1941, successive differences, which a trend hardly
+moves), and for a success at least that of so many scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ
+when z = difference / (σ·sqrt(1/a + 1/b)) is large.
+
+**Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. The thresholds are those of
+`docs/algorithms/metrics.md` where it names one, else stated here, chosen so that no sound run of the tests is accused:
+- *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
+- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and below half of it (of returns: below the first
+  stretch too, by z ≥ 3); or entropy that is more than twice, and 1 nat above, what it was while nothing rises; or updates that
+  were undone or skipped in a tenth of the last third.
+- *collapsing*: entropy at a tenth of what it was, and below 0.05 nats, while the second half does not rise and success is
+  below 0.9. Entropy that is spent bounds what can still be gained (2505.22617), and GRPO spends it early (2503.14476).
+- *hacked*, *memorising*: of two evaluations the later is below the earlier with 95 % intervals that do not meet, while the mean
+  return between them rises (z ≥ 2). It is *memorising* if success in training rises too. Without evaluations: the return rises
+  and success in training falls, each by z ≥ 3. That a proxy is paid while the true reward falls is 2210.10760's figure 1.
+- *starved*: `dead_groups` is 0.9 or more in the mean of the last third, success below 0.95 and no critic. Groups whose attempts
+  earn the same have no gradient (2503.14476, section 3.2).
+- *flat*: 20 steps or more, no rise, and a rise of 0.1 (of returns: of σ) is excluded at the upper 95 % end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, Literal
+
+Word = Literal[
+    "healthy", "flat", "diverging", "collapsing", "hacked", "memorising", "starved", "unrated", "young"
+]
+Column = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a verdict means, and what one does about it."""
+
+    meaning: str
+    remedy: str
+    page: str
+    """Of the documentation."""
+
+
+FLAT_PAGE, LEARN_PAGE = "docs/howto/reward_does_not_move.md", "docs/viewer.md"
+ADVICE: Mapping[Word, Advice] = {
+    "diverging": Advice(
+        "What was learned is lost again, or the policy turns into noise.",
+        "Go back with `kapelle runs rollback RUN --to STEP`, to a step before the fall, and resume with a tenth of "
+        "`optimizer.lr`. Look at the ratio of each token in an episode of the first bad step.",
+        LEARN_PAGE,
+    ),
+    "collapsing": Advice(
+        "The policy gives almost always the same answer, so that nothing else is ever tried.",
+        "Set `algorithm.loss.entropy_coefficient=0.01`, raise `team.sampling.temperature`, or lower `optimizer.lr`; go back "
+        "to a step before entropy fell.",
+        FLAT_PAGE,
+    ),
+    "hacked": Advice(
+        "What is paid rises while what is wanted falls: the reward can be earned in another way.",
+        "Read the best paid episodes that are wrong (Episodes, order by reward, those that were wrong), and close that way in "
+        "the reward; a KL term (`algorithm.loss.kl_coefficient`) slows it down.",
+        LEARN_PAGE,
+    ),
+    "memorising": Advice(
+        "Success in training rises while success on unseen problems falls: these tasks are learned by heart.",
+        "Train on more tasks or fewer steps, keep the checkpoint of the best evaluation, and lower `optimizer.lr`.",
+        LEARN_PAGE,
+    ),
+    "starved": Advice(
+        "All attempts at a task earn the same, so that no advantage, and hence no gradient, is left.",
+        "If all fail: a warm-up, easier tasks or partial credit. If all succeed: harder tasks. In both cases a larger "
+        "`algorithm.group_size`, or `tasks.difficulty`, which leaves tasks of medium difficulty.",
+        FLAT_PAGE,
+    ),
+    "flat": Advice(
+        "The steps are many enough to see a rise, and there is none.",
+        "Look at `dead_groups` and `finish_length` first; if both are low and `grad_norm` is above 0, take three times "
+        "`optimizer.lr`.",
+        FLAT_PAGE,
+    ),
+    "unrated": Advice(
+        "No number of the run says how well it does: one seat wins what others lose, or nothing is scored. Nothing diverges, "
+        "collapses or starves.",
+        "Measure it: `kapelle play RUN --exact` has NashConv of small games, `kapelle arena` plays it against others, and a "
+        "`league` rates it while it trains.",
+        "docs/leagues.md",
+    ),
+    "young": Advice(
+        "There are too few steps, or too much noise between them, to tell learning from chance.",
+        "Let it run on, or take more tasks a step (`training.tasks_per_step`).",
+        FLAT_PAGE,
+    ),
+    "healthy": Advice(
+        "What is learned rises, or is learned already, and nothing speaks against it.",
+        "Nothing. Compare it with the same number of tokens without training by `kapelle eval RUN`.",
+        LEARN_PAGE,
+    ),
+}  # fmt: skip
+"""Every verdict; the first that holds is the run's: causes stand before what follows from them."""
+FAULTS: tuple[Word, ...] = ("diverging", "collapsing", "hacked", "memorising", "starved", "flat")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One sentence with the numbers that speak for a verdict."""
+
+    word: Word
+    sentence: str
+    panel: str
+    """The family of metrics whose curve shows it."""
+    step: int = 0
+    """The step from which it shows; 0 for the whole run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A run's health in one word."""
+
+    word: Word
+    evidence: tuple[Evidence, ...]
+    """That of the word first; others follow from it, or stand beside it."""
+
+    @property
+    def advice(self) -> Advice:
+        """What the word means, and what to do."""
+        return ADVICE[self.word]
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether something should be changed before the run goes on."""
+        return self.word in FAULTS
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        evidence = [
+            {"verdict": each.word, "sentence": each.sentence, "metric": each.panel, "step": each.step}
+            for each in self.evidence
+        ]
+        return {
+            "verdict": self.word,
+            "evidence": evidence,
+            "remedy": self.advice.remedy,
+            "page": self.advice.page,
+        }
+
+    def lines(self) -> list[str]:
+        """Return it as text: the word with its evidence and, of a fault, what to do."""
+        first, *others = self.evidence
+        found = [f"{self.word}: {first.sentence}", *(f"{each.word}: {each.sentence}" for each in others)]
+        return (
+            [*found, f"what to do: {self.advice.remedy} See {self.advice.page}."] if self.at_fault else found
+        )
+
+
+YOUNG = 8
+"""Fewest steps that a verdict is given on."""
+LONG = 20
+"""Fewest steps after which a signal that stands still is called flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The values of one number by step, and what chance alone moves it by from step to step."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    sigma: float
+    width: int
+    """Steps of a stretch."""
+
+    def z(self, early: slice, late: slice) -> float:
+        """Return by how many standard errors the later stretch lies above the earlier one."""
+        a, b = self.values[early], self.values[late]
+        if not a or not b:
+            return 0.0
+        gain = fmean(b) - fmean(a)
+        error = self.sigma * math.sqrt(1 / len(a) + 1 / len(b))
+        # A course without noise moves, if it does, for certain; differences of rounding are none.
+        return gain / error if error else 0.0 if abs(gain) < 1e-9 else math.copysign(math.inf, gain)
+
+    @property
+    def first(self) -> slice:
+        """The first stretch."""
+        return slice(0, self.width)
+
+    @property
+    def last(self) -> slice:
+        """The last stretch."""
+        return slice(len(self.values) - self.width, len(self.values))
+
+    def mean(self, part: slice) -> float:
+        """Return the mean of a stretch."""
+        return fmean(self.values[part])
+
+    def thirds(self) -> tuple[slice, slice]:
+        """Return the first and the last third."""
+        size = len(self.values)
+        return slice(0, size // 3), slice(size - size // 3, size)
+
+    def rise(self) -> float:
+        """Return how surely it rises: the larger z of the outer stretches and of the outer thirds."""
+        return max(self.z(self.first, self.last), self.z(*self.thirds()))
+
+    def since(self, below: float) -> int:
+        """Return the first step after which it never exceeds a value again."""
+        k = len(self.values)
+        while k and self.values[k - 1] <= below:
+            k -= 1
+        return self.steps[min(k, len(self.steps) - 1)]
+
+    def best(self) -> slice:
+        """Return the stretch with the largest mean."""
+        w = self.width
+        sums = [sum(self.values[:w])]
+        for k in range(w, len(self.values)):
+            sums.append(sums[-1] + self.values[k] - self.values[k - w])
+        at = max(range(len(sums)), key=sums.__getitem__)
+        return slice(at, at + w)
+
+
+def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
+    """Return a column's course; None for fewer than 3 values. With `counts`, values are shares of so many episodes."""
+    there = [(int(step), value) for step, value in zip(steps, column, strict=True) if value is not None]
+    if len(there) < 3:
+        return None
+    values = [value for _, value in there]
+    moves = [abs(b - a) for a, b in pairwise(values)]
+    if counts is None:
+        sigma = math.sqrt(fmean([move * move for move in moves]) / 2)
+    else:
+        share = min(1.0, max(0.0, fmean(values)))
+        known = [count for count in counts if count]
+        chance = math.sqrt(share * (1 - share) / fmean(known)) if known else 0.0
+        sigma = max(1.4826 * median(moves) / math.sqrt(2), chance)
+    width = min(20, max(3, len(values) // 5), len(values))
+    return Course([step for step, _ in there], values, sigma, width)
+
+
+def judge(
+    steps: Sequence[float],
+    columns: Mapping[str, Column],
+    evaluations: Sequence[Mapping[str, Any]] = (),
+    *,
+    opposed: bool = False,
+) -> Verdict:
+    """Return the verdict on a run.
+
+    `columns` hold every metric by name, one value for each of `steps` or None; `evaluations` are rows with `step`, `success`
+    and `interval`. `opposed`: seats win what others lose.
+    """
+    if len(steps) < YOUNG:
+        said = f"{len(steps)} of the {YOUNG} steps that a verdict needs" if steps else "no step is recorded"
+        return Verdict("young", (Evidence("young", said, "success"),))
+    found = _Run(steps, columns, evaluations, opposed)
+    evidence: list[Evidence] = []
+    for rule in (found.diverging, found.collapsing, found.hacked, found.starved):
+        evidence += rule()
+    evidence = evidence or [found.course()]
+    return Verdict(evidence[0].word, tuple(evidence))
+
+
+class _Run:
+    """What the rules look at."""
+
+    def __init__(
+        self,
+        steps: Sequence[float],
+        columns: Mapping[str, Column],
+        evaluations: Sequence[Mapping[str, Any]],
+        opposed: bool,
+    ) -> None:
+        self.steps, self.columns, self.opposed = steps, columns, opposed
+        self.measured = [row for row in map(_measured, evaluations) if row is not None]
+        self.success = self._course("success", columns.get("scored") or columns.get("samples") or ())
+        paid = [] if opposed else self._family("return") or self._family("reward")
+        self.paid = course(steps, _mean(paid)) if paid else None
+        self.name, self.signal = self._signal()
+        self.rise = self.signal.rise() if self.signal else 0.0
+        self.by_critic = any(name.startswith(("explained_variance/", "value_error/")) for name in columns)
+
+    def _family(self, name: str) -> list[Column]:
+        """Return the columns of a family's own members, without the parts of a mixture."""
+        return [
+            column
+            for key, column in self.columns.items()
+            if key.startswith(f"{name}/") and key.count("/") == 1
+        ]
+
+    def _course(self, name: str, counts: Column | None = None) -> Course | None:
+        return course(self.steps, self.columns[name], counts) if name in self.columns else None
+
+    def _signal(self) -> tuple[str, Course | None]:
+        """Return what is learned, larger being better, with its name."""
+        if self.success is not None:
+            return "success", self.success
+        if self.paid is not None:
+            return ("return" if self._family("return") else "reward"), self.paid
+        if "league/nash_conv" in self.columns:
+            return "league/nash_conv", course(self.steps, _negative(self.columns["league/nash_conv"]))
+        if ranked := self._family("preference_accuracy"):
+            return "preference_accuracy", course(self.steps, _mean(ranked))
+        if nats := self._family("nll"):
+            return "nll", course(self.steps, _negative(_mean(nats)))
+        return "", None
+
+    def diverging(self) -> list[Evidence]:
+        found, signal = [], self.signal
+        if signal is not None and len(signal.values) >= YOUNG:
+            best, last = signal.mean(signal.best()), signal.mean(signal.last)
+            fell = signal.z(signal.best(), signal.last) <= -4
+            if self.name == "success":
+                fell = fell and last < best / 2
+            else:
+                fell = fell and self.name != "nll" and signal.z(signal.first, signal.last) <= -3
+            if fell:
+                at = signal.since((best + last) / 2)
+                shown = _percent if self.name == "success" else _figure
+                top = max(range(len(signal.values))[signal.best()], key=signal.values.__getitem__)
+                said = f"{self.name} fell from {shown(signal.values[top])} at step {signal.steps[top]} to {shown(last)}, and stays low from step {at} on"
+                found.append(Evidence("diverging", said, self.name, at))
+        for name, policy in self._members("entropy"):
+            nats = self._course(name)
+            if nats is None or self.rise >= 3:
+                continue
+            before, after = nats.mean(nats.first), nats.mean(nats.last)
+            low = min(before, *nats.values[:2])  # the first steps may have destroyed it already
+            if after > 2 * low and after > low + 1:
+                at = next(
+                    step for step, value in zip(nats.steps, nats.values, strict=True) if value > low + 1
+                )
+                found.append(
+                    Evidence("diverging", f"entropy of {policy} rose from {_figure(low)} to {_figure(after)} nats a token, by 1 nat at step {at}", "entropy", at)
+                )  # fmt: skip
+        size = len(self.steps) // 3
+        for name, policy in (*self._members("undone"), *self._members("skipped")):
+            late = self.columns[name][-size:]
+            bad = [step for step, value in zip(self.steps[-size:], late, strict=True) if value]
+            if len(bad) >= max(1, size / 10):
+                found.append(
+                    Evidence("diverging", f"updates of {policy} gave no finite weights in {len(bad)} of the last {size} steps", name.partition("/")[0], int(bad[0]))
+                )  # fmt: skip
+        return found
+
+    def collapsing(self) -> list[Evidence]:
+        found, signal = [], self.signal
+        if signal is not None:
+            half = len(signal.values) // 2
+            rising = signal.z(slice(half, half + half // 2), slice(half + half // 2, len(signal.values))) >= 2
+            if rising or (self.name == "success" and signal.mean(signal.last) >= 0.9):
+                return []
+        for name, policy in self._members("entropy"):
+            nats = self._course(name)
+            if nats is None:
+                continue
+            before, after = nats.mean(nats.first), nats.mean(nats.last)
+            if after <= 0.1 * before and after < 0.05:
+                at = nats.since(0.1 * before)
+                found.append(
+                    Evidence("collapsing", f"entropy of {policy} fell from {_figure(before)} to {_figure(after)} nats a token, below a tenth from step {at} on", "entropy", at)
+                )  # fmt: skip
+        return found
+
+    def hacked(self) -> list[Evidence]:
+        paid, success = self.paid, self.success
+        if paid is None:
+            return []
+        panel = "return" if self._family("return") else "reward"
+        if len(self.measured) > 1:
+            *earlier, (end, now, _, high) = self.measured
+            step, best, low, _ = max(earlier, key=lambda row: row[1])
+            then = f"success on unseen problems fell from {_percent(best)} at step {step} to {_percent(now)} at step {end}"
+            gain = self._between(paid, step, end) if high < low else None
+            learned = self._between(success, step, end) if success else None
+            if gain and learned and learned[2] >= 2:
+                said = f"{then}, while success in training rose from {_percent(learned[0])} to {_percent(learned[1])}"
+                return [Evidence("memorising", said, "success", step)]
+            if gain and gain[2] >= 2:
+                said = f"{then}, while the mean return rose from {_figure(gain[0])} to {_figure(gain[1])}"
+                return [Evidence("hacked", said, panel, step)]
+        if success is not None and paid.rise() >= 3:
+            fell = min(success.z(success.first, success.last), success.z(*success.thirds()))
+            if fell <= -3:
+                said = (
+                    f"the mean return rose from {_figure(paid.mean(paid.first))} to {_figure(paid.mean(paid.last))}, while success fell "
+                    f"from {_percent(success.mean(success.first))} to {_percent(success.mean(success.last))}"
+                )
+                return [Evidence("hacked", said, panel)]
+        return []
+
+    def _between(self, own: Course, start: int, end: int) -> tuple[float, float, float] | None:
+        """Return a course's mean around one step and before another, with the z of the difference; None where too little is known."""
+        before = [k for k, step in enumerate(own.steps) if step <= max(start, own.steps[0] + own.width - 1)]
+        after = [k for k, step in enumerate(own.steps) if step <= end]
+        early = slice(max(0, len(before) - own.width), len(before))
+        late = slice(max(early.stop, len(after) - own.width), len(after))
+        if early.stop - early.start < 2 or late.stop - late.start < 2:
+            return None
+        return own.mean(early), own.mean(late), own.z(early, late)
+
+    def starved(self) -> list[Evidence]:
+        dead = self._course("dead_groups")
+        if dead is None or self.by_critic or any(name.startswith("demonstrated_") for name in self.columns):
+            return []
+        share = dead.mean(dead.thirds()[1])
+        if share < 0.9 or (self.success is not None and self.success.mean(self.success.last) >= 0.95):
+            return []
+        whole = [step for step, value in zip(dead.steps, dead.values, strict=True) if value >= 1]
+        said = f"{_percent(share)} of groups are dead in the last third"
+        if whole:
+            said = f"all groups are dead in {len(whole)} of {len(dead.steps)} steps, the last time at step {whole[-1]}"
+        return [Evidence("starved", said, "dead_groups", whole[0] if whole else 0)]
+
+    def course(self) -> Evidence:
+        """Return how the signal went, of a run without a fault of another kind."""
+        signal, name = self.signal, self.name
+        if signal is None or len(signal.values) < 3:
+            if self.opposed:
+                said = "what one seat wins others lose, so that returns do not say how well it plays"
+                return Evidence("unrated", said, "return")
+            return Evidence("unrated", "no reward and no success is recorded", "success")
+        start, end = signal.mean(signal.first), signal.mean(signal.last)
+        shown = _percent if name == "success" else _figure
+        sign = -1 if name in ("nll", "league/nash_conv") else 1
+        span = f"from {shown(sign * start)} to {shown(sign * end)} over {len(signal.values)} steps"
+        word = {"league/nash_conv": "NashConv", "nll": "nats a token", "preference_accuracy": "the share of pairs ranked rightly", "return": "the mean return", "reward": "the mean reward"}.get(name, name)  # fmt: skip
+        if self.rise >= 3:
+            return Evidence("healthy", f"{word} {'rose' if sign > 0 else 'fell'} {span}", name)
+        if name == "success" and end >= 0.95:
+            return Evidence("healthy", f"success stays at {shown(end)}: these tasks are solved", name)
+        if len(self.measured) > 1 and self.measured[-1][2] > self.measured[0][3]:
+            (a, one, *_), (b, two, *_) = self.measured[0], self.measured[-1]
+            said = f"success on unseen problems rose from {_percent(one)} at step {a} to {_percent(two)} at step {b}"
+            return Evidence("healthy", said, "success")
+        first, last = signal.thirds()
+        gain = signal.mean(last) - signal.mean(first)
+        error = signal.sigma * math.sqrt(1 / len(signal.values[first]) + 1 / len(signal.values[last]))
+        seen = 0.1 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
+        counted = f"{word} went {span}; thirds differ by {_figure(sign * gain)} ± {_figure(1.96 * error)}"
+        if len(signal.values) >= LONG and gain + 1.96 * error < seen:
+            return Evidence("flat", counted, name)
+        return Evidence("young", f"{counted}, which chance explains", name)
+
+    def _members(self, family: str) -> list[tuple[str, str]]:
+        """Return the columns of a family, each with whose it is."""
+        return [(name, name.partition("/")[2]) for name in self.columns if name.startswith(f"{family}/")]
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
+    """Return an evaluation's step, success and the ends of its interval; None where it has none of them."""
+    step, success, ends = row.get("step"), row.get("success"), row.get("interval")
+    numbers = [step, success, *(ends if isinstance(ends, list | tuple) and len(ends) == 2 else ())]
+    if len(numbers) != 4 or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in numbers
+    ):
+        return None
+    return int(numbers[0]), float(numbers[1]), float(numbers[2]), float(numbers[3])
+
+
+def _mean(columns: Sequence[Column]) -> Column:
+    """Return the mean of columns, step by step."""
+    rows = ([value for value in values if value is not None] for values in zip(*columns, strict=True))
+    return [fmean(row) if row else None for row in rows]
+
+
+def _negative(column: Column) -> Column:
+    return [None if value is None else -value for value in column]
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

@@ -1,0 +1,146 @@
+"""Planted runs of each kind are named, and sound ones, noisy or short, are accused of nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from kapelle.metrics.verdict import ADVICE, FAULTS, Verdict, Word, judge
+
+EPISODES = 128
+Curve = Callable[[int], float]
+
+
+def played(
+    steps: int, seed: int = 0, evaluations: Sequence[Mapping[str, Any]] = (), **curves: Curve
+) -> Verdict:
+    """Judge a run of a team of two policies; `success` is drawn as so many episodes would give it, the rest is as told."""
+    rng = random.Random(seed)
+    columns: dict[str, list[float | None]] = {"samples": [float(EPISODES)] * steps}
+    for name, curve in {"entropy__a": lambda _: 0.4, "dead_groups": lambda _: 0.2, **curves}.items():
+        column = columns.setdefault(name.replace("__", "/"), [])
+        for k in range(steps):
+            value = curve(k)
+            if name == "success":
+                value = sum(rng.random() < value for _ in range(EPISODES)) / EPISODES
+            column.append(value)
+    return judge(range(1, steps + 1), columns, evaluations)
+
+
+def rising(start: float, end: float, steps: int) -> Curve:
+    return lambda k: start + (end - start) * k / (steps - 1)
+
+
+def evaluated(*rows: tuple[int, float, float, float]) -> list[dict[str, Any]]:
+    return [{"step": step, "success": mid, "interval": [low, high]} for step, mid, low, high in rows]
+
+
+def noise(size: float) -> Curve:
+    rng = random.Random(7)
+    return lambda _: rng.gauss(0.0, size)
+
+
+PLANTED: list[tuple[Word, str, Verdict]] = [
+    ("healthy", "success rose", played(60, success=rising(0.4, 0.8, 60))),
+    ("healthy", "stays at", played(60, success=lambda _: 0.98, dead_groups=lambda _: 0.97)),
+    ("healthy", "the mean return rose", played(40, return__a=rising(0.0, 3.0, 40))),
+    ("healthy", "nats a token fell", played(30, nll__a=lambda k: 2.0 * 0.9**k)),
+    ("flat", "thirds differ", played(200, success=lambda _: 0.4)),
+    ("flat", "thirds differ", played(40, return__a=lambda k: 0.5 + 0.01 * (k % 2))),
+    ("diverging", "success fell from", played(12, success=lambda k: (0.4, 0.02)[k > 0] * (k < 3))),
+    ("diverging", "success fell from", played(80, success=lambda k: 0.3 + 0.01 * k if k < 50 else 0.05)),
+    ("diverging", "entropy of a rose from 0.4 to 4.4", played(20, success=lambda _: 0.0, entropy__a=lambda k: 0.4 + 4 * (k > 4))),
+    ("diverging", "gave no finite weights in 2 of the last 10", played(30, success=rising(0.4, 0.8, 30), undone__a=lambda k: float(k > 27))),
+    ("collapsing", "entropy of a fell from 0.155 to 3.46e-06 nats a token, below a tenth from step 16", played(60, success=lambda _: 0.4, entropy__a=lambda k: 0.4 * 0.8**k)),
+    ("starved", "all groups are dead in 30 of 40 steps", played(40, success=lambda _: 0.02, dead_groups=lambda k: float(k > 9))),
+    ("hacked", "the mean return rose", played(60, success=rising(0.6, 0.5, 60), return__a=rising(0.0, 3.0, 60),
+        evaluations=evaluated((0, 0.5, 0.45, 0.55), (20, 0.6, 0.55, 0.65), (60, 0.3, 0.25, 0.35)))),
+    ("hacked", "while success fell", played(60, success=rising(0.7, 0.3, 60), return__a=rising(0.0, 3.0, 60))),
+    ("memorising", "success in training rose", played(60, success=rising(0.4, 0.9, 60), return__a=rising(0.4, 0.9, 60),
+        evaluations=evaluated((0, 0.5, 0.45, 0.55), (60, 0.3, 0.25, 0.35)))),
+    ("young", "7 of the 8 steps", played(7, success=lambda _: 0.0, dead_groups=lambda _: 1.0)),
+    ("young", "which chance explains", played(12, success=lambda _: 0.4)),
+    ("young", "no step", judge([], {})),
+    ("unrated", "no reward and no success", played(12)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "said", "found"), PLANTED)
+def test_what_was_planted_is_named_with_its_evidence(word: Word, said: str, found: Verdict) -> None:
+    assert found.word == word, found.lines()
+    assert said in found.evidence[0].sentence
+    assert found.at_fault == (word in FAULTS)
+
+
+def test_every_word_was_planted_and_has_advice() -> None:
+    assert {word for word, *_ in PLANTED} == set(ADVICE)
+    assert all(each.meaning and each.remedy and each.page.startswith("docs/") for each in ADVICE.values())
+
+
+def test_a_cause_stands_before_what_follows_from_it() -> None:
+    """`demo` at fifty times its rate: success falls, entropy jumps, and then every group is dead."""
+    found = played(
+        12,
+        success=lambda k: (0.4, 0.02, 0.0)[min(k, 2)],
+        entropy__a=lambda k: min(0.2 + k, 5.1),
+        dead_groups=lambda k: float(k > 0),
+    )
+    assert [each.word for each in found.evidence] == ["diverging", "diverging", "starved"]
+    assert [each.panel for each in found.evidence] == ["success", "entropy", "dead_groups"]
+    assert [each.step for each in found.evidence] == [2, 3, 2]
+    assert "all groups are dead in 11 of 12 steps" in found.evidence[2].sentence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_noisy_healthy_run_is_accused_of_nothing(seed: int) -> None:
+    """Few episodes a step, gradients that jump, entropy that sinks as it should, evaluations that go up and down."""
+    rng = random.Random(seed)
+    found = played(
+        150,
+        seed,
+        success=lambda k: min(1.0, max(0.0, 0.35 + 0.3 * (1 - math.exp(-k / 60)) + rng.gauss(0, 0.08))),
+        return__a=lambda k: 0.35 + 0.3 * (1 - math.exp(-k / 60)) + rng.gauss(0, 0.08),
+        entropy__a=lambda k: 0.5 * math.exp(-k / 80) + rng.uniform(0, 0.05),
+        dead_groups=lambda _: rng.uniform(0.3, 0.8),
+        grad_norm__a=lambda _: math.exp(rng.gauss(0, 1)),
+        evaluations=evaluated(
+            *((step, mid := 0.5 + rng.gauss(0, 0.04), mid - 0.08, mid + 0.08) for step in range(0, 150, 10))
+        ),
+    )
+    assert found.word == "healthy", found.lines()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_alone_is_no_rise_and_no_fall(seed: int) -> None:
+    found = played(100, seed, success=lambda _: 0.3)
+    assert found.word in ("flat", "young"), found.lines()
+
+
+def test_games_in_which_one_wins_what_the_other_loses_are_not_called_flat() -> None:
+    column: list[float | None] = [0.1, -0.1] * 20
+    columns: dict[str, list[float | None]] = {
+        "return/a": column,
+        "return/b": [-(value or 0.0) for value in column],
+    }
+    assert judge(range(40), columns, opposed=True).word == "unrated"
+    assert judge(range(40), columns).word == "flat"
+    falling: list[float | None] = [0.5 * 0.95**k for k in range(40)]
+    found = judge(range(40), {**columns, "league/nash_conv": falling}, opposed=True)
+    assert found.word == "healthy"
+    assert "NashConv fell from 0.4" in found.evidence[0].sentence
+
+
+def test_dead_groups_are_no_fault_where_a_critic_learns() -> None:
+    found = played(40, success=lambda _: 0.1, dead_groups=lambda _: 1.0, explained_variance__a=lambda _: 0.5)
+    assert found.word == "flat"
+
+
+def test_gaps_and_odd_evaluations_are_passed_over() -> None:
+    column: list[float | None] = [None if k % 3 else 0.4 + 0.01 * k for k in range(60)]
+    odd: list[dict[str, Any]] = [{"step": 1}, {"step": 2, "success": None, "interval": None}, {"step": True, "success": 1.0, "interval": [0, 1]}, {"step": 3, "success": 0.5, "interval": ["a", 2]}]  # fmt: skip
+    assert judge(range(60), {"success": column}, odd).word == "healthy"
+    assert judge(range(60), {"success": [None] * 60}).word == "unrated"
