@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from kapelle.metrics.definitions import FAILED, METRICS, MOST_REPORTED, describe, rollout_metrics
+from kapelle.metrics.definitions import (
+    FAILED,
+    MACHINE_METRICS,
+    METRICS,
+    MOST_REPORTED,
+    STEP_METRICS,
+    UPDATE_METRICS,
+    Metric,
+    describe,
+    rollout_metrics,
+)
 from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
 
 TASK = Task("a", "12+30")
@@ -141,7 +151,18 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
     described = {name: describe(name) for row in rows for name in row}
     assert None not in described.values()
     assert set(described.values()) == set(METRICS)
-    assert all(metric.unit and metric.meaning and metric.warning for metric in METRICS)
+
+
+@pytest.mark.parametrize("table", [METRICS, STEP_METRICS, UPDATE_METRICS, MACHINE_METRICS])
+def test_every_metric_has_a_unit_a_meaning_a_warning_and_the_name_that_others_use(
+    table: tuple[Metric, ...],
+) -> None:
+    for metric in table:
+        assert metric.unit, metric.pattern
+        assert metric.meaning, metric.pattern
+        assert metric.warning, metric.pattern
+        assert metric.known_as, metric.pattern
+        assert metric.known_as != metric.pattern.partition("/")[0], "it says nothing beside ours"
 
 
 def test_descriptions_are_found_by_full_name_only() -> None:
@@ -150,7 +171,8 @@ def test_descriptions_are_found_by_full_name_only() -> None:
     assert found.pattern == "reward_max/<agent>"
     assert describe("reward/") is None
     assert describe("xreward/actor") is None
-    assert describe("loss/actor") is None
+    assert describe("losses/actor") is None
+    assert describe("loss") is None
 
 
 def test_what_the_loop_adds_is_described_too() -> None:

@@ -7,11 +7,12 @@ import httpx
 import pytest
 from tests.support.viewed_runs import write_run
 
+from kapelle.metrics.definitions import describe
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
 from kapelle.viewer import server as drawn_runs
-from kapelle.viewer.curves import PAID, CurveSource, color, grouped, page, source_of
+from kapelle.viewer.curves import PAID, SECTIONS, SYSTEM, CurveSource, color, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.pages import dumped
 from kapelle.viewer.presenting import alike, differing
@@ -90,6 +91,24 @@ def test_each_reward_has_a_panel_and_its_parts_share_it() -> None:
         "paid none": ["exact"],
     }
     assert panels["exact"]["meaning"]
+
+
+@pytest.mark.parametrize(
+    "family", [name for table in (SECTIONS, SYSTEM) for own in table.values() for name in own]
+)
+def test_every_panel_says_what_it_shows(family: str) -> None:
+    name = next(each for each in (family, f"{family}/x", f"{family}/max") if describe(each) is not None)
+    drawn = page([CurveSource("r", "r", source("r", 1.0).axes, {name: [1.0]})], [], {"all": (family,)})
+    (panel,) = drawn["sections"][0]["panels"]
+    assert panel["title"] not in (panel["known_as"], "")
+    assert all(panel[part] for part in ("unit", "meaning", "warning", "known_as"))
+
+
+def test_a_number_of_unknown_name_says_so() -> None:
+    drawn = page([source("a", 1.0), CurveSource("b", "b", source("b", 1.0).axes, {"novelty": [1.0]})], [])
+    panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
+    assert panels["novelty"]["unit"] == "its own"
+    assert "of your own code" in panels["novelty"]["meaning"]
 
 
 def test_an_agent_has_one_color_everywhere() -> None:

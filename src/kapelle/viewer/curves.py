@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from kapelle.metrics.definitions import describe
+from kapelle.metrics.definitions import Metric, describe
 from kapelle.metrics.timeline import ACTIVITIES
 from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
@@ -21,9 +21,10 @@ BANDS = (*ACTIVITIES, "idle")
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is learned": ("success", "reward", "return", "reward_max", "dead_groups"),
     "How far weights move": (
-        "advantage_std", "entropy", "kl", "clip_share", "drift", "ratio_tail", "grad_norm", "loss", "lr", "parity",
+        "advantage", "advantage_std", "entropy", "kl", "clip_share", "drift", "ratio_tail", "effective_samples", "grad_norm",
+        "loss", "nll", "preference_accuracy", "preference_margin", "lr", "skipped", "undone", "parity",
     ),
-    "Critics": ("value_loss", "explained_variance", "mixer_loss"),
+    "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
     "League": (
         "league/rating", "league/points", "league/return", "league/nash_conv", "league/legal", "league/members",
         "league/effective_members", "league/diversity", "league/invalid", "league/parity",
@@ -48,6 +49,15 @@ _OWNERS = {
     "league/nash_conv_mixture": ("league/nash_conv", "mixture of the pool"),
 }
 """Names that share a panel with others: the panel, and whose number it is."""
+
+
+_UNKNOWN = Metric(
+    "",
+    "its own",
+    "A number that this version of kapelle does not know: of your own code, or of another version.",
+    "",
+    "a number of your own",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +261,7 @@ def _owner(name: str) -> tuple[str, str]:
 def _panel(
     family: str, names: Sequence[str], sources: Sequence[CurveSource], agents: Sequence[str]
 ) -> dict[str, Any]:
-    described = next((found for name in names if (found := describe(name)) is not None), None)
+    described = next((found for name in names if (found := describe(name)) is not None), _UNKNOWN)
     series = [
         {
             "source": place,
@@ -273,9 +283,10 @@ def _panel(
         .removeprefix("league/")
         .replace("_", " ")
         .replace("nash conv", "NashConv"),
-        "unit": described.unit if described else "",
-        "meaning": described.meaning if described else "",
-        "warning": described.warning if described else "",
+        "unit": described.unit,
+        "meaning": described.meaning,
+        "warning": described.warning,
+        "known_as": described.known_as,
         "series": series,
     }
 

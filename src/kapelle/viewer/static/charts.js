@@ -171,7 +171,7 @@
       why.addEventListener("click", () => { note.hidden = !note.hidden; why.setAttribute("aria-expanded", String(!note.hidden)); });
       caption.append(why);
     }
-    figure.append(caption, note, make("div", "plot"), make("ul", "legend"));
+    figure.append(caption, make("p", "known quiet", panel.known_as), note, make("div", "plot"), make("ul", "legend"));
     return figure;
   };
 
@@ -255,7 +255,7 @@
         page.times.forEach((times, k) => {
           if (!times.bands.length || k > 3) return;
           const title = page.sources.length > 1 ? `where a step's time goes · ${page.sources[k].label}` : "where a step's time goes";
-          const figure = figureOf({ name: "time", title, unit: "seconds, stacked", meaning: "Every moment of a step counts once; the parts sum to the whole.", warning: "" });
+          const figure = figureOf({ name: "time", title, unit: "seconds, stacked", known_as: "step time by activity", meaning: "Every moment of a step counts once; the parts sum to the whole.", warning: "" });
           grid.append(figure);
           panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid, from: [-1, k] });
         });
@@ -270,7 +270,7 @@
     const { q } = settings();
     const shown = new Set();
     for (const each of panels) {
-      const text = `${each.panel.title} ${each.panel.name} ${(each.panel.series || []).map((s) => s.column).join(" ")}`.toLowerCase();
+      const text = `${each.panel.title} ${each.panel.name} ${each.panel.known_as || ""} ${(each.panel.series || []).map((s) => s.column).join(" ")}`.toLowerCase();
       each.figure.hidden = Boolean(q) && !text.includes(q);
       if (!each.figure.hidden) shown.add(each.grid);
     }
