@@ -47,6 +47,7 @@ def test_a_new_run_has_every_file_of_the_documentation(tmp_path: Path) -> None:
             "metrics.jsonl",
             "evaluations.jsonl",
             "system.jsonl",
+            "distributions.jsonl",
             "recorded.jsonl",
             "episodes",
             "traces",

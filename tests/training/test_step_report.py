@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.support.episodes import episode, turn
 from tests.support.tiny import sections
 
+from kapelle.metrics.distributions import KINDS, read_histogram
 from kapelle.runs.reader import read_groups, read_metrics
 from kapelle.runs.step_rows import lines_of, stored_step
 from kapelle.training.step_report import chosen
@@ -89,6 +91,27 @@ def test_none_are_kept_where_none_are_asked_for_and_nothing_else_changes(run: Pa
         for each in (run, tmp_path / "run")
     )
     assert own == other
+
+
+def test_every_step_says_how_its_numbers_are_distributed(run: Path) -> None:
+    """Counts are those of the episodes, turns and tokens that were recorded."""
+    found = [json.loads(line) for line in (run / "distributions.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found] == [1, 2]
+    episodes = [each for group in read_groups(run, 1) for each in group.episodes]
+    agents = episodes[0].agents
+    for agent in agents:
+        reward = read_histogram(found[0][f"reward/{agent}"])
+        length = read_histogram(found[0][f"length/{agent}"])
+        assert reward is not None
+        assert length is not None
+        turns = [turn for each in episodes for turn in each.by(agent)]
+        assert sum(reward.counts) == len(episodes)
+        assert length.at(0) == Counter(len(turn.completion_ids) for turn in turns)
+        tokens = read_histogram(found[0][f"advantage/{agent}"])
+        assert tokens is not None
+        assert sum(tokens.counts) == sum(len(turn.completion_ids) for turn in turns if turn.trained)
+    kinds = {name.partition("/")[0] for name in found[0]} - {"step"}
+    assert kinds == set(KINDS)
 
 
 def test_every_step_says_what_the_machine_was_doing(run: Path) -> None:

@@ -15,6 +15,7 @@ from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
+from kapelle.viewer import curves
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 
@@ -25,6 +26,7 @@ PAGES = [
     "/run/other~pair-0",
     "/compare?run=pair-0&run=pair-1",
     "/curves.json?run=pair-0",
+    "/run/pair-0/distributions.json",
     "/run/pair-0/verdict",
     "/advice",
     "/run/pair-0/team",
@@ -153,6 +155,32 @@ def test_a_run_that_fell_apart_is_not_green_though_it_finished(tmp_path: Path) -
         assert f'href="{link}"' in page
     assert "<code>optimizer.lr</code>" in page
     assert 'id="diverging"' in advice
+
+
+def test_distributions_are_stretches_of_steps_in_common_bins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "STRETCHES", 2)
+    run = write_run(tmp_path / "run", steps=1)
+    rows = [
+        '{"step": 1, "reward/solver": [-1, 0, [1, 3]], "reward/critic": 7, "odd/solver": [0, 0, [1]]}',
+        "{nonsense",
+        '{"step": 2, "reward/solver": [0, 1, [4]]}',
+        '{"step": 3, "reward/solver": [0, 0, [0, 5]]}',
+        '{"step": 3, "reward/solver": [0, 0, [5]]}',
+    ]
+    (run / "distributions.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        page = web.get("/run/run/distributions.json").json()
+    assert page["steps"] == [2, 3]
+    (drawn,) = page["maps"]
+    assert (drawn["title"], drawn["who"], drawn["color"], drawn["unit"]) == ("reward", "solver", 1, "reward")
+    assert (drawn["exponent"], drawn["first"], drawn["rows"]) == (0, 0, [[4, 4], [5, 0]]), (
+        "of two rows of a step the last"
+    )
 
 
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:

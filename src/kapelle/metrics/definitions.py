@@ -473,7 +473,6 @@ MACHINE_METRICS: tuple[Metric, ...] = (
     Metric("machine_memory", "bytes", "Memory of the whole machine in use.", "Near all of it: the machine will kill a process.", known_as="used system memory"),
     Metric("gpus used/<device>", "bytes", "Memory in use on each GPU, by all programs.", "Near all of it: lower `training.microbatch_tokens` or `engine.max_rows`.", known_as="GPU memory in use"),
     Metric("gpus held/<device>", "bytes", "Most memory that the run's tensors took on each GPU.", "Far below the memory in use: another program or the sampler has the rest.", known_as="peak allocated GPU memory"),
-    Metric("unfinished", "episodes", "Episodes that a step left unfinished to go on in the next one.", "Grows: the sampler falls behind.", known_as="partial rollouts"),
 )  # fmt: skip
 """What `system.jsonl` holds of the machine, device by device where there are several."""
 

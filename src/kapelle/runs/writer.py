@@ -12,6 +12,7 @@
       traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `Trace`
       recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
+      distributions.jsonl  one row per step: histograms of its rewards, advantages, lengths and tokens, see `metrics.distributions`
       ranks/0003.log       what each of several ranks does, see `rank_log`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` searches by itself
@@ -45,6 +46,7 @@ from types import TracebackType
 from typing import Self
 
 from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.metrics.distributions import Histogram
 from kapelle.runs.checkpoint_folder import prune
 from kapelle.runs.episode_json import Trace, dump_groups, dump_traces
 from kapelle.runs.findings import FINDINGS
@@ -100,14 +102,14 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
-SYSTEM = "system.jsonl"
-"""Rows about the machine: no checkpoint counts them; a resume cuts off those of steps that it takes again."""
+SYSTEM, DISTRIBUTIONS = UNCOUNTED = ("system.jsonl", "distributions.jsonl")
+"""Rows about the machine, and histograms for people: no checkpoint counts them; a resume cuts off those of steps that it takes again."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
     "status.json",
     *TABLES,
-    SYSTEM,
+    *UNCOUNTED,
     FORGOTTEN,
     "episodes",
     "traces",
@@ -245,7 +247,7 @@ class RunDirectory:
                     folder.mkdir(parents=True, exist_ok=True)
                 # Flushes the names of the two episode folders; those of the others are flushed with the config.
                 flush(episode_folder(run.path, "train").parent)
-                for table in (*TABLES, SYSTEM):
+                for table in (*TABLES, *UNCOUNTED):
                     own_file(run.path / table)
                 starts = read_starts(path)
                 kept = {STARTS: starts} if starts else {}
@@ -341,8 +343,8 @@ class RunDirectory:
         line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
-            # No checkpoint counts the rows about the machine, so a run goes on without them.
-            made = os.O_CREAT if table == SYSTEM else 0
+            # A run goes on without the rows that no checkpoint counts.
+            made = os.O_CREAT if table in UNCOUNTED else 0
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | made, 0o644)
             except FileNotFoundError:
@@ -402,6 +404,11 @@ class RunDirectory:
         """Append what the machine was doing during a step."""
         self._append(SYSTEM, step, row)
 
+    def record_distributions(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Append the histograms of a step, if there are any."""
+        if found:
+            self._append(DISTRIBUTIONS, step, {name: each.row() for name, each in found.items()})
+
     def positions(self) -> dict[str, int]:
         """Flush all rows to the disk and return where they end; a checkpoint stores this."""
         with writing(self.path):
@@ -436,7 +443,7 @@ class RunDirectory:
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in TABLES}
             last = {folder: last_counted(positions, folder) for folder in FOLDERS}
-            for table in (*TABLES, SYSTEM):
+            for table in (*TABLES, *UNCOUNTED):
                 own_file(self.path / table)
             for table in TABLES:
                 with (self.path / table).open("rb") as file:
@@ -462,7 +469,8 @@ class RunDirectory:
             for table, end in ends.items():
                 cut_table(self.path / table, end)
             self._ends = dict(ends)
-            self._cut_system(last[FOLDERS[0]])
+            for table in UNCOUNTED:
+                self._cut_uncounted(self.path / table, last[FOLDERS[0]])
             lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
             self._counted = lines[-1] if lines else None
             for folder, step in last.items():
@@ -475,9 +483,8 @@ class RunDirectory:
             self._unflushed = {path for path in self._unflushed if path.exists()}
         self._rewound = True
 
-    def _cut_system(self, last: int) -> None:
-        """Leave one row about the machine for each step up to `last`, and no half-written one."""
-        path = self.path / SYSTEM
+    def _cut_uncounted(self, path: Path, last: int) -> None:
+        """Leave one row of such a table for each step up to `last`, and no half-written one."""
         before = path.read_bytes()
         kept: dict[object, bytes] = {}
         for number, line in enumerate(before.splitlines(keepends=True)):

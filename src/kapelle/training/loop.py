@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.league.seating import Seating
 from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
+from kapelle.metrics.distributions import Histogram
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
@@ -43,7 +44,15 @@ from kapelle.training.league import League
 from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.selection import Replay, remembered, replayed, tasks_of
-from kapelle.training.step_report import credit_metrics, critic_metrics, traces, why_idle
+from kapelle.training.step_report import (
+    credit_distributions,
+    credit_metrics,
+    critic_metrics,
+    played_distributions,
+    traced_distributions,
+    traces,
+    why_idle,
+)
 from kapelle.types import Group
 
 # -------- The state before a step of training, so that an interrupted step leaves no trace
@@ -173,6 +182,8 @@ class Step:
     """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
     idle: str = ""
     """Why it had nothing to learn from, in words; empty where it had."""
+    distributions: Mapping[str, Histogram] = field(default_factory=dict)
+    """How rewards, advantages, lengths and tokens are distributed, by kind and agent or policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +194,8 @@ class Learned:
     updated: bool
     """Whether there was anything to learn from."""
     traces: tuple[Trace, ...] = ()
+    distributions: Mapping[str, Histogram] = field(default_factory=dict)
+    """Of advantages, and of what the traces hold."""
 
 
 class Loop:
@@ -337,7 +350,8 @@ class Loop:
         idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
-        return Step(number, tuple(groups), metrics, learned.traces, idle)
+        spread = {**played_distributions(groups), **learned.distributions}
+        return Step(number, tuple(groups), metrics, learned.traces, idle, spread)
 
     def _episodes(self, play: Play, number: int) -> tuple[list[Group], dict[str, float]]:
         """Return what step `number` learns from, and how far trainer and sampler differ where they are compared now.
@@ -447,7 +461,8 @@ class Loop:
                 found = traces(
                     groups[:fresh], sampled.trained, credit, learned, engine, most, self._token_texts
                 )
-        return Learned(metrics, updated=bool(learned or critics), traces=found)
+        spread = credit_distributions(sampled.trained, credit) | traced_distributions(groups[:fresh], found)
+        return Learned(metrics, updated=bool(learned or critics), traces=found, distributions=spread)
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
         """Play each task once more, all agents greedy."""

@@ -148,6 +148,7 @@ class Records:
             self.run.record_episodes(step.number, step.groups)
             self.run.record_traces(step.number, step.traces)
             self.run.record_system(step.number, machine)
+            self.run.record_distributions(step.number, step.distributions)
             self.run.report("training", step.number)
         for tracker, every in zip(self._trackers, self._transcripts, strict=True):
             tracker.log(step.number, step.metrics)

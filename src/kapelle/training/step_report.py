@@ -5,6 +5,7 @@ Nothing here changes what is trained on. Shapes: T completion tokens of one turn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from kapelle.engines.train.protocol import Examines, TrainEngine
 from kapelle.errors import TrainingHalted
 from kapelle.functional.value_losses import explained_variance
 from kapelle.metrics.definitions import UNSCORED, none_scored, own_returns, paid_by
+from kapelle.metrics.distributions import Histogram, histogram
 from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group, Turn
@@ -95,16 +97,21 @@ def credit_metrics(
     turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
 ) -> dict[str, float]:
     """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
-    by_agent: dict[str, list[Tensor]] = {}
     row: dict[str, float] = {}
     for key, turn in turns:
-        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
         row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
-    for agent, pieces in by_agent.items():
-        all_K = torch.cat(pieces).double()
+    for agent, all_K in _advantages(turns, credit).items():
         row[f"advantage/{agent}"] = float(all_K.mean())
         row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
     return row
+
+
+def _advantages(turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]) -> dict[str, Tensor]:
+    """Return the advantage of every token that was trained on, [K] for each agent."""
+    by_agent: dict[str, list[Tensor]] = {}
+    for key, turn in turns:
+        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
+    return {agent: torch.cat(pieces).double() for agent, pieces in by_agent.items()}
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -120,6 +127,54 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
                 explained_variance(value_K, return_K, torch.ones_like(return_K))
             )
     return row
+
+
+# -------- How a step's numbers are distributed, see `metrics.distributions`
+
+
+def played_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
+    """Return histograms of what episodes paid each agent, how long its completions are, and how unlikely a policy's tokens were."""
+    found: dict[str, list[float]] = {}
+    for episode in (episode for group in groups for episode in group.valid):
+        for agent, paid in own_returns(episode).items():
+            found.setdefault(f"reward/{agent}", []).append(paid)
+        for turn in episode.turns:
+            found.setdefault(f"length/{turn.agent}", []).append(float(len(turn.completion_ids)))
+            found.setdefault(f"surprisal/{turn.policy}", []).extend(-logp for logp in turn.logprobs)
+    return _histograms(found)
+
+
+def credit_distributions(
+    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
+) -> dict[str, Histogram]:
+    """Return a histogram of each agent's advantages over tokens."""
+    return _histograms(
+        {f"advantage/{agent}": all_K.tolist() for agent, all_K in _advantages(turns, credit).items()}
+    )
+
+
+def traced_distributions(groups: Sequence[Group], traces: Sequence[Trace]) -> dict[str, Histogram]:
+    """Return histograms of the entropy and the log ratio of the tokens of traced episodes, by policy."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    found: dict[str, list[float]] = {}
+    for trace in traces:
+        episode = episodes[trace.line]
+        policies = {turn.index: turn.policy for turn in (*episode.turns, *episode.branches)}
+        for turn in trace.turns:
+            policy = policies[turn.index]
+            found.setdefault(f"entropy/{policy}", []).extend(turn.entropy)
+            found.setdefault(f"log_ratio/{policy}", []).extend(
+                math.log(ratio) for ratio in turn.ratio if ratio > 0
+            )
+    return _histograms(found)
+
+
+def _histograms(found: Mapping[str, Sequence[float]]) -> dict[str, Histogram]:
+    made = {
+        name: histogram(values, 0) if name.startswith("length/") else histogram(values)
+        for name, values in found.items()
+    }
+    return {name: each for name, each in made.items() if each is not None}
 
 
 # -------- What each token of a few episodes was credited with, for people who look at a run

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from kapelle.metrics.definitions import Metric, describe
+from kapelle.metrics.distributions import KINDS, stacked
 from kapelle.metrics.timeline import ACTIVITIES
 from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
@@ -118,7 +119,7 @@ def width_of(rows: int) -> int:
 
 SYSTEM = {
     "Machine": ("cpu", "load", "memory", "machine_memory", "gpus used", "gpus held"),
-    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness", "unfinished"),
+    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
 }
 GIGABYTES = ("memory", "machine_memory", "gpus used", "gpus held")
 
@@ -147,6 +148,38 @@ def system_page(run: ViewedRun, label: str) -> dict[str, Any]:
                 "GB" if panel["name"] in GIGABYTES else "cores" if panel["name"] == "cpu" else panel["unit"]
             )
     return {**drawn, "alone": True}
+
+
+STRETCHES = 240
+"""Most columns of a heat map."""
+
+
+def distributions_page(run: ViewedRun) -> dict[str, Any]:
+    """Return the heat maps of a run's distributions over steps, as JSON: one for each name that was recorded, agent by agent."""
+    with run.lock:
+        steps, rows = run.distributions()
+    width = max(1, -(-len(steps) // STRETCHES))
+    agents = run.agents()
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        kind, _, who = name.partition("/")
+        if kind not in KINDS:
+            continue
+        parts = [rows[start : start + width] for start in range(0, len(rows), width)]
+        made = stacked([[row[name] for row in part if name in row] for part in parts])
+        if made is None:
+            continue
+        title, unit, meaning = KINDS[kind]
+        found.append(
+            {
+                "name": name, "title": kind.replace("_", " "), "who": who, "color": color(who, agents), "known_as": title, "unit": unit,
+                "meaning": meaning, "exponent": made.exponent, "first": made.first, "rows": made.rows,
+            }
+        )  # fmt: skip
+    order = list(KINDS)
+    found.sort(key=lambda each: order.index(str(each["name"]).partition("/")[0]))
+    ends = [steps[min(start + width, len(steps)) - 1] for start in range(0, len(steps), width)]
+    return {"steps": ends, "width": width, "maps": found}
 
 
 def grouped(sources: Sequence[tuple[str, CurveSource]]) -> list[CurveSource]:

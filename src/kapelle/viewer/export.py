@@ -23,7 +23,6 @@ from kapelle.viewer.episode import (
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.pages import MOST_RUNS, dumped, labels, render
 from kapelle.viewer.presenting import (
-    agents_of,
     differing,
     listed,
     newest_episodes,
@@ -45,7 +44,7 @@ def exported(library: Library) -> bytes:
         raise RunDirectoryError(f"There is no run under {library.roots[0]}. Name a run directory.")
     names = labels(runs)
     sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
-    agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
+    agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
     # `<` would end the block that the numbers stand in.
     drawn = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
     scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError, RunDirectoryError
+from kapelle.metrics.distributions import Histogram, read_histogram
 from kapelle.metrics.verdict import Verdict
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
-from kapelle.viewer.lines import Tail, mean, number
+from kapelle.viewer.lines import Tail, mean, number, whole
 
 # -------- The numbers of a run by name, step after step, as they are appended
 
@@ -161,10 +162,13 @@ class ViewedRun:
     verdict: tuple[int, Verdict] | None = None
     """The edition that was judged last, and the verdict on it."""
     _evaluated: Tail = field(init=False)
+    _spread: Tail = field(init=False)
+    _histograms: dict[int, dict[str, Histogram]] = field(default_factory=dict)
     _settings: tuple[float, dict[str, Any]] = (0.0, {})
 
     def __post_init__(self) -> None:
         self._evaluated = Tail(self.path / "evaluations.jsonl")
+        self._spread = Tail(self.path / "distributions.jsonl")
         self.system = MetricTable(Tail(self.path / "system.jsonl"))
 
     def refresh(self) -> None:
@@ -177,6 +181,28 @@ class ViewedRun:
         self.evaluations.extend(row for row in rows if isinstance(row.get("step"), int))
         if rows or anew or before != (len(self.metrics), self.metrics.generation):
             self.edition += 1
+
+    def distributions(self) -> tuple[list[int], list[dict[str, Histogram]]]:
+        """Return the steps whose distributions are recorded, and their histograms by name; reads what was appended."""
+        rows, anew = self._spread.read()
+        if anew:
+            self._histograms.clear()
+        for row in rows:
+            if (step := whole(row.get("step"))) is not None:
+                found = {name: read_histogram(value) for name, value in row.items() if name != "step"}
+                self._histograms[step] = {name: each for name, each in found.items() if each is not None}
+        steps = sorted(self._histograms)
+        return steps, [self._histograms[step] for step in steps]
+
+    def agents(self) -> list[str]:
+        """Return the names of the run's agents, in the order of its settings."""
+        team = self.settings().get("team")
+        rows = team.get("agents") if isinstance(team, Mapping) else None
+        return (
+            [str(row["name"]) for row in rows if isinstance(row, Mapping) and "name" in row]
+            if isinstance(rows, list)
+            else []
+        )
 
     def measured(self) -> dict[str, Any] | None:
         """Return the newest evaluation that has a success; None without one."""

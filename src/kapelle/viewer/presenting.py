@@ -26,13 +26,6 @@ def at(settings: Mapping[str, Any], *way: str) -> Any:
     return found
 
 
-def agents_of(run: ViewedRun) -> list[str]:
-    """Return the names of a run's agents, in the order of its settings."""
-    found = at(run.settings(), "team", "agents")
-    rows = found if isinstance(found, list) else []
-    return [str(row["name"]) for row in rows if isinstance(row, Mapping) and "name" in row]
-
-
 def listed(run: ViewedRun) -> dict[str, Any]:
     """Return what the list of runs shows of one."""
     with run.lock:
@@ -53,7 +46,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "environment": str(at(settings, "environment", "name") or "?"),
             "seed": at(settings, "seed"),
             "steps": steps if isinstance(steps, int) else 0,
-            "agents": agents_of(run),
+            "agents": run.agents(),
             "success": last.get("success"),
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
@@ -238,7 +231,7 @@ def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str
         else {}
     )
     last = {turn.agent: turn for episode in episodes for turn in episode.turns}
-    names = list(dict.fromkeys([*agents_of(run), *last]))
+    names = list(dict.fromkeys([*run.agents(), *last]))
     return [
         {
             "name": name,

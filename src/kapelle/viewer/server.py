@@ -45,7 +45,6 @@ from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, 
 from kapelle.viewer.pictures import read_picture
 from kapelle.viewer.pool import pool
 from kapelle.viewer.presenting import (
-    agents_of,
     alike,
     at,
     compared,
@@ -181,7 +180,7 @@ class DrawnRuns:
             width = curves.width_of(max(rows, default=0))
         sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
         groups = group_names(runs) if together else []
-        agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
+        agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
         names = [groups, agents]
         with self._lock:
             # `source_of` returns the same object until a run has grown.
@@ -354,7 +353,7 @@ class Browsing:
         """Return a run's index, opened when it is first asked for."""
         with self._lock:
             if run.key not in self._indexes:
-                self._indexes[run.key] = Index(run.path, agents_of(run), traffic=self._traffic)
+                self._indexes[run.key] = Index(run.path, run.agents(), traffic=self._traffic)
             return self._indexes[run.key]
 
     def table(self, request: Request) -> Response:
@@ -534,6 +533,9 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/": lambda request: _runs(library, request),
         "/compare": lambda request: _compare(library, request),
         "/run/{key}": lambda request: _run(library, request),
+        "/run/{key}/distributions.json": lambda request: json_answer(
+            curves.distributions_page(run_of(library, request.path_params["key"]))
+        ),
         "/run/{key}/verdict": lambda request: html(
             "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),

@@ -339,6 +339,7 @@
     if (step) step.textContent = last.at.step;
     if (success && last.values.success !== undefined) success.textContent = `${(100 * last.values.success).toFixed(1)} %`;
     document.documentElement.dataset.step = last.at.step;
+    document.dispatchEvent(new Event("rows"));
   };
 
   const remember = () => {

@@ -1,0 +1,117 @@
+"use strict";
+// Distributions over steps: a heat map for each, one column for a stretch of steps, darker where more values are.
+(() => {
+  const place = document.getElementById("distributions");
+  if (!place) return;
+  const HEIGHT = 140, LEFT = 46, BELOW = 20;
+  let page = null;
+  const make = (tag, name, text) => {
+    const made = document.createElement(tag);
+    if (name) made.className = name;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const short = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
+  const share = (part, whole) => `${(100 * part / whole).toFixed(part && part / whole < 0.01 ? 2 : 0)} %`;
+  const edge = (map, k) => (map.first + k) * 2 ** map.exponent;
+  const span = (map, k) => map.exponent <= -20 ? short(edge(map, k)) : map.unit === "tokens" && map.exponent === 0 ? short(edge(map, k)) : `${short(edge(map, k))} to ${short(edge(map, k + 1))}`;
+  const steps = (k) => page.width > 1 ? `steps ${k ? page.steps[k - 1] + 1 : page.steps[0] - page.width + 1} to ${page.steps[k]}` : `step ${page.steps[k]}`;
+
+  const figureOf = (map) => {
+    const figure = make("figure", "panel heat-map");
+    figure.dataset.name = `distribution/${map.name}`;
+    figure.id = `panel-distribution/${map.name}`;
+    const caption = make("figcaption");
+    const who = make("b", `k${map.color}`, map.who);
+    caption.append(make("h3", "", map.title), who, make("span", "quiet", map.unit));
+    const note = make("p", "note", map.meaning);
+    note.hidden = true;
+    const why = make("button", "why", "what is this");
+    why.type = "button";
+    why.setAttribute("aria-expanded", "false");
+    why.addEventListener("click", () => { note.hidden = !note.hidden; why.setAttribute("aria-expanded", String(!note.hidden)); });
+    caption.append(why);
+    const canvas = make("canvas");
+    canvas.setAttribute("role", "img");
+    const said = make("p", "said quiet");
+    figure.append(caption, make("p", "known quiet", map.known_as), note, canvas, said);
+    return figure;
+  };
+
+  // What a column says in words: most frequent bin and the middle of all values.
+  const worded = (map, k) => {
+    const row = map.rows[k], total = row.reduce((sum, n) => sum + n, 0);
+    if (!total) return `${steps(k)}: none`;
+    let below = 0;
+    const middle = row.findIndex((n) => (below += n) >= total / 2), most = row.indexOf(Math.max(...row));
+    return `${steps(k)}: ${total.toLocaleString("en")} values, median in ${span(map, middle)}, ${share(row[most], total)} in ${span(map, most)}`;
+  };
+
+  const draw = (map, figure) => {
+    const canvas = figure.querySelector("canvas"), said = figure.querySelector(".said");
+    const width = Math.max(200, figure.clientWidth), density = devicePixelRatio || 1;
+    canvas.width = width * density;
+    canvas.height = (HEIGHT + BELOW) * density;
+    const pen = canvas.getContext("2d");
+    pen.scale(density, density);
+    const ink = getComputedStyle(figure.querySelector("figcaption b")).color, quiet = getComputedStyle(said).color;
+    const columns = map.rows.length, bins = map.rows[0].length;
+    const wide = (width - LEFT) / columns, tall = Math.min(HEIGHT / bins, 24), floor = (HEIGHT + tall * bins) / 2; // few bins are no wall
+    map.rows.forEach((row, x) => {
+      const total = row.reduce((sum, n) => sum + n, 0);
+      row.forEach((count, y) => {
+        if (!count) return;
+        pen.globalAlpha = 0.12 + 0.88 * Math.sqrt(count / total); // a root: rare values stay visible
+        pen.fillStyle = ink;
+        pen.fillRect(LEFT + x * wide, floor - (y + 1) * tall, Math.max(1, wide - (wide > 4 ? 1 : 0)), Math.max(1, tall - (tall > 4 ? 1 : 0)));
+      });
+    });
+    pen.globalAlpha = 1;
+    pen.fillStyle = quiet;
+    pen.font = "11px system-ui, sans-serif";
+    pen.textAlign = "right";
+    for (const k of bins > 1 ? [0, Math.floor(bins / 2), bins] : [0]) pen.fillText(short(edge(map, k)), LEFT - 5, Math.min(HEIGHT, Math.max(9, floor - k * tall + 4)));
+    pen.textAlign = "left";
+    pen.fillText(page.steps[0], LEFT, HEIGHT + 14);
+    pen.textAlign = "right";
+    if (columns > 1) pen.fillText(`step ${page.steps.at(-1)}`, width, HEIGHT + 14);
+    const rest = () => { said.textContent = worded(map, columns - 1); };
+    rest();
+    canvas.setAttribute("aria-label", `${map.title} ${map.who}: ${worded(map, columns - 1)}`);
+    canvas.onpointermove = (event) => {
+      const x = Math.floor((event.offsetX - LEFT) / wide), y = Math.floor((floor - event.offsetY) / tall);
+      if (x < 0 || x >= columns || y < 0 || y >= bins) return rest();
+      const total = map.rows[x].reduce((sum, n) => sum + n, 0);
+      said.textContent = `${steps(x)}, ${span(map, y)}: ${total ? share(map.rows[x][y], total) : "0 %"} of ${total.toLocaleString("en")}`;
+    };
+    canvas.onpointerleave = rest;
+  };
+
+  const show = () => {
+    place.hidden = !page.maps.length;
+    if (place.hidden) return;
+    const shape = page.maps.map((map) => map.name).join();
+    if (place.dataset.shape !== shape) {
+      place.dataset.shape = shape;
+      const grid = make("div", "panels");
+      grid.append(...page.maps.map(figureOf));
+      place.replaceChildren(make("h2", "", "How values are distributed"), grid);
+    }
+    const figures = [...place.querySelectorAll("figure")];
+    page.maps.forEach((map, k) => draw(map, figures[k]));
+    place.dataset.ready = "1";
+  };
+  let waiting = null;
+  const fetched = async () => {
+    waiting = null;
+    const answer = await fetch(`/run/${place.dataset.key}/distributions.json`).catch(() => null);
+    if (!answer?.ok) return;
+    page = await answer.json();
+    show();
+  };
+  document.addEventListener("rows", () => { waiting ??= setTimeout(fetched, 2000); });
+  document.addEventListener("theme", () => page && show());
+  let size = innerWidth;
+  addEventListener("resize", () => { if (page && Math.abs(innerWidth - size) > 8) { size = innerWidth; show(); } });
+  fetched();
+})();
