@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -129,6 +130,45 @@ async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) ->
     assert await page.locator(".beside section").count() == 2
 
 
+async def test_the_way_up_leads_to_the_table_as_it_was_left(page: Page) -> None:
+    await page.goto("/run/pair-0/episodes?outcome=wrong&sort=longest")
+    await page.locator("tbody a").first.click()
+    await page.wait_for_url("**/episode/train/**")
+    await page.keyboard.press("u")
+    await page.wait_for_url("**/episodes?outcome=wrong&sort=longest")
+
+
+async def test_a_verdict_leads_to_its_curve_and_to_what_to_do(page: Page, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    rows = (
+        {"step": k + 1, "success": 0.4 * (k < 1), "scored": 64.0, "dead_groups": float(k > 0)}
+        for k in range(12)
+    )
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "distributions.jsonl").write_text('{"step": 1, "reward/solver": [-1, 0, [1, 0, 3]]}\n')
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        await page.goto(f"{server.url}/run/run")
+        await page.locator("html[data-ready]").wait_for(state="attached")
+        await page.locator("#verdict a", has_text="curve").last.click()
+        assert page.url.endswith("#panel-dead_groups")
+        drawn = page.locator("#distributions[data-ready] figure")
+        assert await drawn.locator(".said").all_inner_texts() == [
+            "step 1: 4 values, median in 1 to 1.5, 75 % in 1 to 1.5"
+        ]
+        box = await drawn.locator("canvas").bounding_box()
+        assert box is not None
+        await drawn.locator("canvas").hover(
+            position={"x": box["width"] / 2, "y": 70 + 24}
+        )  # three bins of 24, around the middle
+        assert await drawn.locator(".said").inner_text() == "step 1, 0 to 0.5: 25 % of 4"
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 13, "success": 0.0, "dead_groups": 1.0}\n')
+        await page.locator("#verdict", has_text="12 of 13 steps").wait_for()
+        await page.get_by_role("link", name="All verdicts").click()
+        await page.wait_for_url("**/advice#diverging")
+        await page.goto("about:blank")
+
+
 async def test_numbers_of_a_token_are_read_by_pointer_and_by_key(page: Page) -> None:
     await page.goto("/run/pair-0/episode/train/5/1")
     await page.locator("#turn-0 details summary", has_text="tokens by id").click()
@@ -216,7 +256,7 @@ async def test_a_list_that_is_drawn_anew_keeps_what_was_chosen(page: Page, tmp_p
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_text_can_be_read_as_it_is_drawn(page: Page, theme: Literal["light", "dark"]) -> None:
     await page.emulate_media(color_scheme=theme)
-    views = ["/", "/run/pair-0", "/run/pair-0/episodes", "/run/pair-0/episode/train/5/1?as=solver", "/run/pair-0/team", "/run/pair-0/settings",
+    views = ["/", "/advice", "/run/pair-0", "/run/pair-0/episodes", "/run/pair-0/episode/train/5/1?as=solver", "/run/pair-0/team", "/run/pair-0/settings",
              "/run/pair-0/together?e=train.5.0&e=train.5.1", "/run/pair-0/league", "/run/pair-0/blame", "/compare?run=pair-0&run=pair-1"]  # fmt: skip
     for view in views:
         await page.goto(view)

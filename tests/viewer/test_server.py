@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import append_step, write_run
 
 from kapelle.runs.findings import keep_evaluation
@@ -16,8 +18,8 @@ from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
-from kapelle.viewer.library import Library
-from kapelle.viewer.server import viewer
+from kapelle.viewer.library import Library, ViewedRun
+from kapelle.viewer.server import Browsing, viewer
 
 LONG = "a-token-that-is-long-enough"
 PAGES = [
@@ -181,6 +183,82 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
     assert (drawn["exponent"], drawn["first"], drawn["rows"]) == (0, 0, [[4, 4], [5, 0]]), (
         "of two rows of a step the last"
     )
+
+
+def _game(run: Path, steps: int) -> Path:
+    """Write a run in which the solver wins what the critic loses."""
+    write_run(run, steps=steps)
+    lay_plain(run / "episodes" / "train")
+    for file in (run / "episodes" / "train").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
+        for k, row in enumerate(rows):
+            won = 1.5 if k % 2 else -2.0
+            row |= {"success": None, "rewards": {"solver": won, "critic": -won}}
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_a_game_says_what_each_seat_was_paid(tmp_path: Path) -> None:
+    run = _game(tmp_path / "run", 1)
+    (run / "metrics.jsonl").write_text(
+        '{"step": 1, "reward/solver": 1.5, "reward/critic": -1.5, "info/draw": 0}\n'
+    )
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        listing, table, episode, beside = (
+            web.get(path).text
+            for path in (
+                "/",
+                "/run/run/episodes",
+                "/run/run/episode/train/1/0",
+                "/run/run/together?e=train.1.0",
+            )
+        )
+    for text in (listing, table, episode, beside):
+        assert re.search(r">solver</b> (1.5|−2)</span>", text)
+        assert re.search(r">critic</b> (−1.5|2)</span>", text)
+    group = episode[episode.index("The same task in this step") :]
+    assert "not scored" not in group
+    assert '<td class="number">3.5</td>' in table, (
+        "the range in a group is that of a seat, not of the sum, which is 0"
+    )
+    assert 'href="/run/run/league"' in episode
+
+
+def test_a_finished_run_without_steps_promises_no_curve(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=0)
+    begins = write_run(tmp_path / "begun", steps=0)
+    status = json.loads((begins / "status.json").read_text())
+    (begins / "status.json").write_text(json.dumps({**status, "state": "running", "host": "elsewhere"}))
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        ended, begun = (httpx.get(f"{server.url}/run/{name}").text for name in ("run", "begun"))
+    assert "data-ended" in ended
+    assert "data-ended" not in begun
+
+
+def test_episodes_are_indexed_before_somebody_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", steps=3)
+    asked, library = threading.Event(), Library([tmp_path])
+    prepare = Browsing.prepare
+
+    def noted(self: Browsing, shown: ViewedRun) -> None:
+        prepare(self, shown)
+        done = self.index(shown).refresh()
+        if done.whole and done.rows == 3:
+            asked.set()
+
+    monkeypatch.setattr(Browsing, "prepare", noted)
+    with HttpServer(Binding(), viewer(library, Binding())) as server:
+        httpx.get(f"{server.url}/run/run", timeout=60.0)
+        assert asked.wait(60), "opening the run's own page is enough"
+        asked.clear()
+        with httpx.stream("GET", f"{server.url}/events?run=run&from=2", timeout=60.0) as answer:
+            next(events(answer.iter_lines()))
+            assert asked.wait(60), "and so are steps that it writes"
 
 
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from kapelle.viewer.lines import Place, Stamp, changes, stamps
 from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, spreads, tallies
 
-FORM = 6
+FORM = 7
 """Version of the tables; an index of another version is made anew."""
 SEATS = 8
 """Agents whose rewards have columns of their own."""

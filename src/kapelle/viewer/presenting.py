@@ -33,8 +33,9 @@ def listed(run: ViewedRun) -> dict[str, Any]:
         settings, status, last = run.settings(), run.status(), run.metrics.last()
         measured, columns = run.measured(), run.metrics.columns
         # The small curve in the list shows success, or what the first agent is paid.
-        paid = [column for name, column in columns.items() if name.startswith(("return/", "reward/"))]
-        curve = columns.get("success") or (paid[0] if paid else [])
+        returns = [column for name, column in columns.items() if name.startswith(("return/", "reward/"))]
+        curve = columns.get("success") or (returns[0] if returns else [])
+        paid = _paid(last, run.agents())
         steps = at(settings, "training", "steps")
         return {
             "key": run.key,
@@ -48,6 +49,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "steps": steps if isinstance(steps, int) else 0,
             "agents": run.agents(),
             "success": last.get("success"),
+            "paid": paid if len(set(paid.values())) > 1 else {},
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
             "spark": [value for value in curve if value is not None],
@@ -56,6 +58,11 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "verdict": verdict(run),
             "blame": bool(blame_files(run.path)),
         }  # fmt: skip
+
+
+def _paid(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, float]:
+    """Return the last step's mean reward of each agent that has one, in the order of the settings."""
+    return {agent: last[f"reward/{agent}"] for agent in agents if f"reward/{agent}" in last}
 
 
 def verdict(run: ViewedRun) -> Verdict:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -37,7 +40,7 @@ from kapelle.viewer.episode import (
     vocabulary_of,
 )
 from kapelle.viewer.index import Index, Traffic, rows_in_order
-from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
+from kapelle.viewer.index_tables import COUNTED, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import arenas, drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
@@ -219,6 +222,8 @@ MOST_WATCHED = 200
 """Most runs of a list that are watched, those that changed last."""
 MOST_FOLLOWERS = 64
 """Most pages that follow the news at once; further ones are refused and stay as they were loaded."""
+AHEAD = 10.0
+"""Seconds between two looks at the episodes of a run that writes, to index them before somebody asks."""
 BREATH = 15.0
 """Seconds after which a comment keeps a connection without news alive."""
 
@@ -239,11 +244,14 @@ class Followers:
 
 
 async def follow(
-    library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
+    library: Library,
+    runs: Sequence[ViewedRun],
+    query: Mapping[str, str],
+    prepare: Callable[[ViewedRun], None] = lambda _: None,
 ) -> AsyncIterator[bytes]:
     """Yield an event for each step that is appended to these runs; without runs, one for each change of any run.
 
-    `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
+    `prepare` is called with a run that has written, every `AHEAD` seconds at most. `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
     """
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -252,6 +260,7 @@ async def follow(
         known[run.key] = await asyncio.to_thread(_known, run)
         known[run.key].rows = min([known[run.key].rows, *starts[k : k + 1]])
     quiet = 0.0
+    prepared: dict[str, float] = {}
     yield b"retry: 1000\n\n"
     while True:
         events = []
@@ -263,7 +272,11 @@ async def follow(
         for run in watched:
             if run.key not in known:
                 known[run.key] = await asyncio.to_thread(_known, run)
-            events += await asyncio.to_thread(_news, run, known[run.key])
+            news = await asyncio.to_thread(_news, run, known[run.key])
+            if news and time.monotonic() - prepared.get(run.key, -AHEAD) >= AHEAD:
+                prepared[run.key] = time.monotonic()
+                await asyncio.to_thread(prepare, run)
+            events += news
         for event in events:
             quiet = 0.0
             yield event
@@ -336,6 +349,8 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 ROWS = 50
 """Episodes of one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
+MOST_AHEAD = 8
+"""Most indexes that are made before somebody asks for them."""
 BESIDE = 8
 """Most episodes side by side."""
 
@@ -355,6 +370,12 @@ class Browsing:
             if run.key not in self._indexes:
                 self._indexes[run.key] = Index(run.path, run.agents(), traffic=self._traffic)
             return self._indexes[run.key]
+
+    def prepare(self, run: ViewedRun) -> None:
+        """Index what a run has written so far, so that the first visit to its episodes finds an index."""
+        with suppress(OSError, sqlite3.Error):
+            if run.key in self._indexes or len(self._indexes) < MOST_AHEAD:
+                self.index(run).refresh()
 
     def table(self, request: Request) -> Response:
         """Return a page of the table of episodes."""
@@ -380,7 +401,7 @@ class Browsing:
             "episodes.html",
             run=listed(run),
             tab="episodes",
-            rows=rows[:ROWS],
+            rows=[row | {"paid": paid_apart(row, index.agents)} for row in rows[:ROWS]],
             agents=index.agents,
             traced={step: traced(run.path, step) for step in {row["step"] for row in rows}}
             if kept.get("split") != "test"
@@ -517,6 +538,12 @@ class Browsing:
         return found
 
 
+def paid_apart(row: Mapping[str, Any], agents: Sequence[str]) -> dict[str, float]:
+    """Return what each agent was paid in an episode of the table, where they were paid differently; else nothing."""
+    found = {agent: row[f"a{k}"] for k, agent in enumerate(agents[:SEATS]) if row[f"a{k}"] is not None}
+    return found if len(set(found.values())) > 1 else {}
+
+
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
@@ -532,7 +559,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
     addresses: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: _runs(library, request),
         "/compare": lambda request: _compare(library, request),
-        "/run/{key}": lambda request: _run(library, request),
+        "/run/{key}": lambda request: _run(library, request, episodes.prepare),
         "/run/{key}/distributions.json": lambda request: json_answer(
             curves.distributions_page(run_of(library, request.path_params["key"]))
         ),
@@ -558,7 +585,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/league.json": episodes.league_curves,
         "/run/{key}/together": episodes.together,
         "/curves.json": drawing.answer,
-        NEWS: lambda request: _events(library, request),
+        NEWS: lambda request: _events(library, request, episodes.prepare),
         "/static/{name}": _static,
     }
     routes = [Route(path, answer, methods=["GET"]) for path, answer in addresses.items()]
@@ -584,9 +611,11 @@ def _runs(library: Library, request: Request) -> Response:
     return html("runs.html", rows=rows, many=many, fits=len(found), query=query)
 
 
-def _run(library: Library, request: Request) -> Response:
+def _run(library: Library, request: Request, prepare: Callable[[ViewedRun], None]) -> Response:
     run = run_of(library, request.path_params["key"])
-    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
+    page = html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
+    page.background = BackgroundTask(prepare, run)  # once the page is sent
+    return page
 
 
 def _compare(library: Library, request: Request) -> Response:
@@ -598,11 +627,11 @@ def _compare(library: Library, request: Request) -> Response:
     )
 
 
-def _events(library: Library, request: Request) -> Response:
+def _events(library: Library, request: Request, prepare: Callable[[ViewedRun], None]) -> Response:
     runs = chosen(library, request)
     if FOLLOWERS.count >= MOST_FOLLOWERS:
         raise HTTPException(503, "Too many pages follow these runs. Close some.")
-    news = FOLLOWERS.counted(follow(library, runs, request.query_params))
+    news = FOLLOWERS.counted(follow(library, runs, request.query_params, prepare))
     return StreamingResponse(news, media_type="text/event-stream")
 
 

@@ -207,11 +207,16 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
 
 
 def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
-    """Return the difference between the largest and the smallest reward of each group."""
-    paid: dict[int, list[float]] = {}
+    """Return the difference between the largest and the smallest reward of each group, of the agent for which it is largest."""
+    members: dict[int, list[Skimmed]] = {}
     for each in found:
-        paid.setdefault(each.group, []).append(each.reward or 0.0)
-    return {group: max(rewards) - min(rewards) for group, rewards in paid.items()}
+        members.setdefault(each.group, []).append(each)
+    widest = {}
+    for group, own in members.items():
+        agents = dict.fromkeys(agent for each in own for agent in each.rewards)
+        paid = [[each.rewards.get(agent, 0.0) for each in own] for agent in agents]
+        widest[group] = max((max(rewards) - min(rewards) for rewards in paid), default=0.0)
+    return widest
 
 
 def _without_numbers(raw: bytes) -> bytes | None:

@@ -241,7 +241,7 @@
     place.replaceChildren();
     panels.forEach((each) => each.chart.destroy());
     panels = [];
-    if (!page.sections.length) place.append(make("p", "quiet", "No step is recorded yet. Curves appear with the first one."));
+    if (!page.sections.length) place.append(make("p", "quiet", "ended" in place.dataset ? "This run has no step, so there is no curve." : "No step is recorded yet. Curves appear with the first one."));
     for (const [at, section] of page.sections.entries()) {
       const grid = make("div", "panels");
       const heading = make("h2", "", section.title);
@@ -372,6 +372,7 @@
     });
     news.addEventListener("state", (event) => {
       const { run, state } = JSON.parse(event.data);
+      if (state !== "running" && page.sources.length === 1) place.dataset.ended = "";
       judge();
       for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {
         const made = make("span", `state ${["running", "finished", "stopped", "crashed"].includes(state) ? state : "damaged"}`, state);

@@ -47,6 +47,15 @@
     }
   });
 
+  // The table of episodes is left and come back to with its filters: the way up leads to the table as it was last looked at.
+  const [, run] = location.pathname.match(/^\/run\/([^/]+)\/episodes$/) || [];
+  if (run) sessionStorage.setItem(`episodes of ${run}`, location.search);
+  for (const back of document.querySelectorAll("a[data-back]")) {
+    const [, table, own] = back.pathname.match(/^(\/run\/([^/]+)\/episodes)$/) || [];
+    const kept = sessionStorage.getItem(`episodes of ${own}`);
+    if (kept) back.href = table + kept;
+  }
+
   // While an index is made: how far it is, and the page once more when it is done and nobody types.
   const progress = document.querySelector("[data-indexing]");
   const look = async () => {
