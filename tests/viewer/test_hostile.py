@@ -118,11 +118,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (run / "traces" / "00000001.jsonl").write_bytes(
         b"".join(json.dumps(each).encode() + b"\n" for each in trace) + b'{"half'
     )
-    with (run / "metrics.jsonl").open("ab") as file:
-        file.write(
-            json.dumps({"step": 2, **{f"reward/{text}": 1.0 for text in MARKUP}}).encode()
-            + b'\n{"step": 3, "su'
-        )
+    # A verdict whose evidence names the policies, and distributions of theirs.
+    entropy = [{"step": k, **{f"entropy/{text}": float(k) for text in MARKUP}} for k in range(2, 14)]
+    rows = [{"step": 1, **{f"reward/{text}": 1.0 for text in MARKUP}}, *entropy]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows) + '{"step": 14, "su')
+    spread = {"step": 1, **{f"reward/{text}": [0, 0, [1, 2]] for text in MARKUP}, MARKUP[0]: MARKUP}
+    (run / "distributions.jsonl").write_text(json.dumps(spread) + "\n")
     (run / "provenance.json").write_text(json.dumps({"optimizer.lr": MARKUP[0]}))
     with HttpServer(Binding(), viewer(Library([folder]), Binding())) as server:
         yield server.url
@@ -177,6 +178,7 @@ async def test_nothing_of_it_runs_in_a_browser(hostile: str, browser: Browser) -
     page.on("pageerror", lambda error: wrong.append(str(error)))
     paths = [
         "",
+        "/verdict",
         "/episodes",
         "/team",
         "/settings?all=1",
