@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from kapelle.runs.findings import keep_evaluation, keep_exact, read_evaluated, read_exact
+from kapelle.errors import ConfigError, RunDirectoryError
+from kapelle.runs.findings import (
+    RunNotes,
+    keep_evaluation,
+    keep_exact,
+    keep_notes,
+    read_evaluated,
+    read_exact,
+    read_notes,
+)
 from kapelle.runs.model_card import Exported, model_card
 
 
@@ -32,6 +41,25 @@ def test_nothing_depends_on_them(tmp_path: Path) -> None:
     assert [row["steps"] for row in read_evaluated(tmp_path)] == [1, 2]
     keep_evaluation(tmp_path / "nowhere", {}, [])
     keep_exact(tmp_path / "nowhere", [])
+
+
+def test_notes_are_changed_bit_by_bit_and_read_whatever_the_file_holds(tmp_path: Path) -> None:
+    assert keep_notes(tmp_path, add=["paper", "best"]) == RunNotes(("paper", "best"))
+    assert keep_notes(tmp_path, text="a <b> note", add=["best"], remove=["paper", "none"]) == RunNotes(
+        ("best",), "a <b> note"
+    )
+    assert read_notes(tmp_path) == RunNotes(("best",), "a <b> note")
+    for wrong in (["two words"], [""], ["x" * 41]):
+        with pytest.raises(ConfigError, match="is no tag"):
+            keep_notes(tmp_path, add=wrong)
+    with pytest.raises(ConfigError, match="32 tags"):
+        keep_notes(tmp_path, add=[f"t{k}" for k in range(32)])
+    assert read_notes(tmp_path) == RunNotes(("best",), "a <b> note"), "what was refused has changed nothing"
+    for odd in (b"", b"[1]", b'{"tags": 7, "note": 3}', b'{"tags": [1, "two words"]}', b"[" * 50_000):
+        (tmp_path / "notes.json").write_bytes(odd)
+        assert read_notes(tmp_path) == RunNotes()
+    with pytest.raises(RunDirectoryError):
+        keep_notes(tmp_path / "nowhere", text="x")
 
 
 @pytest.mark.parametrize(

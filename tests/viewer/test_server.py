@@ -13,7 +13,7 @@ import pytest
 from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import append_step, write_run
 
-from kapelle.runs.findings import keep_evaluation
+from kapelle.runs.findings import keep_evaluation, keep_notes
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
@@ -225,6 +225,32 @@ def test_a_game_says_what_each_seat_was_paid(tmp_path: Path) -> None:
         "the range in a group is that of a seat, not of the sum, which is 0"
     )
     assert 'href="/run/run/league"' in episode
+
+
+def test_notes_and_stages_have_their_places(tmp_path: Path) -> None:
+    whole = tmp_path / "two"
+    for name, steps in (("01-sft", 2), ("02-ppo", 9)):
+        write_run(whole / name, steps=steps)
+    write_run(tmp_path / "alone", steps=1)
+    (whole / "stages.yaml").write_text("stages: []\n")
+    keep_notes(whole / "02-ppo", text="the <b>second</b>\ntry", add=["paper", "best:1"])
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        listing, page, stages = (
+            web.get(path).text for path in ("/", "/run/two~02-ppo", "/run/two~01-sft/stages")
+        )
+        assert web.get("/run/alone/stages").status_code == 404
+        assert "/stages" not in web.get("/run/alone").text
+    for text in (listing, page):
+        assert '<span class="tag">paper</span>' in text
+        assert '<span class="tag">best:1</span>' in text
+    assert "the &lt;b&gt;second&lt;/b&gt;\ntry" in page
+    assert 'href="/run/two~02-ppo/stages"' in page
+    assert stages.index("01-sft</a>") < stages.index("02-ppo</a>")
+    assert "/compare?run=two~01-sft&amp;run=two~02-ppo" in stages
+    assert "75.0 % → 75.0 %" in stages
 
 
 def test_a_finished_run_without_steps_promises_no_curve(tmp_path: Path) -> None:

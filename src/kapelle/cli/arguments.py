@@ -756,16 +756,16 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "runs": Command(
-        "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",
-        "list runs, show the result of one, or go back to an earlier checkpoint",
+        "(ls [FOLDER] | show RUN | note RUN [--text NOTE] [--tag TAG] [--untag TAG] | rollback RUN --to STEP [--dry-run]) [--json]",
+        "list runs, show the result of one, note something of it, or go back to an earlier checkpoint",
         "runs",
         (
             (
                 ("action",),
                 {
                     "nargs": "?",
-                    "metavar": "ls|show|rollback",
-                    "help": "list runs, show one, or go back in one",
+                    "metavar": "ls|show|note|rollback",
+                    "help": "list runs, show one, tag or annotate one, or go back in one",
                 },
             ),
             (
@@ -778,6 +778,9 @@ COMMANDS: Mapping[str, Command] = {
             ),
             option("--to", "STEP", "rollback: the step of the checkpoint to go back to", type=int),
             flag("--dry-run", "rollback: only show what would be moved"),
+            option("--text", "NOTE", "note: what is to be remembered of the run; replaces its note"),
+            option("--tag", "TAG", "note: add a tag; may be repeated", action="append", default=[]),
+            option("--untag", "TAG", "note: remove a tag; may be repeated", action="append", default=[]),
             _JSON,
         ),
     ),

@@ -1,9 +1,10 @@
-"""`kapelle runs`: list the runs under a folder, show one, or go back to an earlier checkpoint of one."""
+"""`kapelle runs`: list the runs under a folder, show one, note something of it, or go back to an earlier checkpoint of one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 if TYPE_CHECKING:
     from kapelle.runs.rollback import RollbackPlan
 
-ACTIONS = ("ls", "show", "rollback")
+ACTIONS = ("ls", "show", "note", "rollback")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,6 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--to and --dry-run are for `kapelle runs rollback`, not for `kapelle runs {action}`."
         )
+    noted = bool(arguments.text is not None or arguments.tag or arguments.untag)
+    if noted and action != "note":
+        raise ConfigError(
+            f"--text, --tag and --untag are for `kapelle runs note`, not for `kapelle runs {action}`."
+        )
     if action == "ls":
         return _list(Path(arguments.place or "runs"), as_json=arguments.json)
     if arguments.place is None:
@@ -32,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     place = Path(arguments.place)
     if action == "show":
         return _show(place, as_json=arguments.json)
+    if action == "note":
+        return _note(place, arguments)
     if arguments.to is None:
         raise ConfigError(
             f"Name the step to go back to: `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
@@ -80,8 +88,30 @@ def _list(folder: Path, *, as_json: bool) -> int:
     return 0
 
 
+def _note(place: Path, arguments: argparse.Namespace) -> int:
+    """Change what is noted of a run, if anything is given, and print it."""
+    from kapelle.runs.findings import keep_notes, read_notes
+    from kapelle.runs.reader import is_run
+
+    if not is_run(place):
+        raise RunDirectoryError(f"There is no run of kapelle at {place}. `kapelle runs ls` lists them.")
+    given = arguments.text is not None or arguments.tag or arguments.untag
+    found = (
+        keep_notes(place, text=arguments.text, add=arguments.tag, remove=arguments.untag)
+        if given
+        else read_notes(place)
+    )
+    if arguments.json:
+        say(json.dumps({"tags": list(found.tags), "note": found.text}, indent=1))
+        return 0
+    say(f"tags: {', '.join(found.tags) or 'none'}")
+    say(f"note: {found.text or 'none'}")
+    return 0
+
+
 def _show(place: Path, *, as_json: bool) -> int:
     from kapelle.cli.progress import judged, point_of
+    from kapelle.runs.findings import read_notes
     from kapelle.runs.reader import is_run, read_evaluations, read_metrics, read_status
     from kapelle.runs.summary import (
         failures,
@@ -121,11 +151,15 @@ def _show(place: Path, *, as_json: bool) -> int:
             "evaluation": evaluation,
             "failures": failures(place),
             "rolled_back": aside,
+            "noted": asdict(read_notes(place)),
         }
         say(json.dumps(row, indent=1))
         return 0
     say(f"{place}  {summary.state}  step {summary.step} of {summary.steps}  {amount(summary.size)}")
     say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last update {status.updated}")
+    notes = read_notes(place)
+    if notes.tags or notes.text:
+        say(f"  noted: {' '.join(f'[{tag}]' for tag in notes.tags)} {printable(notes.text, 400)}".rstrip())
     if summary.verdict is not None:
         for line in summary.verdict.lines():
             say(f"  {line}")

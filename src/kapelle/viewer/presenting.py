@@ -8,7 +8,7 @@ from typing import Any
 
 from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.blamed import blame_files
-from kapelle.runs.findings import read_evaluated
+from kapelle.runs.findings import read_evaluated, read_notes
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
@@ -56,6 +56,8 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "damaged": run.damaged,
             "league": plays_against(settings, last, columns),
             "verdict": verdict(run),
+            "notes": read_notes(run.path),
+            "stages": is_stage(run),
             "blame": bool(blame_files(run.path)),
         }  # fmt: skip
 
@@ -201,13 +203,37 @@ def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def is_stage(run: ViewedRun) -> bool:
+    """Return whether a run is one of several stages of a recipe."""
+    return (run.path.parent / "stages.yaml").is_file()
+
+
+def _first_and_last(run: ViewedRun) -> list[tuple[float, float]]:
+    """Return step and success of the first and the last evaluation that has one."""
+    with run.lock:
+        found = [
+            (step, success)
+            for row in run.evaluations
+            if (step := number(row.get("step"))) is not None
+            and (success := number(row.get("success"))) is not None
+        ]
+    return [found[0], found[-1]] if found else []
+
+
 def stages(run: ViewedRun, others: Sequence[ViewedRun]) -> list[dict[str, Any]]:
     """Return the stages of the recipe that a run belongs to, in order; empty for a single run."""
     whole = run.path.parent
-    if not (whole / "stages.yaml").is_file():
+    if not is_stage(run):
         return []
     return [
-        {"key": each.key, "name": each.path.name, "state": each.status()["state"], "here": each is run}
+        {
+            "key": each.key,
+            "name": each.path.name,
+            "state": each.status()["state"],
+            "here": each is run,
+            "run": listed(each),
+            "measured": _first_and_last(each),
+        }
         for each in sorted(others, key=lambda other: other.path.name)
         if each.path.parent == whole
     ]

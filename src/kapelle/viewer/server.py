@@ -109,6 +109,15 @@ def _team(library: Library, request: Request) -> Response:
     )
 
 
+def _stages(library: Library, request: Request) -> Response:
+    """Return the page of all stages of the recipe that a run belongs to."""
+    run = run_of(library, request.path_params["key"])
+    found = stages(run, library.runs())
+    if not found:
+        raise HTTPException(404, "This run is no stage of a recipe.")
+    return html("stages.html", run=listed(run), stages=found, folder=run.path.parent.name)
+
+
 def _settings(library: Library, request: Request) -> Response:
     """Return the page of a run's settings: those that differ from the defaults, or all."""
     run = run_of(library, request.path_params["key"])
@@ -567,6 +576,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
             "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),
         "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
+        "/run/{key}/stages": lambda request: _stages(library, request),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
         "/run/{key}/system": lambda request: html(

@@ -161,7 +161,10 @@
     figure.dataset.name = panel.name;
     figure.id = `panel-${panel.name}`;
     const caption = make("figcaption");
-    caption.append(make("h3", "", panel.title), make("span", "quiet", panel.unit));
+    const title = make("h3"), link = make("a", "", panel.title);
+    link.href = `#panel-${panel.name}`; // a link to this curve, to be passed on
+    title.append(link);
+    caption.append(title, make("span", "quiet", panel.unit));
     const note = make("p", "note", [panel.meaning, panel.warning && `Watch for: ${panel.warning}`].filter(Boolean).join(" "));
     note.hidden = true;
     if (note.textContent) {
