@@ -309,7 +309,7 @@
       if (!answer?.ok) return;
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("verdict");
       const old = document.getElementById("verdict");
-      if (fresh && fresh.innerHTML !== old.innerHTML) old.replaceWith(fresh);
+      if (fresh && !fresh.isEqualNode(old)) old.replaceWith(fresh);
     }, 1000);
   };
   const append = ({ run, rows }) => {
