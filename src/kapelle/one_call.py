@@ -37,7 +37,7 @@ from kapelle.runs.writer import new_folder
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
-from kapelle.settings.messages import check_keywords
+from kapelle.settings.messages import check_keywords, in_python
 from kapelle.settings.schema import AgentConfig
 from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
@@ -101,6 +101,24 @@ class Trained:
         self.trainer.__exit__(kind, error, trace)
 
 
+SAID_AS = {
+    "model.path": "model",
+    "environment.path": "dataset",
+    "environment.eval_path": "eval_dataset",
+    "environment.test_share": "eval_dataset",
+    "environment.rewards": "reward",
+    "environment.success": "success",
+    "environment.question_field": "question_field",
+    "environment.config": "dataset_config",
+    "team.agents": "agents",
+    "algorithm.name": "algorithm",
+    "workflow.name": "workflow",
+    "training.steps": "steps",
+}
+"""Settings → the keywords by which they are said here; errors name these."""
+
+
+@in_python(SAID_AS)
 def train(
     model: str | LanguageModel,
     dataset: Dataset = (),

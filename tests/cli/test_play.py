@@ -41,12 +41,12 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Type:
 
 
 def test_a_hand_against_the_equilibrium(kapelle: Kapelle, typed: Type) -> None:
-    typed("bte", "Bet")
+    typed("bte", "b")
     said = kapelle("play", "kuhn_poker", "--against", "nash", "environment.wording=short")
     assert said.code == 0, said.err
     lines = said.out.split("\n")
     assert lines[1] == "1/2 1 <Pass | Bet>"
-    assert lines[2] == "That is none of the legal moves."
+    assert lines[2] == "'bte' is none of the legal moves: Pass, Bet. Type one, or its first letters."
     assert lines[4].startswith("moves   1: Bet, 2: ")
     assert lines[5].split()[0] == "you"
     returns = [float(value) for value in lines[6].removeprefix("seats").split(",")]
@@ -126,7 +126,11 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     assert "you " in said.out
     assert "second" in said.out
     typed("Pass", "Pass")
-    assert kapelle("play", "run", "--against", "random").code == 2
+    for other in ("random", "nash"):
+        found = kapelle("play", "run", "--against", other)
+        assert found.code == 0, found.err
+        assert found.out.startswith("\n1/2 "), "the run's game, in its words"
+        typed("p", "p")
     typed("Pass", "Pass")
     other = kapelle("play", "kuhn_poker", "--against", "run")
     assert other.code == 0, other.err

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from kapelle.errors import LONGEST_LIST, ConfigError, did_you_mean
+from kapelle.one_call import SAID_AS
+from kapelle.settings.messages import in_python
 from kapelle.settings.overlays import parse_yaml
 from kapelle.setup.recipe import load_recipe
 
@@ -99,3 +101,19 @@ def test_of_many_names_the_nearest_three_are_named() -> None:
     assert "of 200 known" in hint
     assert did_you_mean("xyz", ["a", "b"]) == " Known: a, b."
     assert did_you_mean("NAME_007", names) == " Did you mean 'name_007'?"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("'optimizer.lr' cannot be -1: it is too low.", "`optimizer={'lr': …}` cannot be -1: it is too low."),
+        ("Set `team.sharing: lora`, or `training.epochs: null`.", "Set `team={'sharing': 'lora'}`, or `training={'epochs': None}`."),
+        ("`training.steps: 0`, write `model.path=…`", "`steps=0`, write `model=…`"),
+        ("'team.agents.1.name' cannot be 'a b'", "`agents[1]['name']` cannot be 'a b'"),
+        ("`kapelle train` and `tasks` and `nothing.at.all: 3`", "`kapelle train` and `tasks` and `nothing.at.all: 3`"),
+    ],
+)  # fmt: skip
+def test_errors_of_a_call_name_its_keywords(message: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught, in_python(SAID_AS):
+        raise ConfigError(message)
+    assert str(caught.value) == said

@@ -87,8 +87,9 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
     named, settings = split_words(arguments.words)
     if len(named) != 1:
         raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
-    if (split_run(named[0])[0] / "config.yaml").is_file():
-        return _from_run(named[0], settings, arguments.against)
+    run = split_run(named[0])[0]
+    if (run / "config.yaml").is_file() and arguments.against is None:
+        return _from_run(named[0], settings)
     if arguments.against in (None, "random") and is_recipe(named[0]):
         # The game of a recipe's team; of a recipe in stages, that of the last one.
         name = named[0]
@@ -100,7 +101,13 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
         # Nobody learns here, so that what scores for learning (a verifier) need not be there.
         team = build_team(config, replace(build_algorithm(config), needs=()))
         return PlayedTable(config.environment, config.workflow, None, team.agents)
-    environment = environment_named(named[0], settings)
+    if (run / "config.yaml").is_file():
+        # The run's game, with others in the seats of its team.
+        from kapelle.training.provenance import config_of_run
+
+        environment = _with_opponents(config_of_run(run, settings).environment, {})
+    else:
+        environment = environment_named(named[0], settings)
     against = arguments.against or "random"
     if against in SOLVERS:
         from kapelle.environments.openspiel.environment import OpenSpiel
@@ -117,18 +124,14 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
             f"--against '{against}' is neither a run directory nor a known opponent.{did_you_mean(against, known)}"
         )
     elif against != "random":
-        table = _from_run(against, (), None)
+        table = _from_run(against, ())
         return replace(table, environment=_worded_like(environment, table.environment))
     return PlayedTable(environment, _workflow(environment), None)
 
 
-def _from_run(path: str, settings: Sequence[str], against: str | None) -> PlayedTable:
+def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
     from kapelle.training.trainer import Trainer
 
-    if against is not None:
-        raise ConfigError(
-            "A run directory brings its own players. Leave out --against, or name an environment."
-        )
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
     return PlayedTable(_with_opponents(environment, {}), workflow, trainer.play)
@@ -263,7 +266,8 @@ class Person:
     async def generate(self, request: Request) -> Completion:
         """Show what the person's agent reads and return the line that the person types.
 
-        Asks again for a line that is not one of the listed moves. Raises EngineError at the end of the input.
+        The first letters of a listed move are enough. Asks again, with the moves, for a line that is none of them. Raises EngineError
+        at the end of the input.
         """
         from kapelle.environments.openspiel.text import match, read_listed
 
@@ -280,7 +284,14 @@ class Person:
                 raise EngineError("The game was left before it was over.") from error
             if not moves or match(text, moves) is not None:
                 break
-            say("That is none of the legal moves.")
+            typed = text.strip().casefold()
+            begun = [move for (move,) in moves if typed and move.casefold().startswith(typed)]
+            if len(begun) == 1:  # `p` is Pass
+                text = begun[0]
+                break
+            what = "begins several of the legal moves" if begun else "is none of the legal moves"
+            legal = ", ".join(printable(move) for (move,) in moves)
+            say(f"'{printable(text)}' {what}: {legal}. Type one, or its first letters.")
         ids = ByteRenderer().completion(text) or (0,)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
 

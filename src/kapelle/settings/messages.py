@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args, get_origin
 
 import pydantic
 
 from kapelle.algorithm import algorithm_class
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.aliases import ARGUMENTS, ROOTS, TABLE
 from kapelle.settings.base import Settings, fields_at, known_keys, models_in
-from kapelle.settings.overlays import COMMAND_LINE, PLUGGED
+from kapelle.settings.overlays import COMMAND_LINE, PLUGGED, parse_yaml
 from kapelle.settings.schema import RunConfig
 
 _MAPPINGS = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
@@ -318,10 +319,45 @@ def _meant(word: str, own: Collection[str]) -> str:
     return hint
 
 
-def _as_keyword(setting: str) -> str:
+def _as_keyword(setting: str, value: str = "…") -> str:
     """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`."""
     section, *inner = setting.split(".")
-    value = "…"
     for key in reversed(inner):
         value = f"{{'{key}': {value}}}"
     return f"{section}={value}"
+
+
+# -------- Errors about settings, in the words of who wrote Python: keywords in place of dotted keys.
+
+_QUOTED = re.compile(
+    rf"(?P<quote>[`'])(?P<path>(?:{'|'.join(RunConfig.model_fields)})(?:\.\w+)+)(?:(?:: |=)(?P<value>[^`]*?))?(?P=quote)"
+)
+"""A setting with its section in quotes, with or without a value: `team.sharing: lora`."""
+
+
+@contextmanager
+def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about settings name keywords: `optimizer.lr` is `optimizer={'lr': …}`, and those in `arguments` have names of their own."""
+    try:
+        yield
+    except KapelleError as error:
+        if error.args and isinstance(error.args[0], str):
+            said = _QUOTED.sub(lambda found: _in_python(found, arguments), error.args[0])
+            error.args = (said, *error.args[1:])
+        raise
+
+
+def _in_python(found: re.Match[str], arguments: Mapping[str, str]) -> str:
+    path, value = found["path"], found["value"]
+    if value is not None and value != "…":
+        try:
+            value = repr(parse_yaml(value))
+        except ValueError:
+            value = None
+    own = next((key for key in arguments if path == key or path.startswith(f"{key}.")), None)
+    if own is None:
+        return f"`{_as_keyword(path, value or '…')}`"
+    inside = "".join(
+        f"[{part if part.isdigit() else repr(part)}]" for part in path[len(own) :].split(".")[1:]
+    )
+    return f"`{arguments[own]}{inside}{'' if value is None else f'={value}'}`"

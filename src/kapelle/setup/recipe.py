@@ -182,6 +182,10 @@ RESOLVED = RunConfig.model_fields.keys()
 """Sections that all resolved settings of a run have."""
 
 
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
+"""Sources and their values, those that are laid over others last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A resolved run, and where each of its values came from."""
@@ -265,7 +269,7 @@ def left_out(name: str, overlays: Sequence[str], settings: Sequence[str]) -> dic
 
 
 def lay_over(
-    layers: Sequence[tuple[str, Mapping[str, Any]]],
+    layers: Layers,
     settings: Sequence[str] = (),
     *,
     unused_real: bool = False,
@@ -281,8 +285,7 @@ def lay_over(
             "one of the folders that it makes, such as RUN/01-NAME."
         )
     merged.pop("stages", None)
-    order = [source for source, _ in layers]
-    return _resolved(merged, origin, order, _own(layers[0], merged), unused_real)
+    return _resolved(merged, origin, layers, _own(layers[0], merged), unused_real)
 
 
 def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
@@ -329,8 +332,9 @@ def load_stages(
                 merge(own_values, parse_setting(setting), COMMAND_LINE, own_origin)
         resolved = stage.keys() >= RESOLVED
         by = frozenset[str]() if resolved else own
-        order = [*(source for source, _ in layers), stage_source]
-        found.append((stage["name"], _resolved(own_values, own_origin, order, by, unused)))
+        found.append(
+            (stage["name"], _resolved(own_values, own_origin, [*layers, (stage_source, stage)], by, unused))
+        )
     return tuple(found)
 
 
@@ -349,9 +353,7 @@ def _check_stages(recipe: str, stages: Any) -> None:
             raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
 
 
-def _layered(
-    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the result of layers (source, values) and then settings, and dotted key → where it came from."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -363,15 +365,43 @@ def _layered(
     return merged, origin
 
 
+_ASKS = ("name", "game", "id")
+"""Settings of an environment that say what is played."""
+
+
+def _renamed(
+    merged: dict[str, Any], origin: dict[str, str], first: Mapping[str, Any], own: frozenset[str]
+) -> tuple[str, ...]:
+    """Take a recipe's name, in place, that says what it plays where something else is played: `kuhn` with Leduc is `leduc_poker`.
+
+    `first` is the recipe as it was written, `own` the origins that count as it. Returns a note for the user.
+    """
+    name, now, before = merged.get("name"), merged.get("environment"), first.get("environment")
+    if not isinstance(name, str) or origin.get("name") not in own:
+        return ()
+    if not isinstance(now, Mapping) or not isinstance(before, Mapping):
+        return ()
+    changed = [key for key in _ASKS if now.get(key) is not None and now.get(key) != before.get(key)]
+    said = {word for key in changed for word in _words(before.get(key))}
+    if not said & set(_words(name)):
+        return ()
+    rest = [word for word in _words(name) if word not in said]
+    merged["name"], merged["description"] = "_".join([*_words(now[changed[-1]]), *rest]), ""
+    for key in ("name", "description"):
+        replace_origin(origin, key, merged[key], origin[f"environment.{changed[-1]}"])
+    return (f"name: {merged['name']}, since {name} is not what is played; set `name` for another one",)
+
+
+def _words(text: object) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", str(text or "").lower()) if word]
+
+
 def _resolved(
-    merged: dict[str, Any],
-    origin: dict[str, str],
-    order: Sequence[str],
-    own: frozenset[str],
-    unused_real: bool,
+    merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
-    """Return the recipe of merged values; `order` are their sources, those that are laid over others last."""
-    notes = read_aliases(merged, origin, order, SECTIONS)
+    """Return the recipe of merged values; `layers` are what was merged, those that are laid over others last."""
+    notes = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
+    notes += _renamed(merged, origin, layers[0][1], own)
     notes += own_warmup_left_out(merged, origin, own)
     path = _path(merged)
     if unused_real and path != "embedded":
