@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +150,31 @@ def test_one_that_calls_nobody_says_why(play: Play, tmp_path: Path) -> None:
     assert episode.error is not None
     assert "was answered by nobody" in episode.error
     assert "no key" in episode.error
+
+
+def test_an_episode_that_is_given_up_ends_the_agent_with_its_sandbox(play: Play, tmp_path: Path) -> None:
+    marker = f"given-up-{os.getpid()}"
+    program = f"import subprocess, time\nsubprocess.Popen(['bash', '-c', 'exec -a {marker} sleep 300'])\ntime.sleep(300)\n"
+    environment = settings(program, tmp_path)
+
+    def running() -> bool:
+        return subprocess.run(["pgrep", "-f", marker], check=False, capture_output=True).returncode == 0
+
+    def until_running() -> None:
+        while not running():
+            time.sleep(0.05)
+
+    async def give_up() -> None:
+        world = environment.start(environment.task("train", 0), ["first", "second"], 0)
+        waiting = asyncio.ensure_future(world.step({}))
+        await asyncio.to_thread(until_running)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await world.close()
+
+    with environment.serve(replace(play, environment=environment), lambda _name, _line: None):
+        run_async(give_up)
+    assert not running()
 
 
 SCRIBE = """
