@@ -50,6 +50,9 @@ def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) ->
     assert standing["mean_return"]["median"] == pytest.approx(median(r["mean_return"] for r in runs))
     assert json.loads((folder / "compare.json").read_text())["runs"] == runs
     assert (folder / "compare.svg").read_text().startswith("<?xml")
+    assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF-")
+    curve = json.loads((folder / "compare.json").read_text())["runs"][0]["curve"]
+    assert [(at["step"], at["tokens"]) for at in curve] == [(0, 0), (2, runs[0]["tokens"])]
 
     # The same run by itself, in this process, comes to the same.
     with Trainer(load_recipe(recipe, (), ["seed=1"]).config, run_dir=tmp_path / "alone") as trainer:
@@ -131,7 +134,8 @@ def test_that_nothing_will_be_drawn_is_said_before_the_first_run(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kapelle.cli.compare.find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("kapelle.comparison.running.train_all", stopped)
     said = kapelle("compare", write(tmp_path), "--algorithms", "grpo", "--run-dir", str(tmp_path / "all"))
-    assert "No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]'" in said.out
+    assert "No figures will be drawn: matplotlib is missing. pip install 'kapelle[plot]'" in said.out
+    assert f"{tmp_path}/all --output figure.pdf` draws them" in said.out

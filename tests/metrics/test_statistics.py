@@ -1,5 +1,6 @@
 import math
 import random
+from collections.abc import Sequence
 from statistics import NormalDist, fmean, median
 
 import pytest
@@ -12,8 +13,10 @@ from kapelle.metrics.statistics import (
     bootstrap_interval,
     interquartile_mean,
     mean_interval,
+    probability_of_improvement,
     quartiles,
     rate_of,
+    stratified_interval,
     t_quantile,
     wilson_interval,
 )
@@ -151,3 +154,36 @@ def test_the_interval_of_a_share_stays_within_what_a_share_can_be() -> None:
     low, high = rate_of([-1.0, 2.0], 2, 0).interval or (0.0, 0.0)
     assert low < -1.0
     assert high > 2.0
+
+
+# Scores of runs on two tasks. The numbers of the next test are rliable 1.2.0's: `aggregate_iqm`, `probability_of_improvement` and
+# `get_interval_estimates` with 20,000 resamples.
+SCORES = [0.10, 0.40, 0.35, 0.80, 0.55], [0.55, 0.60, 0.90, 0.20, 0.75]
+OTHERS = [0.30, 0.20, 0.35, 0.15], [0.50, 0.60, 0.65, 0.10]
+
+
+def test_aggregates_are_those_of_rliable() -> None:
+    def mean(strata: Sequence[Sequence[float]]) -> float:
+        return interquartile_mean([value for values in strata for value in values])
+
+    def improved(strata: Sequence[Sequence[float]]) -> float:
+        return probability_of_improvement(strata[:2], strata[2:])
+
+    assert (mean(SCORES), mean(OTHERS)) == pytest.approx((0.5333333333333333, 0.3375))
+    assert probability_of_improvement(SCORES, OTHERS) == pytest.approx(0.725)
+    assert probability_of_improvement(OTHERS, SCORES) == pytest.approx(0.275)
+    # Two bootstraps draw other resamples: their ends agree within the error of the draw.
+    assert stratified_interval(SCORES, mean, seed=0) == pytest.approx((0.34166667, 0.7), abs=0.02)
+    assert stratified_interval(OTHERS, mean, seed=0) == pytest.approx((0.175, 0.4625), abs=0.02)
+    assert stratified_interval([*SCORES, *OTHERS], improved, seed=0) == pytest.approx((0.45, 0.95), abs=0.03)
+
+
+def test_a_stratum_is_resampled_by_itself() -> None:
+    # Within each task all runs score the same, so that the mean over the tasks cannot vary; resampled together it would.
+    assert stratified_interval([[0.0] * 4, [1.0] * 4], lambda s: (sum(s[0]) + sum(s[1])) / 8, seed=3) == (
+        0.5,
+        0.5,
+    )
+    low, high = bootstrap_interval([0.0] * 4 + [1.0] * 4, seed=3)
+    assert low < 0.3
+    assert high > 0.7

@@ -511,6 +511,37 @@ COMMANDS: Mapping[str, Command] = {
             _JSON_AND_PROGRESS,
         ),
     ),
+    "plot": Command(
+        "RESULTS … --output FIGURE [--output FIGURE …] [--against tokens|step] [--seed N]",
+        "draw results for a paper: interquartile means, probabilities of improvement and curves, with intervals",
+        "plot",
+        (
+            (
+                ("results",),
+                {
+                    "nargs": "+",
+                    "metavar": "RESULTS",
+                    "help": "folders of `kapelle compare`, each a task, or files of `kapelle eval --output`, each a run; LABEL=FILE names an evaluated team",
+                },
+            ),
+            aliased(
+                ("--output", "-o"),
+                "FIGURE",
+                "file to write: .pdf, .png or .svg; may be given several times",
+                action="append",
+                required=True,
+            ),
+            (
+                ("--against",),
+                {
+                    "choices": ("tokens", "step"),
+                    "default": "tokens",
+                    "help": "what curves are drawn over: tokens sampled to train, or steps (default: tokens)",
+                },
+            ),
+            option("--seed", "N", "seed of the bootstrap (default: 0)", type=whole(0), default=0),
+        ),
+    ),
     "collect": Command(
         "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
         "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | --traces PATH --out FILE [--metric NAME] "

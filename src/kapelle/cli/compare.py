@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from kapelle.cli.output import command, say
@@ -23,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.running import announce
     from kapelle.cli.source import read_recipe
     from kapelle.comparison.contenders import plan, read_contenders, read_own
-    from kapelle.comparison.results import legend, standings, table
+    from kapelle.comparison.results import MISSING, can_draw, legend, standings, table
     from kapelle.comparison.running import RunningComparison, train_all
     from kapelle.runs.writer import new_path
 
@@ -40,11 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = RunningComparison(name, contenders, plan(contenders, arguments.seeds, folder), folder)
     announce("kapelle compare", as_json=arguments.json)
     say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
-    if find_spec("matplotlib") is None:
-        say(
-            "No curves will be drawn, since matplotlib is missing: pip install 'kapelle[plot]' before the last run ends.",
-            stream,
-        )
+    if not can_draw():
+        later = command("plot", str(comparison.folder), "--output", "figure.pdf")
+        say(f"No figures will be drawn: {MISSING}. Later, `{later}` draws them.", stream)
     try:
         try:
             cores = len(os.sched_getaffinity(0))
@@ -82,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     for each in wrong:
         say(f"{each.label} seed {each.seed} failed: {each.error}", stream)
     try:
-        say(f"curves: {comparison.draw()}", sys.stderr)
+        say(f"figures: {', '.join(map(str, comparison.draw()))}", sys.stderr)
     except ConfigError as error:  # the numbers are complete without the drawing
         say(str(error), sys.stderr)
     return FAILED if wrong else 0

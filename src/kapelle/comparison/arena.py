@@ -268,7 +268,7 @@ def draw(folder: Path, result: Arena) -> Path:
     """Write `arena.svg`, ratings with intervals and the matrix of payoffs, and return its path; ConfigError without matplotlib."""
     path = folder / "arena.svg"
     count, ranked = len(result.labels), result.ranked
-    with figure_file(path, (10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:
+    with figure_file(path, size=(10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:
         left, right = figure.subplots(1, 2)
         rows = range(count)
         for k, label in enumerate(ranked):

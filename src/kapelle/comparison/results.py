@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class Measured:
     """Those whose episode ended in an error."""
     reason: str = ""
     """Why problems failed or were not scored, the most frequent reason; and why fewer were played than asked for."""
+    curve: Sequence[Mapping[str, Json]] = ()
+    """Every evaluation: its `step`, the `tokens` sampled to train until then, `success` and each agent's `reward`."""
 
     @property
     def mean_return(self) -> float | None:
@@ -83,13 +86,27 @@ def measure(run: Run, folder: Path) -> Measured:
         None,
         last["success"],
         last["reward"],
-        sum(value for row in rows for key, value in row.items() if key.startswith("tokens/")),
+        sum(map(_tokens, rows)),
         sum(row.get("time/step", 0.0) for row in rows),
         last.get("scored"),
         last.get("problems"),
         last.get("failed"),
         "; ".join(why for why in (last.get("reason", ""), last.get("fewer", "")) if why),
+        [
+            {
+                "step": each["step"],
+                "tokens": sum(_tokens(row) for row in rows if row["step"] <= each["step"]),
+                "success": each["success"],
+                "reward": each["reward"],
+            }
+            for each in evaluations
+        ],
     )
+
+
+def _tokens(row: Mapping[str, Any]) -> float:
+    """Return the tokens that all agents sampled in a step."""
+    return sum(float(value) for key, value in row.items() if key.startswith("tokens/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,24 +337,40 @@ def sampled(run: Run, seat: str | None = None) -> dict[int, float]:
 # Needs matplotlib (`pip install 'kapelle[plot]'`), which is imported when something is drawn.
 
 
-@contextmanager
-def figure_file(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure that becomes an SVG when the block ends: the same figure, the same bytes.
+MISSING = "matplotlib is missing. pip install 'kapelle[plot]'"
 
-    Raises ConfigError where matplotlib is missing.
-    """
+
+def can_draw() -> bool:
+    """Return whether matplotlib is there, without importing it."""
     try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("Nothing was drawn: matplotlib is missing. pip install 'kapelle[plot]'") from None
-    # Ids in the file are hashes; without a salt of our own they would differ from run to run.
-    with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none"}):
+        return find_spec("matplotlib") is not None
+    except ValueError:  # its entry among the loaded modules is None
+        return False
+
+
+FORMATS = ("pdf", "png", "svg")
+"""What figures are written as, by the ending of the file."""
+
+
+@contextmanager
+def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Yield a figure that is written to `paths` when the block ends, as PDF, PNG or SVG: the same figure, the same bytes.
+
+    `size` is in inches. Raises ConfigError where matplotlib is missing.
+    """
+    if not can_draw():
+        raise ConfigError(f"Nothing was drawn: {MISSING}")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # Ids in the file are hashes; without a salt of our own they would differ from run to run. Type 42 is what publishers take.
+    with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
         yield figure
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        for path in paths:
+            form = path.suffix.lower().lstrip(".") or "svg"
+            moment = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[form]
+            figure.savefig(path, format=form, dpi=300, metadata={moment: None})
 
 
 def draw(
@@ -350,7 +383,7 @@ def draw(
 
     The same curves give the same bytes. Raises ConfigError where matplotlib is missing.
     """
-    with figure_file(path, (5 * len(panels) + 1.5, 3.6)) as figure:
+    with figure_file(path, size=(5 * len(panels) + 1.5, 3.6)) as figure:
         figure.suptitle(title)
         for number, (name, curves) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(1, len(panels), number)

@@ -23,7 +23,7 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.errors import KapelleError
+from kapelle.errors import DataError, KapelleError
 from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.files import writing
 from kapelle.settings.overlays import parse_yaml
@@ -57,9 +57,13 @@ class RunningComparison:
         """Write `compare.json` and `compare.csv`, and return what the first holds."""
         return write_results(self.folder, self.name, self.contenders, self.measure())
 
-    def draw(self) -> Path:
-        """Write `compare.svg` and return its path; ConfigError without matplotlib."""
-        from kapelle.comparison.results import draw
+    def draw(self) -> tuple[Path, ...]:
+        """Write `compare.svg`, and `figure` as PDF, PNG and SVG where a run has ended well; return their paths.
+
+        Raises ConfigError without matplotlib.
+        """
+        from kapelle.comparison.figures import plot
+        from kapelle.comparison.results import FORMATS, draw
 
         # Where one seat wins what the others lose, each has a panel of its own: their mean is always the same.
         seats: list[str | None] = [None]
@@ -72,7 +76,10 @@ class RunningComparison:
             panels[f"unseen problems{whose}"] = curves(self.runs, partial(held_out, seat=seat))
         path = self.folder / "compare.svg"
         draw(path, f"{self.name}: median and quartiles over seeds", panels, unscored(self.runs))
-        return path
+        try:
+            return path, *plot(self.folder, [self.folder / f"figure.{form}" for form in FORMATS]).files
+        except DataError:  # no run has a score
+            return (path,)
 
 
 def train_all(comparison: RunningComparison, processes: int, report: Report) -> None:

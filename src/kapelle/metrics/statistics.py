@@ -189,10 +189,41 @@ def bootstrap_interval(
     It makes no assumption of normality, but is too narrow below about ten values: use `mean_interval` there.
     """
     assert values, "a bootstrap needs a value"
+    return stratified_interval([values], lambda drawn: statistic(drawn[0]), seed, confidence, resamples)
+
+
+def stratified_interval(
+    strata: Sequence[Sequence[float]],
+    statistic: Callable[[Sequence[Sequence[float]]], float],
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> Interval:
+    """Return the percentile bootstrap interval of a statistic of several samples, each resampled by itself.
+
+    Of runs on several tasks each task is a stratum, so that every resample has as many runs of each task (2108.13264, section 4).
+    """
+    assert all(strata), "each stratum needs a value"
     generator = random.Random(seed)
-    drawn = sorted(statistic(generator.choices(values, k=len(values))) for _ in range(resamples))
+    drawn = sorted(
+        statistic([generator.choices(values, k=len(values)) for values in strata]) for _ in range(resamples)
+    )
     tail = (1 - confidence) / 2
     return _quantile(drawn, tail), _quantile(drawn, 1 - tail)
+
+
+def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """Return the chance that a run of ours scores above one of theirs on a task drawn by chance, ties counted half (2108.13264).
+
+    `ours[k]` and `theirs[k]` are the scores of the runs on task k: on each task it is Mann and Whitney's U over the number of pairs.
+    """
+    areas = [
+        area_under_curve([*one, *other], [True] * len(one) + [False] * len(other))
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+    known = [area for area in areas if area is not None]
+    assert 0 < len(known) == len(areas), "each task needs runs of both"
+    return fmean(known)
 
 
 def interquartile_mean(values: Sequence[float]) -> float:

@@ -1,0 +1,357 @@
+"""Figures for papers, from the results of a comparison or of evaluations.
+
+    from kapelle.comparison import plot
+
+    print(plot("runs/compared/compare.json", "figure.pdf"))
+
+Three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of the runs' last
+scores, the probability that one contender's run scores above another's, and the interquartile mean over what was spent. Each has
+its 95 % interval by a bootstrap that resamples the runs of every task by themselves. `docs/adr/0099` says why the
+formulae are ours and what they are held against.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from kapelle.comparison.results import FORMATS, MISSING, can_draw, figure_file
+from kapelle.errors import ConfigError, DataError, OutputError
+from kapelle.metrics.statistics import (
+    Interval,
+    interquartile_mean,
+    probability_of_improvement,
+    stratified_interval,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RESULTS = "compare.json"
+POINTS = 60
+"""Most places of a curve; a longer one is drawn at so many, evenly chosen."""
+PAIRS = 12
+"""Most pairs in the panel of improvements: those of the contenders that scored most."""
+Against = Literal["tokens", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRun:
+    """One run's scores on one task: after training, and at every evaluation on the way."""
+
+    label: str
+    task: str
+    final: Mapping[str, float]
+    """Score by measure: `success`, `return` or `return/SEAT`."""
+    curve: Sequence[tuple[int, float, Mapping[str, float]]] = ()
+    """Steps, tokens sampled to train until then, and the scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summarised:
+    """What a figure shows of one measure."""
+
+    measure: str
+    runs: Mapping[str, int]
+    """Number of runs by contender, over all tasks."""
+    means: Mapping[str, tuple[float, Interval]]
+    """Interquartile mean and 95 % interval by contender."""
+    improvements: Mapping[tuple[str, str], tuple[float, Interval]]
+    """Probability that a run of the first scores above one of the second, with its 95 % interval."""
+    curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, Interval]]]]
+    """Task → contender → place, interquartile mean and interval."""
+
+    def __str__(self) -> str:
+        """Return the numbers as lines."""
+        lines = [f"{self.measure}: interquartile mean [95 % interval]"]
+        width = max(map(len, self.means))
+        for label, (mean, (low, high)) in self.means.items():
+            count = f"{self.runs[label]} run{'' if self.runs[label] == 1 else 's'}"
+            lines.append(f"  {label.ljust(width)}  {mean:.3f} [{low:.3f}, {high:.3f}]  {count}")
+        lines += [
+            f"  P({one} > {other}) = {chance:.3f} [{low:.3f}, {high:.3f}]"
+            for (one, other), (chance, (low, high)) in self.improvements.items()
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Plotted:
+    """The figure's files, and its numbers."""
+
+    files: tuple[Path, ...]
+    measures: tuple[Summarised, ...]
+
+    def __str__(self) -> str:
+        """Return the numbers, and where the figure is."""
+        few = any(count < 3 for each in self.measures for count in each.runs.values())
+        note = ["An interval over fewer than three runs says nothing about other seeds."] if few else []
+        return "\n".join([*map(str, self.measures), *note, f"figure: {', '.join(map(str, self.files))}"])
+
+
+def plot(
+    results: str | Path | Sequence[str | Path],
+    output: str | Path | Sequence[str | Path],
+    *,
+    against: Against = "tokens",
+    seed: int = 0,
+) -> Plotted:
+    """Draw the figure of `results` into `output`, whose ending says the format (.pdf, .png, .svg), and return its numbers.
+
+    `results` are files of `kapelle compare` (`compare.json`, or its folder), each a task, or of `kapelle eval --output`, each a run;
+    `LABEL=FILE` names the team of an evaluation. `against` is what curves are drawn over: tokens sampled to train, or steps.
+    `seed` draws the bootstrap. Contenders with runs on some tasks only are left out of the first two panels. Raises ConfigError for
+    what cannot be drawn or written, DataError for a file that holds something else.
+    """
+    if not can_draw():
+        raise ConfigError(f"Nothing was drawn: {MISSING}")
+    given = [results] if isinstance(results, str | Path) else list(results)
+    paths = tuple(Path(each) for each in ([output] if isinstance(output, str | Path) else list(output)))
+    for path in paths:
+        if path.suffix.lower().lstrip(".") not in FORMATS:
+            raise ConfigError(f"--output {path}: end its name with .pdf, .png or .svg.")
+    if against not in ("tokens", "step"):
+        raise ConfigError(f"Curves are drawn over `tokens` or `step`, not over {against!r}.")
+    found = summarise(read_scores(given), against, seed)
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        _draw(found, paths, against)
+    except OSError as error:
+        where = error.filename or paths[0]
+        raise OutputError(f"{where} cannot be written: {error.strerror}. Name another --output.") from error
+    return Plotted(paths, found)
+
+
+# -------- What is read
+
+
+def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
+    """Return the scores of every run in the files; runs that failed or have not ended are left out."""
+    if not results:
+        raise ConfigError(
+            "Name the results to draw: a folder of `kapelle compare`, or files of `kapelle eval --output`."
+        )
+    found: list[ScoredRun] = []
+    for number, word in enumerate(results):
+        label, path = _named(word)
+        if path.is_dir():
+            path /= RESULTS
+        try:
+            values = json.loads(path.read_bytes())
+            if "contenders" in values:
+                # Two folders may hold the same recipe with other settings: these are tasks of their own.
+                task = str(values["recipe"])
+                taken = {run.task for run in found}
+                found += _compared(values, task if task not in taken else f"{task} {number + 1}")
+            else:
+                for row in values.get("evaluations", [values]):
+                    found += _evaluated(row, label)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise DataError(
+                f"{path} holds no results of `kapelle compare` or `kapelle eval --output FILE.json`: {why}."
+            ) from error
+    if not found:
+        raise DataError(
+            "These results have no run that ended well. Train to the end first: `kapelle compare … --run-dir FOLDER`."
+        )
+    return found
+
+
+def _named(word: str | Path) -> tuple[str, Path]:
+    label, equals, path = str(word).partition("=")
+    return (label, Path(path)) if equals and not Path(word).exists() else ("", Path(word))
+
+
+def _compared(values: Mapping[str, Any], task: str) -> list[ScoredRun]:
+    apart = any(each.get("returns") for each in values["contenders"])
+    found = []
+    for run in values["runs"]:
+        if run["error"] is None:
+            curve = [
+                (int(at["step"]), float(at["tokens"]), _scores(at, apart=apart))
+                for at in run.get("curve", ())
+            ]
+            found.append(ScoredRun(run["label"], task, _scores(run, apart=apart), curve))
+    return found
+
+
+def _evaluated(row: Mapping[str, Any], label: str) -> list[ScoredRun]:
+    """Return the scores of the team, and of each baseline that was evaluated beside it."""
+    task = str(row["environment"])
+    found = [ScoredRun(label or "team", task, _scores(row, apart=bool(row.get("games"))))]
+    for each in row.get("baselines", ()):
+        who = ", ".join(each["agents"])
+        name = f"{who} alone" if each["answers"] == 1 else f"{who}, majority of {each['answers']}"
+        found.append(ScoredRun(f"{label}: {name}" if label else name, task, _scores(each, apart=False)))
+    return found
+
+
+def _scores(row: Mapping[str, Any], *, apart: bool) -> dict[str, float]:
+    """Return a row's score by measure; where one seat wins what the others lose, each seat is a measure."""
+    paid: Mapping[str, float] = row.get("reward") or {}
+    found = {} if row["success"] is None else {"success": float(row["success"])}
+    if apart:
+        found |= {f"return/{seat}": float(value) for seat, value in paid.items()}
+    elif paid:
+        found["return"] = fmean(paid.values())
+    return found
+
+
+# -------- What is computed
+
+
+def summarise(runs: Sequence[ScoredRun], against: Against, seed: int) -> tuple[Summarised, ...]:
+    """Return the numbers of each measure that is drawn: success where there is one, else returns."""
+    names = list(dict.fromkeys(name for run in runs for name in run.final))
+    measures = ["success"] if "success" in names else names
+    if not measures:
+        raise DataError("These results hold neither a success nor a return.")
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    if len(tasks) > 1 and measures != ["success"]:
+        raise ConfigError(
+            f"Returns of several tasks ({', '.join(tasks)}) have different units, so no mean is taken over them. Draw each by itself."
+        )
+    return tuple(_summarised(measure, runs, tasks, against, seed) for measure in measures)
+
+
+def _summarised(
+    measure: str, runs: Sequence[ScoredRun], tasks: Sequence[str], against: Against, seed: int
+) -> Summarised:
+    labels = list(dict.fromkeys(run.label for run in runs))
+    table = {
+        label: [
+            [
+                run.final[measure]
+                for run in runs
+                if run.label == label and run.task == task and measure in run.final
+            ]
+            for task in tasks
+        ]
+        for label in labels
+    }
+    table = {label: strata for label, strata in table.items() if all(strata)}
+    if not table:
+        raise DataError(f"No contender has a {measure} on each of {', '.join(tasks)}.")
+
+    def mean(strata: Sequence[Sequence[float]]) -> float:
+        return interquartile_mean([value for values in strata for value in values])
+
+    means = {
+        label: (mean(strata), stratified_interval(strata, mean, seed)) for label, strata in table.items()
+    }
+    best = sorted(means, key=lambda label: -means[label][0])
+
+    def improved(strata: Sequence[Sequence[float]]) -> float:
+        return probability_of_improvement(strata[: len(tasks)], strata[len(tasks) :])
+
+    improvements = {}
+    for one, other in list(combinations(best, 2))[:PAIRS]:
+        both = [*table[one], *table[other]]
+        improvements[one, other] = improved(both), stratified_interval(both, improved, seed)
+    curves = {
+        task: {
+            label: points
+            for label in labels
+            if (
+                points := _curve(
+                    [run for run in runs if run.label == label and run.task == task],
+                    measure,
+                    against,
+                    mean,
+                    seed,
+                )
+            )
+        }
+        for task in tasks
+    }
+    counts = {label: sum(map(len, strata)) for label, strata in table.items()}
+    return Summarised(
+        measure, counts, means, improvements, {task: own for task, own in curves.items() if own}
+    )
+
+
+def _curve(
+    runs: Sequence[ScoredRun],
+    measure: str,
+    against: Against,
+    mean: Callable[[Sequence[Sequence[float]]], float],
+    seed: int,
+) -> list[tuple[float, float, Interval]]:
+    """Return the mean over the runs at each evaluated step that all of them have; tokens are the mean of theirs until then."""
+    known = [
+        {step: (tokens, scores[measure]) for step, tokens, scores in run.curve if measure in scores}
+        for run in runs
+    ]
+    steps = sorted(set.intersection(*map(set, known))) if known else []
+    if len(steps) > POINTS:
+        steps = [steps[round(k * (len(steps) - 1) / (POINTS - 1))] for k in range(POINTS)]
+    found = []
+    for step in steps:
+        values = [own[step][1] for own in known]
+        place = fmean(own[step][0] for own in known) if against == "tokens" else float(step)
+        found.append((place, mean([values]), stratified_interval([values], mean, seed, resamples=1000)))
+    return found
+
+
+# -------- What is drawn
+
+
+def _draw(measures: Sequence[Summarised], paths: Sequence[Path], against: Against) -> None:
+    """Draw a row of panels for each measure: means, improvements where there are two contenders, and a curve for each task."""
+    tasks = list(dict.fromkeys(task for each in measures for task in each.curves))
+    pairs = max(len(each.improvements) for each in measures)
+    rows = max(pairs, *(len(each.means) for each in measures))
+    columns = 1 + bool(pairs) + len(tasks)
+    size = 3.4 * columns + 0.6, (1.7 + 0.22 * max(rows, 4)) * len(measures)
+    with figure_file(*paths, size=size) as figure:
+        grid = figure.subplots(len(measures), columns, squeeze=False)
+        for line, each in zip(grid, measures, strict=True):
+            colors = {label: f"C{k % 10}" for k, label in enumerate(each.means)}
+            _intervals(line[0], list(each.means.items()), [colors[label] for label in each.means])
+            line[0].set_xlabel(f"{each.measure}, interquartile mean")
+            if pairs:
+                named = [(f"{one} > {other}", value) for (one, other), value in each.improvements.items()]
+                _intervals(line[1], named, [colors[one] for one, _ in each.improvements])
+                line[1].axvline(0.5, color="0.6", linewidth=0.8, linestyle="--")
+                line[1].set_xlim(-0.03, 1.03)
+                line[1].set_xlabel("probability of improvement")
+            for axes, task in zip(line[1 + bool(pairs) :], tasks, strict=True):
+                for k, (label, points) in enumerate(each.curves.get(task, {}).items()):
+                    color = colors.get(label, f"C{(len(colors) + k) % 10}")
+                    places = [at for at, _, _ in points]
+                    axes.plot(
+                        places,
+                        [value for _, value, _ in points],
+                        color=color,
+                        label=label,
+                        linewidth=1.4,
+                        marker="o" if len(points) <= 12 else "",
+                        markersize=3,
+                    )
+                    low, high = [ends[0] for *_, ends in points], [ends[1] for *_, ends in points]
+                    axes.fill_between(places, low, high, color=color, alpha=0.18, linewidth=0)
+                axes.set_xlabel("tokens sampled to train" if against == "tokens" else "steps")
+                axes.set_ylabel(f"{each.measure}, unseen problems")
+                axes.grid(alpha=0.25)
+                axes.legend(fontsize="x-small", frameon=False)
+                if len(tasks) > 1:
+                    axes.set_title(task, fontsize="small")
+
+
+def _intervals(
+    axes: Axes, named: Sequence[tuple[str, tuple[float, Interval]]], colors: Sequence[str]
+) -> None:
+    """Draw each value as a point on its interval, one below another, under its name."""
+    for row, ((_, (value, (low, high))), color) in enumerate(zip(named, colors, strict=True)):
+        axes.plot([low, high], [row, row], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
+        axes.plot([value], [row], color=color, marker="|", markersize=11, markeredgewidth=2)
+    axes.set_yticks(range(len(named)), [name for name, _ in named], fontsize="small")
+    axes.set_ylim(len(named) - 0.5, -0.5)
+    axes.grid(axis="x", alpha=0.25)
