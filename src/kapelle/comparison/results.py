@@ -367,6 +367,9 @@ def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
     with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
+        # Laid out once: each further drawing would move things a little, and the files would differ.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         for path in paths:
             form = path.suffix.lower().lstrip(".") or "svg"
             moment = {"pdf": "CreationDate", "png": "Software", "svg": "Date"}[form]
