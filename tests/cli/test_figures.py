@@ -237,7 +237,10 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
     assert f"scored 0 of {everything.problems} (99 asked, its test split has" in str(everything)
     assert by_default.row()["fewer"] == "all of its test split", "500 is the usual number"
     assert point_of({"step": 0, **everything.row()}).counts() in str(everything)
-    assert result.scalars() == {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
+    counts = {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
+    lengths = {f"length/{name}": lengths.mean for name, lengths in result.lengths.items()}
+    cut = {f"cut/{name}": lengths.cut for name, lengths in result.lengths.items()}
+    assert result.scalars() == counts | lengths | cut
 
 
 def test_a_frozen_verifier_is_not_shown_as_training() -> None:

@@ -74,10 +74,17 @@ ELSEWHERE = {
     # How long and how often a server is asked.
     ("RewardServer", "attempt_s"),
     ("RewardServer", "retries"),
+    ("OpenEnv", "attempt_s"),
+    ("OpenEnv", "sessions"),
+    # Where verdicts are kept, how many may be bought, and how many are asked for at once.
+    ("JudgeLimits", "cache"),
+    ("JudgeLimits", "budget"),
+    ("JudgeLimits", "concurrency"),
     # Where the same worlds are served, and how one gets in.
     ("Remote", "address"),
     ("Remote", "certificate"),
     ("Remote", "token_env"),
+    ("OpenEnv", "token_env"),
     ("Remote", "retry_seconds"),
 }
 """Settings of plug-ins that no result depends on but by giving up what takes too much."""

@@ -55,7 +55,6 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import ALONE, Meeting, Peers, Ranks
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.frozen_models import FrozenModels
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
@@ -150,6 +149,8 @@ def make_play(
     """
     environment = config.environment
     if offers(environment, AsksModels) and environment.frozen_models:
+        from kapelle.setup.frozen_models import FrozenModels  # slow: torch
+
         judged = environment.asking(FrozenModels(config.model))
         config = config.model_copy(update={"environment": judged})
     size = config.episode.environment_workers

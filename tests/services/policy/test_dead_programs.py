@@ -208,11 +208,12 @@ signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(left)!r}).touch())
 {PROGRAM.replace("team/coder", "team/first").replace("BROKEN", "'none'")}
 while True: time.sleep(1)
 """
+    before = set(threading.enumerate())
     with staged(play, Reciting(lambda _: "words"), 1, NEVER, command=(sys.executable, "-c", code)) as stage:
         [episode] = stage.wait()
     assert episode.error is None
     assert left.exists()
-    assert not [thread for thread in threading.enumerate() if thread.name == "kapelle-http"]
+    assert not [each for each in set(threading.enumerate()) - before if each.name == "kapelle-http"]
 
 
 def _say_and_pay(web: httpx.Client, stage: Stage, name: str) -> None:
