@@ -68,6 +68,7 @@ ELSEWHERE = {
     ("Python", "call_s"),
     ("Python", "cpu_s"),
     ("Python", "memory_mb"),
+    ("TaskFolders", "call_s"),
     ("Mcp", "call_s"),
     ("Mcp", "key_env"),
     ("Mcp", "headers_env"),
