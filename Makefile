@@ -32,7 +32,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
+.PHONY: demo test test-fast test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -41,7 +41,10 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
 test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps" $(TESTS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps and not long" $(TESTS)
+
+test-long: $(STAMPS)/test ## run what takes long, and the cases of which `make test` takes a sample (20 minutes on two cores)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "long and not vllm and not ranks and not models and not apps" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
 	@$(BIN)/python -m pytest -m "not vllm" tests/sandbox tests/grading tests/environments

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**{**SIZE, "context": 32768})))
     )
     return str(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `long` what `sample(n)` leaves to `make test-long`: all but every n-th case of a test."""
+    cases = Counter[str]()
+    for item in items:
+        if (sample := item.get_closest_marker("sample")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sample.args[0]:
+                item.add_marker("long")
+            cases[test] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

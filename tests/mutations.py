@@ -34,6 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutants.toml"
+SUITE = "not sandbox_full and not vllm and not ranks and not models and not types and not apps"
+"""Tests that a mutant may name: those of `make test`, and those that take long."""
 FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 BODIES = ("body", "orelse", "finalbody")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -486,7 +488,19 @@ def survivors(mutant: Mutant, source: Path) -> list[str]:
 
 def failures(tests: Sequence[str], source: Path) -> list[str]:
     """Return the tests that fail against the library in `source`; RuntimeError when pytest could not run them."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=no",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        SUITE,
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "1000"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

@@ -390,7 +390,7 @@ def by_round(groups: Sequence[Group]) -> list[float]:
     return [sum(told) / len(told) for told in scores]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_debate_learns_to_pass_on_what_only_one_knows() -> None:
     """Ada is told a bit, ben is not. The best first round is right in ¾ of the answers, the best second in all."""
     whole = {"model": "embedded", "train": "full"}

@@ -116,7 +116,7 @@ def test_a_refusal_under_the_panel_is_still_one_line(
     assert terminal.getvalue().rstrip().endswith("\x1b[2K"), "the frame is erased again"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_terminal_sees_nothing_but_ours_and_gets_its_cursor_back(tmp_path: Path) -> None:
     read, write = pty.openpty()
     code = "import sys; from kapelle.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -153,7 +153,7 @@ def kept(run: Path) -> dict[str, bytes]:
     return {name: data for name, data in files(run).items() if name != "provenance.json"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["opened", "read"])
 def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recovered_from(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said], tmp_path: Path, how: str

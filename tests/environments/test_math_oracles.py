@@ -53,7 +53,9 @@ def answered(source: Path, target: Path, answer: str) -> str:
 @pytest.mark.parametrize(
     ("file", "question", "answer", "size", "every"),
     [
-        ("deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40),
+        pytest.param(
+            "deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40, marks=pytest.mark.long
+        ),
         ("deepscaler_parts/train_aime.json.gz", "problem", "answer", 975, 10),
         ("deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40),
     ],
@@ -98,7 +100,7 @@ FORMS = (
 @pytest.mark.parametrize(
     ("file", "answer", "integers"),
     [
-        ("deepscaler_parts/train_math.json.gz", "answer", 4400),
+        pytest.param("deepscaler_parts/train_math.json.gz", "answer", 4400, marks=pytest.mark.long),
         ("deepmath_sample/train.jsonl.gz", "ground_truth", 1900),
     ],
 )

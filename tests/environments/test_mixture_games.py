@@ -296,6 +296,7 @@ def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_pa
     assert ends[0] == ends[1]
 
 
+@pytest.mark.long
 def test_exact_values_are_given_for_the_games_that_have_them(tmp_path: Path) -> None:
     kuhn, hanabi = (
         f"{{environment: {{name: openspiel, wording: short, game: {game}}}}}"

@@ -463,6 +463,7 @@ NAMES = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}", "int = 3"])
 def test_a_setting_may_have_the_name_of_a_capabilitys_method(

@@ -69,12 +69,12 @@ def test_the_quantal_response_is_the_softmax_of_its_own_values() -> None:
     assert [math.exp(value / 0.3) / total for value in values] == pytest.approx([rock, paper, scissors])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_entropy_bonus_draws_both_players_to_the_quantal_response() -> None:
     assert apart(settled({"entropy_coefficient": 0.3}), quantal(0.3)) < 0.08
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reference_that_follows_draws_nearer_to_the_equilibrium_than_one_that_stays() -> None:
     """The start says paper in 6 of 100 games; a penalty that stays holds play there, one that is moved lets it go on."""
     loss = {"kl_coefficient": 0.5, "kl_estimator": "k2"}

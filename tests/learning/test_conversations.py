@@ -10,7 +10,7 @@ from kapelle.environments import UserConversation
 from kapelle.workflows import PlayWorkflow
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_satisfaction_grows_with_questions() -> None:
     trainer = kapelle.Trainer(
         model={

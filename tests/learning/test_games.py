@@ -92,6 +92,7 @@ class TestXor:
             assert differ(said) <= 0.5
             assert trainer.evaluate(greedy=True).success == 0.0
 
+    @pytest.mark.sample(4)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "algorithm",
@@ -109,7 +110,7 @@ class TestXor:
             assert trainer.evaluate(greedy=True).success == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimism_finds_the_optimum_of_the_climbing_game() -> None:
     """Claus and Boutilier 1998: 11 beside losses of 30. Mean returns lead to 7 or less (docs/algorithms/README.md)."""
     with trained(
@@ -122,6 +123,7 @@ def test_optimism_finds_the_optimum_of_the_climbing_game() -> None:
         assert all(said["A"] > 0.6 for said in chances(trainer, "ABC").values())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",

@@ -103,6 +103,7 @@ def trained(ways: tuple[str, ...], steps: int = 2) -> tuple[list[Step], Counter[
         return taken, grown_since(before, held), trainer.play.engine.tokens_sampled  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("hangs",)], ids=["", "hangs"])
 def test_exactly_those_fail_that_must_and_nothing_stays(
@@ -122,7 +123,7 @@ def test_exactly_those_fail_that_must_and_nothing_stays(
         assert step.metrics["failed_episodes"] == len(failed) / EPISODES
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_others_notice_nothing() -> None:
     ways = ("raises", "nonsense", "text", "sleeps")  # all of them after everybody has spoken
     (clean,), _, said = trained((), 1)

@@ -112,6 +112,7 @@ PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
 VALUES = pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @PLACES
 @VALUES
@@ -140,6 +141,7 @@ def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_g
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @PLACES
 @VALUES

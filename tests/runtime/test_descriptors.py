@@ -85,6 +85,7 @@ def played(soft: int, hard: int, what: str, count: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "count"), [("interpreters", 48), ("endpoints", 300)])
 def test_more_episodes_than_descriptors_wait_in_line(sandbox: Bubblewrap, what: str, count: int) -> None:

@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_response_is_found_within_what_is_possible_and_the_run_is_left_alone(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,6 +122,7 @@ def alive() -> Counter[str]:
     return held
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 def test_a_step_leaves_nothing_to_the_collector(run: Run) -> None:
     run.up_to(8)  # the next save, which leaves some empty pointers of safetensors, is after step 12
@@ -139,6 +140,7 @@ def test_a_step_leaves_nothing_to_the_collector(run: Run) -> None:
     assert not left
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
     run.up_to(12)
@@ -147,7 +149,7 @@ def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
     assert grown_since(before, alive) == Counter()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_saves_leave_nothing_that_waits_for_the_collector(tmp_path: Path) -> None:
     settings = sections(training={"steps": 30, "tasks_per_step": 1}, checkpoint={"every": 1})
     with Trainer(**settings, run_dir=tmp_path / "run") as trainer:

@@ -84,6 +84,7 @@ def test_an_update_moves_no_slot() -> None:
             before = now
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("population", ["fictitious", "pfsp", {"name": "psro", "games": 2}, "self_play"])
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, population: Any) -> None:
     settings = game(

@@ -86,6 +86,7 @@ class Moment:
         monkeypatch.setattr(SamplingProcess, "ask", asking)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "how"),
@@ -128,7 +129,7 @@ def _stop_once(asked: Iterator[bool]) -> None:
         raise StopRequested
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_policy_and_in_half_precision_it_is_the_same_too(tmp_path: Path) -> None:
     ends = []
     for overlap in (False, True):
@@ -141,6 +142,7 @@ def test_on_policy_and_in_half_precision_it_is_the_same_too(tmp_path: Path) -> N
     assert all(same_bits(ends[0][0][name], ends[1][0][name]) for name in ends[0][0])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["counterfactual", "ccpo", "c3"])
@@ -218,7 +220,7 @@ with Trainer(**settings(overlap=True)) as trainer:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel continues it there")
 def test_the_other_process_ends_with_a_trainer_that_is_killed_though_it_is_stopped() -> None:
     words = [sys.executable, "-c", TRAINER]

@@ -167,6 +167,7 @@ class TestRuns:
             assert not same_bits(before, frozen_copy(trainer.engine.weights(VERIFIER)))
             assert step.metrics["verifier_labels"] >= 1
 
+    @pytest.mark.long
     def test_it_learns_from_no_task_of_an_evaluation(self, folder: Path) -> None:
         played, evaluated = set(), set()
         with Trainer(**paid(folder)) as trainer:

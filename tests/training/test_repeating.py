@@ -56,6 +56,7 @@ def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
     return {part: found[part] for part in ("policies", "metrics", "evaluations", "episodes")}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
             assert same_bits(slow[part], expected), (wait, part)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_runs_are_one(tmp_path: Path) -> None:
     first, *others = (trained(tmp_path / str(number), "mixed") for number in range(8))
     assert all(same_bits(other, first) for other in others)

@@ -77,6 +77,7 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
 
 @pytest.mark.slow
 class TestKilled:
+    @pytest.mark.sample(3)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
@@ -103,6 +104,7 @@ class TestKilled:
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "place",
         [
@@ -222,6 +224,7 @@ class TestAsked:
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
 
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize(
         ("method", "death", "steps"),
         [

@@ -1134,6 +1134,7 @@ class B:
 """By what lies in them: a solution, and tests that it does not pass."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forgery_passes_no_test(sandbox: Bubblewrap, forgery: str) -> None:

@@ -63,7 +63,7 @@ def graphs() -> Iterator[Any]:
 
 
 @compiles
-@pytest.mark.slow
+@pytest.mark.long
 class TestCompiled:
     def test_they_pass_the_trial_and_lengths_share_them(self, graphs: Any) -> None:
         for one, other in elementwise.trial(CPU, torch.float32, torch.float32, 64, 16):
