@@ -112,6 +112,33 @@ def test_an_agent_reads_what_its_command_prints() -> None:
     assert read[4].startswith("now")
 
 
+BUILT = """FROM debian:12
+WORKDIR /workspace/deep
+COPY make.sh .
+RUN mkdir -p /data/in && \\
+    sh make.sh > /data/in/made.txt
+RUN apt-get install -y jq
+RUN rm make.sh
+COPY make.sh /data/kept.sh
+"""
+
+
+@pytest.mark.slow
+def test_run_lines_make_files_where_they_can_and_the_others_are_named(
+    task: Callable[..., TaskFolders],
+) -> None:
+    made = task(
+        "grep -q 42 /data/in/made.txt && [ -f /data/kept.sh ] && [ -f done ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        {"environment/Dockerfile": BUILT, "environment/make.sh": "pwd; echo 42\n"},
+        run_lines="run",
+    )
+    read, ended = played(made, "mine", ["pwd; ls; cat /data/in/made.txt; touch done"])
+    assert read == ["/workspace/deep\n/workspace/deep\n42"]
+    assert ended.rewards == {"solver": 1.0}
+    [doubt] = made.doubts()
+    assert "mine is played although this line of its Dockerfile failed: RUN apt-get install -y jq" in doubt
+
+
 # -------- Hostile attempts. By whom a sandbox itself is contained is tested in tests/sandbox
 
 ANSWER = 'if [ "$(cat out.txt)" = "$(cat /tests/expected.txt)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'

@@ -134,7 +134,11 @@ REFUSED: dict[str, tuple[str, dict[str, str | None], str]] = {
         {"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"},
         "never was",
     ),
-    "a service": ("sorted_names", {"docker-compose.yaml": "services: {client: {}, db: {}}"}, "services client, db"),
+    "a service": (
+        "sorted_names",
+        {"docker-compose.yaml": "services: {client: {}, db: {}}"},
+        "services client, db",
+    ),
     "its solution": ("sorted_names", {"Dockerfile": "FROM a\nCOPY solution.sh /app/\n"}, "never see"),
     "its tests": ("sorted_names", {"Dockerfile": "FROM a\nCOPY tests/ /app/\n"}, "never see"),
 }

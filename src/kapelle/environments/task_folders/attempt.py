@@ -17,18 +17,19 @@ import math
 import posixpath
 import re
 import secrets
+import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kapelle.environments.task_folders import driver as task_driver
 from kapelle.environments.task_folders.forms import TESTS, VERIFIER, TaskFolder, summary_passed
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable, reachable_interpreter
 from kapelle.sandbox.contract import Limits, start
 from kapelle.sandbox.session import Session
@@ -95,6 +96,11 @@ class Workplace:
         self._lock = threading.RLock()
         self._over = False
 
+    def put(self, entries: Entries) -> None:
+        """Write files and folders; WorkplaceOver where the sandbox is over."""
+        with self._lock:
+            self._ask("put", SETUP_S, entries=entries)
+
     def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
         """Run a command in the task's directory; return its code (None: it took too long) and what it printed.
 
@@ -151,7 +157,7 @@ class Workplace:
                 if self._over:
                     return [], "the sandbox had ended before"
                 if self._session is None:
-                    return [_entry(file.path, file.mode, file.content) for file in self.task.files], None
+                    return [*built(self.task, self._room).entries], None
                 most = self._room.left_mb << 20
                 said = self._ask(
                     "take",
@@ -220,7 +226,7 @@ class Workplace:
         limits = _limits(task, room, math.inf, output_bytes=(room.left_mb << 20) * 3 // 2 + (32 << 20))
         box = Bubblewrap(layout)
         self._session = start(box, {}, [box.python, "-I", "-B", DRIVER], limits)
-        self._ask("put", SETUP_S, entries=[_entry(file.path, file.mode, file.content) for file in task.files])
+        self.put(built(task, room).entries)
         if socket is not None:
             self._ask("relay", SETUP_S, port=PORT, out=SOCKET)
 
@@ -228,6 +234,57 @@ class Workplace:
 def _code(said: Mapping[str, Any]) -> tuple[int | None, str]:
     code = said.get("code")
     return code if isinstance(code, int) else None, str(said.get("said", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTask:
+    """What a task's folders hold before anybody works on it."""
+
+    entries: Entries
+    failed: tuple[str, ...] = ()
+    """RUN lines that did not work in the sandbox."""
+
+
+_built: dict[int, tuple[TaskFolder, BuiltTask]] = {}
+_building = threading.RLock()
+BUILD_S = 120.0
+"""Seconds that one RUN line may take."""
+
+
+def built(task: TaskFolder, room: Room) -> BuiltTask:
+    """Return a task's files, with what its RUN lines make of them; these are run once in a process.
+
+    SandboxError where no sandbox can be had for that, or the lines make more than it has room for.
+    """
+    workdir: Entries = [[task.workdir, "folder", 0o755, ""]] if task.workdir.count("/") > 1 else []
+    files = [_entry(file.path, file.mode, file.content) for file in task.files]
+    if not task.run:
+        return BuiltTask(workdir + files)
+    with _building:
+        if id(task) in _built and _built[id(task)][0] is task:
+            return _built[id(task)][1]
+        failed, copied = [], 0
+        for_lines = replace(room, left_mb=room.disk_mb, visible=(), files=(), socket=None)
+        place = Workplace(replace(task, run=(), files=()), for_lines)
+        try:
+            for line in task.run:
+                place.put([*files[copied : line.after], [line.workdir, "folder", 0o755, ""]])
+                copied = line.after
+                code, _ = place.run(
+                    ["sh", "-c", f"cd {shlex.quote(line.workdir)} && {line.command}"], BUILD_S, 2000
+                )
+                if code != 0:
+                    failed.append(line.command)
+            place.put(files[copied:])
+            entries, why = place.take()
+        except WorkplaceOver as over:
+            entries, why = [], str(over)
+        finally:
+            place.close()
+        if why is not None:
+            raise SandboxError(f"The RUN lines of the task {task.name} could not be run: {why}.")
+        _built[id(task)] = task, BuiltTask(entries, tuple(failed))
+        return _built[id(task)][1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from kapelle.environments.task_folders.attempt import (
     Verdict,
     Workplace,
     WorkplaceOver,
+    built,
     check_room,
     grade,
 )
-from kapelle.environments.task_folders.forms import Runner, TaskFolder, read_task, task_folders
+from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder, read_task, task_folders
 from kapelle.environments.tool_questions import CallRules, ToolsWorld
 from kapelle.environments.tools.contract import Listing, Tool, Toolbox, ToolFault, one_text
 from kapelle.errors import ConfigError, EpisodeError, SandboxError
@@ -45,8 +46,9 @@ class FolderSettings(Settings):
     """Another such folder, of the tasks to test on; null tests on every fifth task of `path`, by a hash of its name."""
     tests: Runner = "script"
     """What grades: the task's own script, or `pytest` on its files `test_….py`, all of whose tests have to pass."""
-    run_lines: Literal["refuse", "skip"] = "refuse"
-    """A task whose Dockerfile has RUN lines is refused, or played without them on this machine's own programs."""
+    run_lines: RunLines = "refuse"
+    """A task whose Dockerfile has RUN lines is refused; or they are `skip`ped; or `run` in the sandbox, as far as they work without a
+    network and without root. `kapelle validate` names those that were left out or failed."""
     packages: tuple[str, ...] = ("pytest",)
     """Python packages of this installation that programs and tests find in the sandbox, with what they need."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
@@ -101,16 +103,28 @@ class FolderSettings(Settings):
             f"{len(benchmarks)} tasks to train on say that they are a benchmark's, which should never be trained on "
             f"({', '.join(benchmarks[:3])}). Name them in `environment.test_path`."
         )
-        return [said] * bool(benchmarks) + [
+        every = (*self.folders("train"), *self.folders("test"))
+        failed = [(folder.name, line) for folder in every for line in built(folder, self.room()).failed]
+        return [
+            *[said] * bool(benchmarks),
+            *(
+                f"The task {name} is played although this line of its Dockerfile failed: RUN {line[:60]}"
+                for name, line in failed
+            ),
+            *self._played_without(every),
+        ]
+
+    def _played_without(self, folders: Sequence[TaskFolder]) -> Sequence[str]:
+        return [
             f"The task {folder.name} is played without {len(folder.without)} lines of its Dockerfile ({folder.without[0][:60]})."
-            for folder in (*self.folders("train"), *self.folders("test"))
+            for folder in folders
             if folder.without
         ]
 
 
 @cache
 def _splits(
-    path: str, test_path: str | None, tests: Runner, run_lines: Literal["refuse", "skip"]
+    path: str, test_path: str | None, tests: Runner, run_lines: RunLines
 ) -> tuple[tuple[TaskFolder, ...], tuple[TaskFolder, ...]]:
     def read(places: Sequence[Path]) -> tuple[TaskFolder, ...]:
         return tuple(read_task(place, tests, run_lines) for place in places)

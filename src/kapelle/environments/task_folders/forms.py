@@ -59,9 +59,10 @@ _DOWNLOADS = re.compile(
 )
 """What fetches something when a script runs."""
 _NAMED = re.compile(r"(?<![\w.~/-])/([A-Za-z_][\w-]*)/")
-"""The first part of a path in an instruction: agents may write in such a folder, though no file is copied there."""
+"""The first part of a path in an instruction or a RUN line: such a folder can be written in, though no file is copied there."""
 _CANARY = b"terminal-bench-canary"
 Runner = Literal["script", "pytest"]
+RunLines = Literal["refuse", "skip", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ class FolderFile:
     path: str
     mode: int
     content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A RUN of a Dockerfile, to be run in the sandbox."""
+
+    command: str
+    workdir: str
+    after: int
+    """How many of the task's files are copied before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ class TaskFolder:
     """Names of the tests that pytest has to report as passed; empty where a reward file decides."""
     without: tuple[str, ...] = field(default=())
     """Lines that were left out (`run_lines: skip`)."""
+    run: tuple[RunLine, ...] = ()
+    """Lines that are run before anybody works on the task (`run_lines: run`)."""
     benchmark: bool = False
     """Whether its files say that they are a benchmark's, which nothing should be trained on."""
 
@@ -125,7 +138,7 @@ def _is_task(folder: Path) -> bool:
     return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
 
 
-def read_task(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     """Read one task; DataError, which names file and line, for what is malformed or cannot be honoured."""
     read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
     return read(folder, runner, run_lines)
@@ -134,7 +147,7 @@ def read_task(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]
 # -------- The two forms
 
 
-def _harbor(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     where = folder / "task.toml"
     try:
         told: dict[str, Any] = tomllib.loads(_text(where))
@@ -190,7 +203,7 @@ def _harbor(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) 
     )
 
 
-def _terminal_bench(folder: Path, runner: Runner, run_lines: Literal["refuse", "skip"]) -> TaskFolder:
+def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     where = folder / "task.yaml"
     try:
         told = parse_yaml(_text(where))
@@ -274,7 +287,8 @@ def _task(
             f"{folder / 'tests'} has no function `test_…` in a file `test_….py`, which pytest could run."
         )
     roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
-    roots |= {f"/{name}" for name in _NAMED.findall(instruction) if name not in _CLOSED}
+    named = (instruction, *(f"{line.command}/" for line in image.run))
+    roots |= {f"/{name}" for text in named for name in _NAMED.findall(text) if name not in _CLOSED}
     said = (
         folder / name
         for name in ("task.toml", "task.yaml", "instruction.md", "environment/Dockerfile", "Dockerfile")
@@ -294,6 +308,7 @@ def _task(
         _text(solution) if solution.is_file() else None,
         names if summary else (),
         tuple(image.without),
+        tuple(image.run),
         any(_CANARY in each.read_bytes() for each in said if each.is_file()),
     )
 
@@ -356,6 +371,7 @@ class _Image:
     files: list[FolderFile] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)
+    run: list[RunLine] = field(default_factory=list)
 
 
 _IGNORED = frozenset(
@@ -375,9 +391,7 @@ _IGNORED = frozenset(
 """What says nothing about the files: every program runs as one unprivileged user."""
 
 
-def _read_dockerfile(
-    path: Path, context: Path, hidden: frozenset[str], run_lines: Literal["refuse", "skip"]
-) -> _Image:
+def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_lines: RunLines) -> _Image:
     """Return what a Dockerfile copies and sets; DataError for what would have to be built. Files named `hidden` are never copied."""
     image, variables = _Image(), dict[str, str]()
     for number, keyword, rest in _instructions(_text(path)):
@@ -404,9 +418,11 @@ def _read_dockerfile(
             image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
-                f"{line} {rest[:60]} changes the image, and none can be built here. `environment.run_lines: skip` plays the task "
-                "without such lines, on this machine's own programs."
+                f"{line} {rest[:60]} changes the image, and none can be built here. `environment.run_lines: run` runs such lines in "
+                "the sandbox, without a network and without root, as far as they work there; `skip` plays without them."
             )
+        elif keyword == "RUN" and run_lines == "run":
+            image.run.append(RunLine(rest, image.workdir, len(image.files)))
         elif keyword == "RUN":
             image.without.append(f"{keyword} {rest}")
         elif keyword not in _IGNORED:
