@@ -204,6 +204,19 @@ def test_splits_are_disjoint_and_a_single_task_needs_another_folder() -> None:
         task_folders("tests/environments")
 
 
+def test_what_cannot_be_played_stops_the_run_or_is_left_out_and_named(tmp_path: Path) -> None:
+    for name in ("mean", "greeting"):
+        shutil.copytree(EXAMPLES / name, tmp_path / "tasks" / name)
+    (tmp_path / "tasks/mean/environment/Dockerfile").write_text("FROM a\nRUN make\n")
+    held = {"path": str(tmp_path / "tasks"), "test_path": str(EXAMPLES / "sorted_names")}
+    with pytest.raises(DataError, match=r"line 2: RUN make .* `environment\.unplayable: leave_out`"):
+        TaskFolders.model_validate(held).size("train")
+    without = TaskFolders.model_validate({**held, "unplayable": "leave_out"})
+    assert [folder.name for folder in without.folders("train")] == ["greeting"]
+    assert list(without.skipped()) == ["train"]
+    assert without.skipped()["train"].startswith("1 task folders; the first: ")
+
+
 SUMMARY = "PASSED in the head of it\n=== short test summary info ===\n"
 
 

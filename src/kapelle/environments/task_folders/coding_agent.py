@@ -21,7 +21,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Alive, Doubting, Holding, Outcome, PlayedFromOutside, Reads, Scripted
+from kapelle.environment import (
+    Alive,
+    Doubting,
+    Holding,
+    Outcome,
+    PlayedFromOutside,
+    Reads,
+    Scripted,
+    Skipping,
+)
 from kapelle.environments.external import SERVER, SHOWN, External, ExternalWorld, WaitingEpisode, board_of
 from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkplaceOver
 from kapelle.environments.task_folders.environment import FolderSettings, finish, told
@@ -35,7 +44,7 @@ MODEL = "team"
 """What the policy server calls a team in training: its agents are `team/NAME`."""
 
 
-class CodingAgent(FolderSettings, Alive, Doubting, Holding, PlayedFromOutside, Reads, Scripted):
+class CodingAgent(FolderSettings, Alive, Doubting, Holding, PlayedFromOutside, Reads, Scripted, Skipping):
     """A coding agent of the command line works on task folders in a sandbox and calls the team; the tasks' tests pay.
 
     It is started once for each episode, in the task's folder. Its calls become turns of the agents that it calls by their
@@ -98,6 +107,10 @@ class CodingAgent(FolderSettings, Alive, Doubting, Holding, PlayedFromOutside, R
     def contents(self) -> Mapping[str, str]:
         """Return each task folder with a hash of it."""
         return self.hashes()
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return how many folders are left out, and why."""
+        return self.unplayed()
 
     def doubts(self) -> Sequence[str]:
         """Return the tasks that are played without lines of their Dockerfile."""

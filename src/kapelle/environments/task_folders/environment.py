@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted
+from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted, Skipping
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.questions import need_seats
 from kapelle.environments.task_folders.attempt import (
@@ -26,7 +27,7 @@ from kapelle.environments.task_folders.attempt import (
 from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder, read_task, task_folders
 from kapelle.environments.tool_questions import CallRules, ToolsWorld
 from kapelle.environments.tools.contract import Listing, Tool, Toolbox, ToolFault, one_text
-from kapelle.errors import ConfigError, EpisodeError, SandboxError
+from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
 from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.runtime.deadlines import pause_deadline
 from kapelle.sandbox.pool import backend, require
@@ -49,6 +50,8 @@ class FolderSettings(Settings):
     run_lines: RunLines = "refuse"
     """A task whose Dockerfile has RUN lines is refused; or they are `skip`ped; or `run` in the sandbox, as far as they work without a
     network and without root. `kapelle validate` names those that were left out or failed."""
+    unplayable: Literal["refuse", "leave_out"] = "refuse"
+    """A task that cannot be honoured stops the run before it begins, or is left out and named."""
     packages: tuple[str, ...] = ("pytest",)
     """Python packages of this installation that programs and tests find in the sandbox, with what they need."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
@@ -66,7 +69,17 @@ class FolderSettings(Settings):
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
         """Return the tasks of a split; DataError for what cannot be read or honoured."""
-        return _splits(self.path, self.test_path, self.tests, self.run_lines)[0 if split == "train" else 1]
+        return self._split(split).tasks
+
+    def _split(self, split: Split) -> FolderSplit:
+        leave_out = self.unplayable == "leave_out"
+        return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
+
+    def unplayed(self) -> Mapping[Split, str]:
+        """Return, by split, how many folders are left out, and why the first is."""
+        splits: tuple[Split, ...] = ("train", "test")
+        found = {split: self._split(split).left_out for split in splits}
+        return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
 
     def task_at(self, split: Split, index: int) -> Task:
         """Return a task by its place in a split."""
@@ -81,9 +94,10 @@ class FolderSettings(Settings):
         """Raise DataError, ConfigError or SandboxError for tasks, packages or a machine that cannot be used."""
         for split in ("train", "test"):
             if not self.folders(split):
+                why = self.unplayed().get(split)
                 raise ConfigError(
                     f"`environment.path` ({self.path}) has too few tasks to hold one out for tests. Add tasks, or name a folder of "
-                    "others in `environment.test_path`."
+                    f"others in `environment.test_path`.{f' Left out are {why}' if why else ''}"
                 )
         require(backend("bubblewrap"))
         check_room(room)
@@ -122,31 +136,49 @@ class FolderSettings(Settings):
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class FolderSplit:
+    """The tasks of one split."""
+
+    tasks: tuple[TaskFolder, ...]
+    left_out: tuple[str, ...]
+    """Why each of the other folders is no task here."""
+
+
 @cache
 def _splits(
-    path: str, test_path: str | None, tests: Runner, run_lines: RunLines
-) -> tuple[tuple[TaskFolder, ...], tuple[TaskFolder, ...]]:
-    def read(places: Sequence[Path]) -> tuple[TaskFolder, ...]:
-        return tuple(read_task(place, tests, run_lines) for place in places)
+    path: str, test_path: str | None, tests: Runner, run_lines: RunLines, leave_out: bool
+) -> Mapping[Split, FolderSplit]:
+    def read(places: Sequence[Path]) -> FolderSplit:
+        tasks, why = [], []
+        for place in places:
+            try:
+                tasks.append(read_task(place, tests, run_lines))
+            except DataError as error:
+                if not leave_out:
+                    raise DataError(
+                        f"{error} `environment.unplayable: leave_out` plays the others."
+                    ) from None
+                why.append(str(error))
+        return FolderSplit(tuple(tasks), tuple(why))
 
     places = task_folders(path)
     if test_path is not None:
         if Path(test_path).resolve() == Path(path).resolve():
             raise ConfigError("`environment.path` and `environment.test_path` are the same folder.")
-        return read(places), read(task_folders(test_path))
-    if len(places) < 2:
-        return read(places), ()
+        return {"train": read(places), "test": read(task_folders(test_path))}
     order = sorted(places, key=lambda place: hashlib.sha256(place.name.encode()).hexdigest())
-    held = set(order[: -(-len(order) // HELD_OUT)])
-    return read([each for each in places if each not in held]), read(
-        [each for each in places if each in held]
-    )
+    held = set(order[: -(-len(order) // HELD_OUT)]) if len(order) > 1 else set()
+    return {
+        "train": read([each for each in places if each not in held]),
+        "test": read([each for each in places if each in held]),
+    }
 
 
 # -------- Own agents: a shell as their tool
 
 
-class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting):
+class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting, Skipping):
     """Tasks of a shell: agents run commands in a copy of the task's folder, and its tests pay all of them alike."""
 
     name: Literal["task_folders"] = "task_folders"
@@ -187,6 +219,10 @@ class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting):
     def contents(self) -> Mapping[str, str]:
         """Return each task folder with a hash of it."""
         return self.hashes()
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return how many folders are left out, and why."""
+        return self.unplayed()
 
     def doubts(self) -> Sequence[str]:
         """Return the tasks that are played without lines of their Dockerfile."""
