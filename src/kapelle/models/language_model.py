@@ -31,6 +31,7 @@ from kapelle.models.renderer import ChatRenderer, context_of
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks
 from kapelle.models.vision import Vision, auto_class, need_pillow, read_image_processor
+from kapelle.runtime.hub import bars_for_people
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image
 
@@ -375,16 +376,17 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             codes = {"quantization_config": settings, "device_map": {"": config.device or "cuda"}}
         # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
         # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
-        loaded: Any = auto_class(shape).from_pretrained(
-            config.path,  # attention is fused where the architecture has it, else plain
-            dtype=torch.float32 if trained else DTYPES[config.dtype],
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            use_safetensors=True,  # nothing is unpickled
-            trust_remote_code=False,
-            local_files_only=local,
-            **codes,
-        )
+        with bars_for_people():
+            loaded: Any = auto_class(shape).from_pretrained(
+                config.path,  # attention is fused where the architecture has it, else plain
+                dtype=torch.float32 if trained else DTYPES[config.dtype],
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                use_safetensors=True,  # nothing is unpickled
+                trust_remote_code=False,
+                local_files_only=local,
+                **codes,
+            )
         model, found = loaded
         check_loaded(config.path, type(model).__name__, found)
         if not codes:
@@ -613,15 +615,16 @@ def load_reward_model(folder: Path) -> RewardModel:
             )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         gpu = torch.cuda.is_available()
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            path,
-            dtype=torch.bfloat16 if gpu else torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,  # nothing is unpickled
-        )
+        with bars_for_people():
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                path,
+                dtype=torch.bfloat16 if gpu else torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,  # nothing is unpickled
+            )
         model, found = loaded
         check_loaded(path, type(model).__name__, found)
         return RewardModel(model.to("cuda" if gpu else "cpu"), tokenizer)

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub has a file, found out in a few seconds; and where ModelScope's packages keep a model.
+"""Whether the Hugging Face hub has a file, found out in a few seconds; what its libraries draw; where ModelScope's packages keep a model.
 
 Where a network is down, the Hugging Face client asks five times for each file, which adds up to minutes, also for files that
 were downloaded before.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,35 @@ SECONDS = 4.0
 """For the hub to answer in, from looking up its name to the last byte."""
 TOKEN_SOURCES = "HF_TOKEN, `hf auth login`"  # noqa: S105 - the names of places
 """Where its token comes from."""
+
+
+@contextmanager
+def bars_for_people() -> Iterator[None]:
+    """Let libraries that read models and data draw progress bars where somebody watches: on a terminal, or in a notebook.
+
+    In a file or a pipe each redraw would be a line of the log.
+    """
+    if sys.stderr is None or sys.stderr.isatty() or "ipykernel" in sys.modules:
+        yield
+        return
+    enable: list[Callable[[], None]] = []
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        if logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()
+            enable.append(logging.enable_progress_bar)
+    if "datasets" in sys.modules:
+        import datasets
+
+        if datasets.is_progress_bar_enabled():
+            datasets.disable_progress_bars()
+            enable.append(datasets.enable_progress_bars)
+    try:
+        yield
+    finally:
+        for again in enable:
+            again()
 
 
 @functools.lru_cache(maxsize=256)

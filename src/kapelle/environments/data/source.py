@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from kapelle.environment import Reads, Skipping
 from kapelle.environments.questions import Graded
 from kapelle.errors import AbsentData, DataError, did_you_mean
-from kapelle.runtime.hub import hub_fault, offline_hub
+from kapelle.runtime.hub import bars_for_people, hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.types import Json, Split
 
@@ -294,7 +294,7 @@ def hub_rows(
         ) from error
     fault = hub_fault(path, "datasets", ".gitattributes")
     try:
-        with offline_hub() if fault else nullcontext():
+        with bars_for_people(), offline_hub() if fault else nullcontext():
             rows = load_dataset(path, config, split=split)
     except Exception as error:
         # The boundary to the hub: its client raises whatever its own libraries do.
