@@ -120,6 +120,15 @@ def test_noise_alone_is_no_rise_and_no_fall(seed: int) -> None:
     assert found.word in ("flat", "young"), found.lines()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_lucky_task_now_and_then_is_no_run_that_fell_apart(seed: int) -> None:
+    """One task a step, eight attempts that succeed or fail together: success is 0 in nine steps of ten."""
+    rng = random.Random(seed)
+    column: list[float | None] = [rng.choice((0.5, 1.0)) if rng.random() < 0.05 else 0.0 for _ in range(300)]
+    found = judge(range(300), {"success": column, "scored": [8.0] * 300})
+    assert found.word in ("flat", "young"), found.lines()
+
+
 def test_games_in_which_one_wins_what_the_other_loses_are_not_called_flat() -> None:
     column: list[float | None] = [0.1, -0.1] * 20
     columns: dict[str, list[float | None]] = {

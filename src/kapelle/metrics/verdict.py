@@ -15,13 +15,13 @@ ranked rightly, or minus the nats a token. In games in which one wins what other
 signal is minus NashConv where it is measured, and nothing otherwise.
 
 **Noise** σ of a step is what neighbouring steps differ by (von Neumann 1941, successive differences, which a trend hardly
-moves), and for a success at least that of so many scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ
-when z = difference / (σ·sqrt(1/a + 1/b)) is large.
+moves; of a success without the two largest moves, which a collapse would be), and for a success at least that of so many
+scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ when z = difference / (σ·sqrt(1/a + 1/b)) is large.
 
 **Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. The thresholds are those of
 `docs/algorithms/metrics.md` where it names one, else stated here, chosen so that no sound run of the tests is accused:
 - *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
-- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and below half of it (of returns: below the first
+- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and below half of it and by 0.05 (of returns: below the first
   stretch too, by z ≥ 3); or entropy that is more than twice, and 1 nat above, what it was while nothing rises; or updates that
   were undone or skipped in a tenth of the last third.
 - *collapsing*: entropy at a tenth of what it was, and below 0.05 nats, while the second half does not rise and success is
@@ -217,7 +217,10 @@ class Course:
 
     def rise(self) -> float:
         """Return how surely it rises: the larger z of the outer stretches and of the outer thirds."""
-        return max(self.z(self.first, self.last), self.z(*self.thirds()))
+        lucky = median(self.values[self.last]) <= self.mean(
+            self.first
+        )  # a few steps far up, the others no better
+        return max(0.0 if lucky else self.z(self.first, self.last), self.z(*self.thirds()))
 
     def since(self, below: float) -> int:
         """Return the first step after which it never exceeds a value again."""
@@ -242,14 +245,20 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
     if len(there) < 3:
         return None
     values = [value for _, value in there]
-    moves = [abs(b - a) for a, b in pairwise(values)]
+    moves = sorted(abs(b - a) for a, b in pairwise(values))
     if counts is None:
         sigma = math.sqrt(fmean([move * move for move in moves]) / 2)
     else:
+        # A collapse is one large move or two; of a success near 0 most moves are 0, so that their median says nothing.
+        usual = moves[:-2]
         share = min(1.0, max(0.0, fmean(values)))
         known = [count for count in counts if count]
         chance = math.sqrt(share * (1 - share) / fmean(known)) if known else 0.0
-        sigma = max(1.4826 * median(moves) / math.sqrt(2), chance)
+        sigma = max(
+            chance,
+            1.4826 * median(moves) / math.sqrt(2),
+            math.sqrt(fmean([move * move for move in usual]) / 2),
+        )
     width = min(20, max(3, len(values) // 5), len(values))
     return Course([step for step, _ in there], values, sigma, width)
 
@@ -327,7 +336,9 @@ class _Run:
             best, last = signal.mean(signal.best()), signal.mean(signal.last)
             fell = signal.z(signal.best(), signal.last) <= -4
             if self.name == "success":
-                fell = fell and last < best / 2
+                # Most steps of the best stretch were better, not a lucky task or two.
+                lucky = median(signal.values[signal.best()]) <= last
+                fell = fell and last < best / 2 and best - last > 0.05 and not lucky
             else:
                 fell = fell and self.name != "nll" and signal.z(signal.first, signal.last) <= -3
             if fell:
@@ -452,7 +463,8 @@ class _Run:
         first, last = signal.thirds()
         gain = signal.mean(last) - signal.mean(first)
         error = signal.sigma * math.sqrt(1 / len(signal.values[first]) + 1 / len(signal.values[last]))
-        seen = 0.1 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
+        # Between the middles of the outer thirds lie two thirds of what a steady rise of 0.1 gains.
+        seen = 0.1 * 2 / 3 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
         counted = f"{word} went {span}; thirds differ by {_figure(sign * gain)} ± {_figure(1.96 * error)}"
         if len(signal.values) >= LONG and gain + 1.96 * error < seen:
             return Evidence("flat", counted, name)
