@@ -18,6 +18,7 @@ from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
+from kapelle.viewer import server as server_of_pages
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.server import Browsing, viewer
 
@@ -305,6 +306,17 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, object]]]:
             yield name, json.loads(line[6:])
 
 
+def test_a_reader_who_missed_many_steps_fetches_them_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_of_pages, "MOST_NEWS", 2)
+    write_run(tmp_path / "run", steps=5)
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        for start, name in ((3, "rows"), (2, "anew")):
+            with httpx.stream("GET", f"{server.url}/events?run=run&from={start}", timeout=60.0) as answer:
+                assert next(events(answer.iter_lines()))[0] == name
+
+
 def test_a_step_is_told_when_it_is_written(tmp_path: Path) -> None:
     write_run(tmp_path / "live", steps=2)
     binding = Binding()
@@ -315,6 +327,7 @@ def test_a_step_is_told_when_it_is_written(tmp_path: Path) -> None:
         told = events(answer.iter_lines())
         name, data = next(told)
         assert (name, data["rows"][0]["at"]["step"]) == ("rows", 2), "what the page lacks comes first"  # type: ignore[index]
+        assert data["first"] == 1
 
         def write() -> None:
             with RunDirectory.create(

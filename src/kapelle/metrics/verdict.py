@@ -336,8 +336,8 @@ class _Run:
             best, last = signal.mean(signal.best()), signal.mean(signal.last)
             fell = signal.z(signal.best(), signal.last) <= -4
             if self.name == "success":
-                # Most steps of the best stretch were better, not a lucky task or two.
-                lucky = median(signal.values[signal.best()]) <= last
+                # A best stretch in the midst has most of its steps above the last one, and not a lucky task or two.
+                lucky = signal.best().start > 0 and median(signal.values[signal.best()]) <= last
                 fell = fell and last < best / 2 and best - last > 0.05 and not lucky
             else:
                 fell = fell and self.name != "nll" and signal.z(signal.first, signal.last) <= -3

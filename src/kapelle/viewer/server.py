@@ -231,6 +231,8 @@ MOST_WATCHED = 200
 """Most runs of a list that are watched, those that changed last."""
 MOST_FOLLOWERS = 64
 """Most pages that follow the news at once; further ones are refused and stay as they were loaded."""
+MOST_NEWS = 500
+"""Most steps of one event. Of more, which a page on a slow line may have missed, it is told to fetch its curves again."""
 AHEAD = 10.0
 """Seconds between two looks at the episodes of a run that writes, to index them before somebody asks."""
 BREATH = 15.0
@@ -331,10 +333,10 @@ def _news(run: ViewedRun, known: Known) -> list[bytes]:
                 for k in range(known.rows, len(table))
             ]
     events = []
-    if now.generation != known.generation:
+    if now.generation != known.generation or len(rows) > MOST_NEWS:
         events.append(_event("anew", {"run": run.key}))
     elif rows:
-        events.append(_event("rows", {"run": run.key, "rows": rows}))
+        events.append(_event("rows", {"run": run.key, "first": known.rows, "rows": rows}))
     if now.measured is not known.measured and now.measured is not None:
         measured = {name: now.measured[name] for name in ("success", "step")}
         events.append(_event("measured", {"run": run.key, **measured}))

@@ -298,7 +298,6 @@
     draw();
   };
 
-  // A step that was appended: it goes to the end of every curve of its run.
   // The verdict on the run, a moment after its numbers have changed.
   let judging = null;
   const judge = () => {
@@ -312,13 +311,49 @@
       if (fresh && !fresh.isEqualNode(old)) old.replaceWith(fresh);
     }, 1000);
   };
-  const append = ({ run, rows }) => {
+  // A run may write faster than curves can be fetched or drawn: rows wait while the page is fetched, which is once a second at
+  // most, and drawing takes a fifth of the time at most.
+  let loading = null, reloaded = 0, drawing = null, cost = 0, last = null;
+  const waiting = [];
+  const reload = () => {
+    loading ??= new Promise((done) => setTimeout(done, Math.max(0, reloaded + 1000 - Date.now()))).then(fetched).then(remember).catch(() => {}).finally(() => {
+      loading = null;
+      reloaded = Date.now();
+      waiting.splice(0).forEach(append);
+    });
+    return loading;
+  };
+  const redraw = () => {
+    drawing ??= setTimeout(() => {
+      drawing = null;
+      const began = performance.now(), colors = palette();
+      panels = panels.map((each) => {
+        if (each.update) { each.update(); return each; }
+        const k = each.from[1];
+        each.chart.destroy();
+        return { ...each, ...timeDrawn(page.times[k], page.sources[k], each.figure, colors) };
+      });
+      const step = document.querySelector('[data-figure="step"]'), success = document.querySelector('[data-figure="success"]');
+      if (step) step.textContent = last.at.step;
+      if (success && last.values.success !== undefined) success.textContent = `${(100 * last.values.success).toFixed(1)} %`;
+      document.documentElement.dataset.step = last.at.step;
+      document.dispatchEvent(new Event("rows"));
+      cost = performance.now() - began;
+    }, 4 * cost);
+  };
+  const LONG = 2000; // points of a curve, beyond which it is fetched again, with fewer
+
+  // Steps that were appended go to the end of every curve of their run.
+  const append = (news) => {
     judge();
-    const k = page.sources.findIndex((source) => source.key === run);
+    if (loading) { waiting.push(news); return; }
+    const k = page.sources.findIndex((source) => source.key === news.run);
     if (k < 0) return;
     const source = page.sources[k];
+    const rows = news.rows.slice(Math.max(0, source.rows - news.first)); // without those that were fetched meanwhile
+    if (!rows.length) return;
     const unknown = rows.some((row) => Object.keys(row.values).some((name) => !page.known.has(name)));
-    if (page.alone || source.low || unknown) { fetched().then(remember); return; }
+    if (page.alone || source.low || unknown || news.first > source.rows || source.axes.step.length > LONG) { reload(); return; }
     for (const row of rows) {
       for (const axis of Object.keys(source.axes)) source.axes[axis].push(row.at[axis]);
       for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
@@ -331,18 +366,8 @@
       }
       source.rows += 1;
     }
-    const colors = palette();
-    panels = panels.map((each) => {
-      if (each.update) { each.update(); return each; }
-      each.chart.destroy();
-      return { ...each, ...timeDrawn(page.times[k], source, each.figure, colors) };
-    });
-    const last = rows.at(-1);
-    const step = document.querySelector('[data-figure="step"]'), success = document.querySelector('[data-figure="success"]');
-    if (step) step.textContent = last.at.step;
-    if (success && last.values.success !== undefined) success.textContent = `${(100 * last.values.success).toFixed(1)} %`;
-    document.documentElement.dataset.step = last.at.step;
-    document.dispatchEvent(new Event("rows"));
+    last = rows.at(-1);
+    redraw();
   };
 
   const remember = () => {
@@ -361,8 +386,8 @@
       first = false;
     });
     news.addEventListener("error", () => { live.textContent = "not connected"; });
-    news.addEventListener("rows", (event) => grouped ? fetched().then(remember) : append(JSON.parse(event.data)));
-    news.addEventListener("anew", () => { judge(); fetched().then(remember); });
+    news.addEventListener("rows", (event) => grouped ? reload() : append(JSON.parse(event.data)));
+    news.addEventListener("anew", () => { judge(); reload(); });
     news.addEventListener("measured", (event) => {
       const { success, step } = JSON.parse(event.data);
       const figure = document.querySelector('[data-figure="measured"]');
@@ -371,7 +396,7 @@
         figure.querySelector("b").textContent = `${(100 * success).toFixed(1)} %`;
         figure.querySelector("i").textContent = step;
       }
-      fetched().then(remember);
+      reload();
     });
     news.addEventListener("state", (event) => {
       const { run, state } = JSON.parse(event.data);
