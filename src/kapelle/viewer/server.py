@@ -283,7 +283,7 @@ async def follow(
         for run in watched:
             if run.key not in known:
                 known[run.key] = await asyncio.to_thread(_known, run)
-            news = await asyncio.to_thread(_news, run, known[run.key])
+            news = await asyncio.to_thread(_news, run, known[run.key], named=bool(runs))
             if news and time.monotonic() - prepared.get(run.key, -AHEAD) >= AHEAD:
                 prepared[run.key] = time.monotonic()
                 await asyncio.to_thread(prepare, run)
@@ -317,26 +317,29 @@ def _known(run: ViewedRun) -> Known:
         return Known(len(run.metrics), run.metrics.generation, run.measured(), state)
 
 
-def _news(run: ViewedRun, known: Known) -> list[bytes]:
-    """Return the events of what is new in a run, and note in `known` that they are sent."""
-    rows = []
+def _news(run: ViewedRun, known: Known, *, named: bool) -> list[bytes]:
+    """Return the events of what is new in a run, with its numbers for a page that has `named` it, and note in `known` that they are sent."""
     with run.lock:
         now, table = _known(run), run.metrics
-        if now.generation == known.generation:
-            rows = [
-                {
-                    "at": {axis: places[k] for axis, places in table.axes.items()},
-                    "values": {
-                        name: column[k] for name, column in table.columns.items() if column[k] is not None
-                    },
-                }
-                for k in range(known.rows, len(table))
-            ]
+        new = slice(known.rows, len(table))
+        count = max(0, len(table) - known.rows)
+        rows: dict[str, Any] = {"run": run.key}
+        if named and now.generation == known.generation and 0 < count <= MOST_NEWS:
+            # Column by column, so that names are sent once, in six digits: pages draw no more.
+            rows |= {
+                "first": known.rows,
+                "at": {axis: [_short(value) for value in places[new]] for axis, places in table.axes.items()},
+                "values": {
+                    name: [_short(value) for value in column[new]]
+                    for name, column in table.columns.items()
+                    if any(value is not None for value in column[new])
+                },
+            }
     events = []
-    if now.generation != known.generation or len(rows) > MOST_NEWS:
+    if now.generation != known.generation or (named and count > MOST_NEWS):
         events.append(_event("anew", {"run": run.key}))
-    elif rows:
-        events.append(_event("rows", {"run": run.key, "first": known.rows, "rows": rows}))
+    elif count:
+        events.append(_event("rows", rows))
     if now.measured is not known.measured and now.measured is not None:
         measured = {name: now.measured[name] for name in ("success", "step")}
         events.append(_event("measured", {"run": run.key, **measured}))
@@ -349,6 +352,10 @@ def _news(run: ViewedRun, known: Known) -> list[bytes]:
         now.state,
     )
     return events
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

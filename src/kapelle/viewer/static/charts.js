@@ -311,14 +311,16 @@
       if (fresh && !fresh.isEqualNode(old)) old.replaceWith(fresh);
     }, 1000);
   };
-  // A run may write faster than curves can be fetched or drawn: rows wait while the page is fetched, which is once a second at
-  // most, and drawing takes a fifth of the time at most.
-  let loading = null, reloaded = 0, drawing = null, cost = 0, last = null;
+  // A run may write faster than curves can be fetched or drawn: rows wait while the page is fetched, and fetching and drawing
+  // take a fifth of the time each at most.
+  let loading = null, next = 0, drawing = null, cost = 0, last = null;
   const waiting = [];
   const reload = () => {
-    loading ??= new Promise((done) => setTimeout(done, Math.max(0, reloaded + 1000 - Date.now()))).then(fetched).then(remember).catch(() => {}).finally(() => {
+    if (loading) return loading;
+    const begins = Math.max(Date.now(), next);
+    loading = new Promise((done) => setTimeout(done, begins - Date.now())).then(fetched).then(remember).catch(() => {}).finally(() => {
       loading = null;
-      reloaded = Date.now();
+      next = Date.now() + Math.max(1000, 4 * (Date.now() - begins));
       waiting.splice(0).forEach(append);
     });
     return loading;
@@ -334,9 +336,9 @@
         return { ...each, ...timeDrawn(page.times[k], page.sources[k], each.figure, colors) };
       });
       const step = document.querySelector('[data-figure="step"]'), success = document.querySelector('[data-figure="success"]');
-      if (step) step.textContent = last.at.step;
-      if (success && last.values.success !== undefined) success.textContent = `${(100 * last.values.success).toFixed(1)} %`;
-      document.documentElement.dataset.step = last.at.step;
+      if (step) step.textContent = last.step;
+      if (success && last.success !== null) success.textContent = `${(100 * last.success).toFixed(1)} %`;
+      document.documentElement.dataset.step = last.step;
       document.dispatchEvent(new Event("rows"));
       cost = performance.now() - began;
     }, 4 * cost);
@@ -350,23 +352,24 @@
     const k = page.sources.findIndex((source) => source.key === news.run);
     if (k < 0) return;
     const source = page.sources[k];
-    const rows = news.rows.slice(Math.max(0, source.rows - news.first)); // without those that were fetched meanwhile
-    if (!rows.length) return;
-    const unknown = rows.some((row) => Object.keys(row.values).some((name) => !page.known.has(name)));
+    const count = news.at.step.length, known = Math.max(0, source.rows - news.first); // of these were fetched meanwhile
+    if (known >= count) return;
+    const unknown = Object.keys(news.values).some((name) => !page.known.has(name));
     if (page.alone || source.low || unknown || news.first > source.rows || source.axes.step.length > LONG) { reload(); return; }
-    for (const row of rows) {
-      for (const axis of Object.keys(source.axes)) source.axes[axis].push(row.at[axis]);
-      for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
-        if (series.source === k) series.y.push(row.values[series.column] ?? null);
-      }
-      let top = 0;
-      for (const band of page.times[k].bands) {
-        band.own.push(row.values[`time/${band.name}`] || 0);
-        band.top.push(top += band.own.at(-1));
-      }
-      source.rows += 1;
+    const values = (name) => news.values[name] || Array(count).fill(null);
+    for (const axis of Object.keys(source.axes)) source.axes[axis].push(...news.at[axis].slice(known));
+    for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
+      if (series.source === k) series.y.push(...values(series.column).slice(known));
     }
-    last = rows.at(-1);
+    let below = Array(count - known).fill(0);
+    for (const band of page.times[k].bands) {
+      const own = values(`time/${band.name}`).slice(known).map((value) => value || 0);
+      below = below.map((sum, n) => sum + own[n]);
+      band.own.push(...own);
+      band.top.push(...below);
+    }
+    source.rows += count - known;
+    last = { step: news.at.step.at(-1), success: values("success").at(-1) };
     redraw();
   };
 

@@ -101,15 +101,18 @@
     page.maps.forEach((map, k) => draw(map, figures[k]));
     place.dataset.ready = "1";
   };
-  let waiting = null;
+  let waiting = null, pause = 2000; // longer on a slow line: a tenth of the time is spent on this
   const fetched = async () => {
-    waiting = null;
+    const began = Date.now();
     const answer = await fetch(`/run/${place.dataset.key}/distributions.json`).catch(() => null);
-    if (!answer?.ok) return;
-    page = await answer.json();
-    show();
+    if (answer?.ok) {
+      page = await answer.json();
+      show();
+    }
+    pause = Math.max(2000, 9 * (Date.now() - began));
+    waiting = null;
   };
-  document.addEventListener("rows", () => { waiting ??= setTimeout(fetched, 2000); });
+  document.addEventListener("rows", () => { waiting ??= setTimeout(fetched, pause); });
   document.addEventListener("theme", () => page && show());
   let size = innerWidth;
   addEventListener("resize", () => { if (page && Math.abs(innerWidth - size) > 8) { size = innerWidth; show(); } });
