@@ -35,7 +35,7 @@ from kapelle.environments.rewarded import (
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.runs.writer import new_folder
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.aliases import ARGUMENTS
+from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
 from kapelle.settings.messages import check_keywords, in_python
 from kapelle.settings.schema import AgentConfig
@@ -158,6 +158,9 @@ def train(
     if isinstance(steps, bool):
         raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
     check_keywords(train, "kapelle.train", own)
+    passes = next((name for name in BY_EPOCHS if name in own), None)
+    if steps is not None and passes is not None:
+        raise ConfigError(f"`steps` and `{passes}` both say how long to train. Leave one out.")
     if "environment" in own:
         raise ConfigError(
             "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
@@ -248,6 +251,7 @@ def _named(name: object, dataset: Dataset) -> str:
 
 def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
     """Return our keywords, with the values that `own` has for them by TRL's names, which are removed there."""
+    read: list[str] = []
     for name, ours in ARGUMENTS.items():
         if name not in own:
             continue
@@ -259,7 +263,9 @@ def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[
         ):
             raise ConfigError(f"`{name}` is read as `{ours}`, and both are given. Leave one out.")
         given[ours] = own.pop(name)
-        observer.phase("recipe", f"{name} is read as {ours}")
+        read.append(f"{name} is read as {ours}")
+    if read:
+        observer.phase("recipe", ", ".join(read))
     return iter(given.values())
 
 

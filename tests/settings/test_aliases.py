@@ -159,7 +159,7 @@ def test_their_units_become_ours(
         (["trainer.n_gpus_per_node=8"], "Processes are started by `--launch torchrun --processes N`"),
         ([f"{A}.actor.optim.learning_rate=1"], f"No setting is called '{A}.actor.optim.learning_rate', on the command line"),
         ([f"{A}.rollout.temprature=1"], f"Did you mean '{A}.rollout.temperature'?"),
-        (["learning_rate=fast"], "'optimizer.lr' cannot be 'fast' (set on the command line): write a number."),
+        (["learning_rate=fast"], "'optimizer.lr' cannot be 'fast' (set on the command line): write a number. (`learning_rate` is read as `optimizer.lr`.)"),
         (["learning_rate=-1"], "'optimizer.lr' cannot be -1"),
         (["training.learning_rate=1"], "Unknown key 'training.learning_rate' (set on the command line). Write `optimizer.lr=…`."),
         (["learning_rat=1"], "Did you mean 'learning_rate'?"),

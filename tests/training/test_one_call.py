@@ -155,6 +155,16 @@ def broken(completion: str) -> float:
             {"steps": 3, "max_steps": 4},
             "`max_steps: 4` is read as `steps=4`, and `steps` is 3",
         ),
+        (
+            (ROWS, vowel),
+            {"steps": 3, "epochs": 2},
+            "`steps` and `epochs` both say how long to train. Leave one out",
+        ),
+        (
+            (ROWS, vowel),
+            {"learning_rate": -1},
+            r"`optimizer=\{'lr': …\}` cannot be -1: .* \(`learning_rate` is read as `optimizer=\{'lr': …\}`.\)",
+        ),
         ((ROWS, vowel), {"args": {}}, r"no keyword 'args'. Did you mean `training=\{'steps': …\}`"),
         ((ROWS, vowel), {"lr": 1.0}, r"Did you mean `optimizer=\{'lr': …\}`"),
         (

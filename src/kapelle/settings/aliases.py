@@ -9,7 +9,9 @@ What cannot be said here is refused with the reason. docs/coming_from/names.md i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,7 +260,7 @@ def _generated(value: Any, names: Names) -> Mapping[str, Any]:
 
 
 _BY_STEPS = ("max_steps", "trainer.total_training_steps")
-_BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
+BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
 """Names of the two ways to say how long a run is. Where one source says both, steps count, as they do there."""
 
 
@@ -283,7 +285,7 @@ def _steps(name: str, *, optimiser: bool = True) -> Convert:
         count, each = number(value, name), _updates(names) if optimiser else 1
         rank = names.rank(names.sources[name])
         if count == -1 or any(
-            names.rank(names.sources[other]) > rank for other in _BY_EPOCHS if other in names.theirs
+            names.rank(names.sources[other]) > rank for other in BY_EPOCHS if other in names.theirs
         ):
             return {}
         steps = (
@@ -670,13 +672,35 @@ ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.m
 # -------- Reading them
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How names of other libraries were read."""
+
+    notes: tuple[str, ...]
+    """One line that says so; none where there were none."""
+    by: Mapping[str, str]
+    """Our name → theirs."""
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Let errors about a setting of ours say by which name it was given."""
+        try:
+            yield
+        except ConfigError as error:
+            said = str(error)
+            given = [f"`{name}` is read as `{path}`" for path, name in self.by.items() if re.search(rf"[`']{re.escape(path)}\b", said)]  # fmt: skip
+            if not given:
+                raise
+            raise ConfigError(f"{said} ({'; '.join(given)}.)") from None
+
+
 def read_aliases(
     values: dict[str, Any],
     origin: dict[str, str],
     order: Sequence[str],
     kinds: Mapping[str, Callable[[str], type]],
-) -> tuple[str, ...]:
-    """Replace names of other libraries in merged values by ours, in place, and return a line that says so; none without any.
+) -> Reading:
+    """Replace names of other libraries in merged values by ours, in place, and return how they were read.
 
     `origin` has the source of each value, `order` the sources from the first to the last, `kinds` how the class of a section is
     found by its `name`. Of a name and ours the later source counts; ConfigError where one source gives both and they disagree, for
@@ -696,7 +720,7 @@ def read_aliases(
             hint = did_you_mean(key, [each for each in known if each.startswith(f"{root}.")])
             hint = hint if "mean" in hint else " docs/coming_from/names.md has all that are read."
             raise ConfigError(f"No setting is called '{key}'{_set_in(names.source_of(key))}, and it is no name of another library that is read.{hint}")  # fmt: skip
-    return (", ".join(said),) if said else ()
+    return Reading((", ".join(said),) if said else (), by)
 
 
 def _collect(alias: Alias, names: Names) -> None:

@@ -400,14 +400,16 @@ def _resolved(
     merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
     """Return the recipe of merged values; `layers` are what was merged, those that are laid over others last."""
-    notes = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
+    reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
+    notes = reading.notes
     notes += _renamed(merged, origin, layers[0][1], own)
     notes += own_warmup_left_out(merged, origin, own)
     path = _path(merged)
     if unused_real and path != "embedded":
         note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
         notes += (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
-    config = resolve(merged, origin)
+    with reading.explained():
+        config = resolve(merged, origin)
     for key in _taken_back(RunConfig, merged):
         origin.pop(key, None)
     for key in leaves(config.model_dump(mode="json")):

@@ -333,13 +333,13 @@ def _check_amount(config: RunConfig) -> None:
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
         raise ConfigError(
-            f"`training.tasks_per_step: {tasks:,}` with `algorithm.group_size: {group:,}` makes {tasks * group:,} episodes in one step, which are in "
+            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step, which are in "
             f"memory together; at most {MOST_EPISODES:,} are played. Lower one of the two, and take more steps."
         )
     drawn = config.environment.size("test") is None if config.evaluation.problems > MOST_EPISODES else False
     if drawn:
         raise ConfigError(
-            f"`evaluation.problems: {config.evaluation.problems:,}` of `{config.environment.name}`, whose tasks have no end, would all be played; "
+            f"`evaluation.problems: {config.evaluation.problems}` of `{config.environment.name}`, whose tasks have no end, would all be played; "
             f"at most {MOST_EPISODES:,} are. Lower it."
         )
 

@@ -261,9 +261,10 @@ def _config(
     if config is not None:
         return config, ()
     sections = name_model(said, given)
-    notes = read_aliases(sections, {}, (), SECTIONS)
+    reading = read_aliases(sections, {}, (), SECTIONS)
     check_keywords(Trainer.__init__, "Trainer", sections)
-    return resolve(sections), notes
+    with reading.explained():
+        return resolve(sections), reading.notes
 
 
 class Trainer:
