@@ -12,6 +12,7 @@ from tests.support.episode_lines import lay_plain
 from tests.support.run_folders import CONFIG, group, open_run
 
 from kapelle.errors import DataError, RunDirectoryError
+from kapelle.metrics.distributions import Histogram
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.runs.reader import is_run, read_config, read_episodes, read_groups, read_provenance
 from kapelle.runs.recorded import all_losses
@@ -27,6 +28,7 @@ def write(run: RunDirectory, *steps: int, seed: int = 0) -> None:
         run.record_episodes(step, [group("a", seed + step, seed + step + 1000)])
         run.record_traces(step, [Trace(0, [TracedTurn(0, ["x"], [1.0 + step], [0.5], [1.0])])])
         run.record_system(step, {"cpu": step})
+        run.record_distributions(step, {"reward/a": Histogram(0, step, (1,))})
 
 
 def made(path: Path, seed: int = 0) -> dict[str, int]:
@@ -265,12 +267,15 @@ def test_what_the_run_itself_has_deleted_is_not_missed(tmp_path: Path, saved: di
     assert all_losses(run) == ["the episodes of steps 17 to 32 are missing (episodes/train)"]
 
 
-def test_half_a_row_about_the_machine_is_cut_and_resumed_steps_stand_there_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["system.jsonl", "distributions.jsonl"])
+def test_half_a_row_about_the_machine_is_cut_and_resumed_steps_stand_there_once(
+    tmp_path: Path, name: str
+) -> None:
     with open_run(tmp_path / "run") as run:
         write(run, 1, 2)
         saved = run.positions()
         write(run, 3, 4)
-    table = run.path / "system.jsonl"
+    table = run.path / name
     table.write_bytes(table.read_bytes() + b'{"step": 5, "cp')
     for _ in range(2):
         with open_run(run.path, resume=True) as run:
