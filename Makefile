@@ -76,7 +76,7 @@ test-kernels: build/triton $(STAMPS)/test ## run our own kernels for GPUs in Tri
 test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
 	@$(BIN)/python tools/try_oldest.py $(TESTS)
 
-claims: $(STAMPS)/test ## run a few seeds of what docs/claims.md shows and is cheap; fails if a verdict turns (minutes)
+claims: $(STAMPS)/test ## run two seeds of ten cheap claims of docs/claims.md; fails if a verdict turns (minutes)
 	@$(BIN)/python -m experiments run quick --jobs 2
 
 test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")

@@ -47,7 +47,6 @@ CLAIM = Claim(
         for agents, algorithm in by_agents.items()
     },
     measure=measure,
-    quick=2,
     predictions=(
         at_most("tree", "no tree", 2, 0.9, "a tree needs 0.9 times the tokens of none, or less"),
         at_most("tree", "no tree", 4, 0.9, "a tree needs 0.9 times the tokens of none, or less"),

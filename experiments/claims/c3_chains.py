@@ -59,7 +59,6 @@ CLAIM = Claim(
     "distance from the optimum over the sampled tokens.",
     arms=arms(),
     measure=measure,
-    quick=4,
     rates=(3.0, 10.0, 30.0),
     predictions=(
         share(2, "replay off", 0.85, " (predicted 0.75: 12 turns in place of 16)"),

@@ -77,7 +77,6 @@ CLAIM = Claim(
     ),
     arms={name: one for agents in (2, 4, 8, 16) for name, one in contenders(agents).items()},
     measure=measure,
-    quick=4,
     predictions=(
         Prediction(
             "`grpo` needs with 16 agents, as a multiple of 2 agents'", growth("grpo"), at_least=3.0

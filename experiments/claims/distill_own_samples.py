@@ -99,7 +99,6 @@ CLAIM = Claim(
         ),
     ),
     rates=(4.0, 16.0, 64.0, 256.0),
-    quick=2,
     landmarks=lambda: {"the teacher": RIGHT, "chance": 0.25},
     remark="What counts is which letters are heard while they learn. A table says of a letter that it has never heard what it said at first; a language model guesses, better or worse. "
     "Where the expert can be asked beside the real team, its demonstrations teach faster than a teacher's log-probs of one sampled letter; own samples need no expert that plays along, and follow the team where its errors change. "

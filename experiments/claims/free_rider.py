@@ -63,7 +63,6 @@ CLAIM = Claim(
         at_most("ccpo", 1e-6, "so are they without it").about("ccpo"),
         at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again").about("sharp"),
     ),
-    quick=2,
     plot="bars",
     plotted=("rider", "", "how far the rider is pushed"),
 )

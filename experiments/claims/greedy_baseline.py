@@ -47,7 +47,6 @@ CLAIM = Claim(
         "none": {"name": "experiments.ablations:Plain", "group_size": 2},
     },
     measure=measure,
-    quick=2,
     predictions=(
         Prediction(
             "unequal pay: no baseline has 3 times ReMax's noise",

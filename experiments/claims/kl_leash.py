@@ -67,5 +67,4 @@ CLAIM = Claim(
     ),
     landmarks=lambda: {"optimum, KL(π‖reference)": BY_REVERSE, "optimum, KL(reference‖π)": BY_FORWARD},
     plotted=("", "", "chance of the right letter"),
-    quick=3,
 )

@@ -56,7 +56,6 @@ CLAIM = Claim(
         "none @ 64": ({"name": "experiments.ablations:Plain"}, 64),
     },
     measure=measure,
-    quick=4,
     predictions=(
         noisier("plain mean @ 64", 1.1),
         noisier("short weigh more @ 64", 1.35),

@@ -72,7 +72,6 @@ CLAIM = Claim(
         "grpo": {"name": "grpo", "scale": "none", "group_size": 4},
     },
     measure=measure,
-    quick=2,
     predictions=(
         Prediction("`ippo`'s update is as noisy as `mappo`'s by", noisier("ippo", "mappo"), at_least=2.5),
         Prediction("`grpo`'s is, by", noisier("grpo", "mappo"), at_most=2.0),

@@ -55,7 +55,6 @@ CLAIM = Claim(
         "no clip": {"clip_low": 0.999, "clip_high": 1e6},
     },
     measure=measure,
-    quick=2,
     rates=(8.0, 32.0, 128.0),
     predictions=(
         Prediction("`ppo` keeps at most half of the rise without clipping", kept("ppo"), at_most=0.5),

@@ -61,7 +61,6 @@ CLAIM = Claim(
             at_most=0.1,
         ).about("gigpo"),
     ),
-    quick=2,
     plot="lines",
     plotted=("tokens", "rounds", "noise: tokens of updates"),
     logarithmic=True,

@@ -65,5 +65,4 @@ CLAIM = Claim(
     ),
     plot="bars",
     plotted=("unsure", "", "signal over noise of one step, unsure agent"),
-    quick=2,
 )

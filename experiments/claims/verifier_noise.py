@@ -75,7 +75,6 @@ CLAIM = Claim(
         for noise in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
     },
     measure=measure,
-    quick=2,
     predictions=(
         share("none", 0.2, 0.6),
         share("none", 0.4, 0.2),
