@@ -46,6 +46,12 @@ FAINT = """() => {
 }"""
 """What WCAG AA calls too faint (1.4.3, for text of any size): each text's colour over all grounds under it, with their opacity."""
 
+
+def saved_bytes(path: Path) -> bytes:
+    """Return what a download holds."""
+    return path.read_bytes()
+
+
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 
@@ -86,10 +92,48 @@ async def test_runs_are_drawn_together_and_seeds_as_one(page: Page) -> None:
         "three runs, each with unseen problems"
     )
     assert (await page.locator("table.settings").inner_text()).count("optimizer.lr") == 1
-    await page.locator("#group").check()
-    await page.wait_for_url("**group=1**")
+    await page.locator("select[name=spread]").select_option("median")
+    await page.wait_for_url("**spread=median**")
+    await page.locator("select[name=by]").first.select_option("seed")
+    await page.wait_for_url("**by=seed**")
     await page.locator("figure[data-name=success] canvas").wait_for()
     assert "median of 2" in (await page.locator("figure[data-name=success] .legend").inner_text())
+
+
+async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
+    await page.goto("/")
+    await page.locator("#every").check()
+    await page.locator("#overlay").click()
+    await page.locator("select[name=by]").first.select_option("optimizer.lr")
+    await page.wait_for_url("**by=optimizer.lr**")
+    figure = page.locator("figure[data-name=reward]")
+    await figure.locator("canvas").wait_for()
+    legend = figure.locator(".legend button")
+    assert "optimizer.lr 0.001, mean of 2" in (await legend.first.inner_text())
+    await legend.first.click()
+    pressed = page.locator(".legend button[aria-pressed=false]")
+    assert {await button.get_attribute("data-key") for button in await pressed.all()} == {
+        await legend.first.get_attribute("data-key")
+    }, "in every panel"
+    place = await figure.locator(".u-over").bounding_box()
+    assert place is not None
+    across = [place["x"] + share * place["width"] for share in (0.25, 0.75)]
+    await page.mouse.move(across[0], place["y"] + 20)
+    await page.mouse.down()
+    await page.mouse.move(across[1], place["y"] + 20, steps=4)
+    await page.mouse.up()
+    assert "zoom=" in page.url
+    await page.locator("input[name=log]").check()
+    assert "log=1" in page.url
+    for form, start in (("csv", b'"step","solver'), ("svg", b"<svg xmlns="), ("png", b"\x89PNG")):
+        await figure.locator(".save summary").click()
+        async with page.expect_download() as saved:
+            await figure.locator(f"[data-form={form}]").click()
+        file = await saved.value
+        assert file.suggested_filename == f"reward.{form}"
+        assert saved_bytes(await file.path()).startswith(start)
+    await page.locator("button[name=reset]").click()
+    assert "zoom=" not in page.url
 
 
 async def test_keys_are_explained_and_the_theme_is_kept(page: Page) -> None:

@@ -10,8 +10,8 @@ from tests.support.viewed_runs import write_run
 from kapelle.metrics.definitions import describe
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
+from kapelle.viewer import comparing as drawn_runs
 from kapelle.viewer import curves
-from kapelle.viewer import server as drawn_runs
 from kapelle.viewer.curves import PAID, SECTIONS, SYSTEM, CurveSource, color, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.pages import dumped
@@ -34,8 +34,24 @@ def test_a_group_is_its_median_and_quartiles() -> None:
 
 def test_a_run_alone_is_no_group() -> None:
     (one,) = grouped([("all", source("a", 1.0))])
-    assert one.label == "a"
+    assert one.label == "all: a"
     assert not one.low
+
+
+def test_a_group_is_its_mean_with_students_interval() -> None:
+    runs = [source("a", 1.0, 5.0, None), source("b", 2.0, 6.0), source("c", 9.0, 7.0)]
+    (one,) = grouped([("all", each) for each in runs], "mean")
+    assert one.label == "all, mean of 3"
+    assert one.columns["reward/a"] == [4.0, 6.0, None]
+    # t for 2 degrees of freedom is 4.3027: half of the interval is t times the deviation over the root of 3.
+    assert one.low["reward/a"] == [
+        pytest.approx(4 - 4.302653 * 19**0.5 / 3**0.5),
+        pytest.approx(6 - 4.302653 / 3**0.5),
+        None,
+    ]
+    assert one.high["reward/a"][1] == pytest.approx(6 + 4.302653 / 3**0.5)
+    (two,) = grouped([("all", source("a", 1.0, 5.0)), ("all", source("b", 2.0))], "mean")
+    assert (two.columns["reward/a"], two.low["reward/a"][1]) == ([1.5, 5.0], None), "one run has no interval"
 
 
 def test_long_runs_of_one_recipe_are_one_group_though_one_is_shorter(

@@ -19,7 +19,7 @@ def test_a_page_holds_all_of_it_and_names_nobody_else(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "reward/</script><script>x()</script>": 1.0}\n')
     page = exported(Library([tmp_path])).decode()
-    assert page.count("<script>") == 3, "the package's own"
+    assert page.count("<script>") == 4, "the package's own"
     assert "<script>x()" not in page
     assert "<b>" not in re.sub(
         r"<b>[\d.,%– ]+|<b>[a-z]+</b>", "", page.split("</style>")[-1].split("<script>")[0]

@@ -294,7 +294,7 @@ def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
     assert [s["label"] for s in web.get(query).json()["sources"]] == ["pair-0", "pair-1", "other/pair-0"]
     assert [s["label"] for s in web.get(query + "&group=1").json()["sources"]] == [
         "pair, grpo, median of 2",
-        "other/pair-0",
+        "pair, mappo: other/pair-0",
     ]
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from statistics import median
-from typing import Any
+from typing import Any, Literal
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
 
 from kapelle.metrics.definitions import Metric, describe
 from kapelle.metrics.distributions import KINDS, stacked
+from kapelle.metrics.statistics import t_quantile
 from kapelle.metrics.timeline import ACTIVITIES
 from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
 
 POINTS = 1000
 """Most points of one curve on a page."""
+MANY = 24
+"""Runs up to which each curve has so many; of more runs, each has fewer."""
+Spread = Literal["mean", "median"]
+"""How a group is drawn: its mean with Student's 95 % interval, or its median with its quartiles."""
 BANDS = (*ACTIVITIES, "idle")
 """The parts of a step's time, from the bottom of the band to its top."""
 
@@ -70,7 +79,7 @@ class CurveSource:
     axes: Mapping[str, Sequence[float]]
     columns: Mapping[str, Sequence[float | None]]
     low: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """Lower quartile of a group's runs, by column; empty for a single run."""
+    """Lower end of a group's band, by column; empty for a single run."""
     high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
     rows: int = 0
@@ -112,9 +121,10 @@ def source_of(run: ViewedRun, label: str | None = None, width: int | None = None
         return found
 
 
-def width_of(rows: int) -> int:
-    """Return how many steps one point of a curve averages."""
-    return max(1, -(-rows // POINTS))
+def width_of(rows: int, runs: int = 1) -> int:
+    """Return how many steps one point of a curve averages; the curves of many runs have fewer points."""
+    points = POINTS if runs <= MANY else max(POINTS // 10, POINTS * MANY // runs)
+    return max(1, -(-rows // points))
 
 
 SYSTEM = {
@@ -182,65 +192,75 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
     return {"steps": ends, "width": width, "maps": found}
 
 
-def grouped(sources: Sequence[tuple[str, CurveSource]]) -> list[CurveSource]:
-    """Return one source for each group name: medians of its runs with their quartiles, step by step."""
+def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median") -> list[CurveSource]:
+    """Return one source for each group name: the middle of its runs and their band, step by step."""
     groups: dict[str, list[CurveSource]] = {}
     for name, source in sources:
         groups.setdefault(name, []).append(source)
-    return [_merged(name, members) for name, members in groups.items()]
+    return [_merged(name, members, spread) for name, members in groups.items()]
 
 
-def _merged(name: str, members: Sequence[CurveSource]) -> CurveSource:
-    """Return the median and the quartiles of several runs, for each stretch of steps and each evaluated step."""
+def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveSource:
+    """Return the middle and the band of several runs, for each stretch of steps and each evaluated step."""
     if len(members) == 1:
-        return members[0]
+        return replace(members[0], label=f"{name}: {members[0].label}")
     # A stretch that a run has not finished is compared with the same stretch of the others.
     cut = [[(step - 1) // members[0].width for step in each.axes["step"]] for each in members]
     numbers = sorted({number for own in cut for number in own})
-    places = [{number: k for k, number in enumerate(own)} for own in cut]
+    where = {number: k for k, number in enumerate(numbers)}
 
-    def at(number: float, values: Iterable[Sequence[float | None]]) -> list[float]:
-        found = (
-            column[k]
-            for column, where in zip(values, places, strict=True)
-            if (k := where.get(number)) is not None
-        )
-        return sorted(value for value in found if value is not None)
+    def laid(columns: Sequence[Sequence[float | None]]) -> Any:
+        """Return the runs' values, one row a run and NaN where it has none."""
+        table = np.full((len(members), len(numbers)), np.nan)
+        for row, (column, own) in enumerate(zip(columns, cut, strict=True)):
+            if column:
+                table[row, [where[number] for number in own]] = np.array(column, float)
+        return table
 
-    axes = {axis: [median(at(n, [each.axes[axis] for each in members])) for n in numbers] for axis in AXES}
+    axes = {axis: _band(laid([each.axes[axis] for each in members]), "median")[1] for axis in AXES}
     names = dict.fromkeys(column for each in members for column in each.columns)
-    kept: dict[str, list[list[float]]] = {}
-    for column in names:
-        empty = [[None] * len(each.axes["step"]) for each in members]
-        values = [each.columns.get(column, none) for each, none in zip(members, empty, strict=True)]
-        kept[column] = [at(number, values) for number in numbers]
-    middle, low, high = (
-        {column: [_quantile(values, share) for values in rows] for column, rows in kept.items()}
-        for share in (0.5, 0.25, 0.75)
-    )
+    bands = {
+        column: _band(laid([each.columns.get(column, ()) for each in members]), spread) for column in names
+    }
+    low, middle, high = ({column: band[k] for column, band in bands.items()} for k in range(3))
     evaluated: dict[float, list[Mapping[str, Any]]] = {}
     for row in (row for each in members for row in each.evaluations):
         evaluated.setdefault(row["at"]["step"], []).append(row)
     measured = []
     for _, rows in sorted(evaluated.items()):
-        ordered = sorted(row["success"] for row in rows)
-        ends = {
-            name: _quantile(ordered, share)
-            for name, share in (("low", 0.25), ("success", 0.5), ("high", 0.75))
-        }
-        measured.append({"at": {axis: median(row["at"][axis] for row in rows) for axis in AXES}, **ends})
-    label = f"{name}, median of {len(members)}"
-    return CurveSource(
-        members[0].key, label, axes, middle, low, high, measured, min(each.rows for each in members)
-    )
+        ends = _band(np.array([[row["success"]] for row in rows], float), spread)
+        at = {axis: median(row["at"][axis] for row in rows) for axis in AXES}
+        success = ends[1][0]
+        low_end, high_end = ends[0][0], ends[2][0]
+        measured.append(
+            {
+                "at": at,
+                "success": success,
+                "low": success if low_end is None else low_end,
+                "high": success if high_end is None else high_end,
+            }
+        )
+    label = f"{name}, {spread} of {len(members)}"
+    places = {axis: [place or 0.0 for place in values] for axis, values in axes.items()}
+    rows_read = min(each.rows for each in members)
+    return CurveSource(members[0].key, label, places, middle, low, high, measured, rows_read)
 
 
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    if not values:
-        return None
-    place = share * (len(values) - 1)
-    k = int(place)
-    return values[k] if k + 1 == len(values) else values[k] + (place - k) * (values[k + 1] - values[k])
+def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
+    """Return lower end, middle and upper end over R runs at each of N places; None where no run, or for ends too few, have a value."""
+    count = np.sum(~np.isnan(table_RN), axis=0)
+    with np.errstate(all="ignore"), catch_warnings():
+        simplefilter("ignore", RuntimeWarning)  # places without a value
+        if spread == "median":
+            ends = np.nanquantile(table_RN, (0.25, 0.5, 0.75), axis=0)
+        else:
+            # Student's t: the deviation is estimated from the few runs that the mean is of.
+            wide = {int(n): t_quantile(0.975, int(n) - 1) for n in np.unique(count) if n > 1}
+            half = np.nanstd(table_RN, axis=0, ddof=1) / np.sqrt(count)
+            half = half * np.array([wide.get(int(n), np.nan) for n in count])
+            middle = np.nanmean(table_RN, axis=0)
+            ends = np.array([middle - half, middle, middle + half])
+    return [[value if isfinite(value) else None for value in row] for row in ends.tolist()]
 
 
 def page(

@@ -21,7 +21,7 @@ from kapelle.viewer.episode import (
     vocabulary_of,
 )
 from kapelle.viewer.library import Library, ViewedRun
-from kapelle.viewer.pages import MOST_RUNS, dumped, labels, render
+from kapelle.viewer.pages import dumped, labels, render
 from kapelle.viewer.presenting import (
     differing,
     listed,
@@ -31,8 +31,10 @@ from kapelle.viewer.presenting import (
     warnings,
 )
 
-SCRIPTS = ("uplot.js", "charts.js", "episode.js")
+SCRIPTS = ("uplot.js", "saving.js", "charts.js", "episode.js")
 STYLES = ("uplot.css", "viewer.css")
+MOST_RUNS = 24
+"""Most runs on the page, those that changed last."""
 EPISODES = 4
 """Episodes of each run that the page holds."""
 

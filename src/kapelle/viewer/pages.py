@@ -132,8 +132,8 @@ def spark(values: Sequence[float]) -> str:
 
 # -------- What answers share: the runs that a call names, pages and JSON
 
-MOST_RUNS = 24
-"""Most runs in one plot."""
+MOST_RUNS = 500
+"""Most runs that one page compares."""
 
 
 def chosen(library: Library, request: Request) -> list[ViewedRun]:

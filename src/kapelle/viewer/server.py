@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from kapelle.services.binding import Binding
 from kapelle.services.http import SAFE, Guard
 from kapelle.services.refusals import Refusal
 from kapelle.viewer import blame, curves
+from kapelle.viewer.comparing import DrawnRuns
 from kapelle.viewer.episode import (
     COLUMNS,
     ShownEpisode,
@@ -44,14 +44,12 @@ from kapelle.viewer.index_tables import COUNTED, SEATS, SORTS, WINDOW, Tables, a
 from kapelle.viewer.league import arenas, drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
-from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, labels, run_of, shown
+from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, run_of, shown
 from kapelle.viewer.pictures import read_picture
 from kapelle.viewer.pool import pool
 from kapelle.viewer.presenting import (
-    alike,
     at,
     compared,
-    differing,
     graph,
     listed,
     newest_episodes,
@@ -162,65 +160,6 @@ def _blamed(library: Library, request: Request) -> Response:
             result.episodes[number], int(turn) if turn.isdecimal() and len(turn) < 10 else None
         ),
     )
-
-
-# -------- The address of curves; it keeps its newest answers, because one of ten thousand steps takes a tenth of a second to make
-
-KEPT = 4
-"""Answers that are kept; each has a megabyte for each long run."""
-
-
-class DrawnRuns:
-    """Answers with the curves of runs."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._answers: deque[tuple[list[curves.CurveSource], list[list[str]], str]] = deque(maxlen=KEPT)
-        self._lock = threading.Lock()
-
-    def answer(self, request: Request) -> Response:
-        """Return what a page of curves draws, as JSON."""
-        runs = chosen(self._library, request)
-        together = request.query_params.get("group") == "1"
-        width = None
-        if together:  # the runs of a group are cut at the same steps
-            rows = []
-            for run in runs:
-                with run.lock:
-                    run.refresh()
-                    rows.append(len(run.metrics))
-            width = curves.width_of(max(rows, default=0))
-        sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
-        groups = group_names(runs) if together else []
-        agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
-        names = [groups, agents]
-        with self._lock:
-            # `source_of` returns the same object until a run has grown.
-            same = [
-                text
-                for known, called, text in self._answers
-                if called == names and list(map(id, known)) == list(map(id, sources))
-            ]
-        if same:
-            text = same[0]
-        else:
-            drawn = curves.grouped(list(zip(groups, sources, strict=True))) if together else sources
-            text = dumped(curves.page(drawn, agents))
-            with self._lock:
-                self._answers.append((sources, names, text))
-        return Response(text, media_type="application/json")
-
-
-def group_names(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return the name of each run's group; groups of the same recipe and algorithm carry their first run's folder too."""
-    kinds = [alike(run) for run in runs]
-    first = dict(reversed(list(zip(kinds, runs, strict=True))))
-    names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
-    shared = list(names.values())
-    return [
-        f"{names[kind]} ({first[kind].path.name})" if shared.count(names[kind]) > 1 else names[kind]
-        for kind in kinds
-    ]
 
 
 # -------- Runs as they are written: server-sent events with the rows that were appended, and nothing else
@@ -576,7 +515,8 @@ def viewer(library: Library, binding: Binding) -> Guard:
     at = "/run/{key}/episode/{split}/{step:int}/{line:int}"
     addresses: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: _runs(library, request),
-        "/compare": lambda request: _compare(library, request),
+        "/compare": drawing.page,
+        "/compare.csv": drawing.table,
         "/run/{key}": lambda request: _run(library, request, episodes.prepare),
         "/run/{key}/distributions.json": lambda request: json_answer(
             curves.distributions_page(run_of(library, request.path_params["key"]))
@@ -635,15 +575,6 @@ def _run(library: Library, request: Request, prepare: Callable[[ViewedRun], None
     page = html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
     page.background = BackgroundTask(prepare, run)  # once the page is sent
     return page
-
-
-def _compare(library: Library, request: Request) -> Response:
-    runs = chosen(library, request)
-    return html(
-        "compare.html",
-        runs=[listed(run) for run in runs],
-        differences=differing(runs),
-    )
 
 
 def _events(library: Library, request: Request, prepare: Callable[[ViewedRun], None]) -> Response:

@@ -10,6 +10,8 @@
   const WHOLE = Array.from({ length: 12 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat();
   let page = null;
   let panels = [];
+  const off = new Set(); // what the legend has turned off: runs where several are drawn, else agents
+  let zoom = null; // [from, to] on the axis that is drawn over; null shows everything
 
   const resolved = (name) => {
     const probe = document.createElement("span");
@@ -21,7 +23,7 @@
   };
   const palette = () => ({ k: [0, 1, 2, 3, 4, 5, 6, 7].map((n) => resolved(`k${n}`)), quiet: resolved("quiet"), grid: resolved("gridline") });
   const faded = (color, share) => color.startsWith("rgb(") ? color.replace("rgb(", "rgba(").replace(")", `, ${share})`) : `color-mix(in srgb, ${color} ${share * 100}%, transparent)`;
-  const settings = () => ({ x: controls.x.value, smooth: Number(controls.smooth.value), q: controls.q.value.trim().toLowerCase() });
+  const settings = () => ({ x: controls.x.value, smooth: Number(controls.smooth.value), q: controls.q.value.trim().toLowerCase(), log: controls.log.checked });
   const make = (tag, name, text) => {
     const made = document.createElement(tag);
     if (name) made.className = name;
@@ -50,6 +52,8 @@
   };
   const named = (series, many) => [series.who || (many || page.alone ? "" : "team"), many ? page.sources[series.source].label : ""].filter(Boolean).join(" · ");
 
+  const keyOf = (line) => (page.sources.length > 1 && !page.alone ? `run ${page.sources[line.source].key} ${page.sources[line.source].label}` : line.who || line.label || "team");
+
   const linesOf = (panel) => {
     const many = page.sources.length > 1 && !page.alone;
     const whose = [...new Set(panel.series.map((series) => series.who))];
@@ -61,7 +65,7 @@
     });
   };
 
-  const tableOf = (panel, lines, { x, smooth }) => {
+  const tableOf = (panel, lines, { x, smooth, log }) => {
     const tables = page.sources.map((source, k) => {
       const own = lines.filter((line) => line.source === k);
       const rows = own.flatMap((line) => (line.low ? [line.y, line.low, line.high] : [line.y]).map((values) => smoothed(values, smooth)));
@@ -75,7 +79,10 @@
       }
     }
     const kept = tables.filter((table) => table.length > 1);
-    return kept.length ? strict(uPlot.join(kept.map(distinct))) : [[]];
+    if (!kept.length) return [[]];
+    const table = strict(uPlot.join(kept.map(distinct)));
+    // 0 and what is below it have no place on a log scale.
+    return log ? table.map((column, k) => (k ? column.map((value) => (value > 0 ? value : null)) : column)) : table;
   };
   // uPlot wants places that rise: of several rows at one place the last one counts.
   const distinct = (table) => {
@@ -91,9 +98,10 @@
     page.sources.forEach((source, k) => {
       for (const line of lines.filter((each) => each.source === k)) {
         const stroke = colors.k[line.color];
-        series.push({ label: line.label, stroke, width: 1.6, dash: line.dash, spanGaps: true, points: { show: page.sources[k].axes.step.length < 3 }, line });
+        const shown = !off.has(keyOf(line)), hidden = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true, show: shown };
+        series.push({ label: line.label, show: shown, stroke, width: 1.6, dash: line.dash, spanGaps: true, points: { show: page.sources[k].axes.step.length < 3 }, line });
         if (line.low) {
-          series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+          series.push({ ...hidden }, { ...hidden });
           bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.16) });
         }
       }
@@ -103,8 +111,10 @@
         if (!source.evaluations.length) return;
         const stroke = colors.k[page.sources.length > 1 ? 1 + (k % 7) : 2];
         const label = page.sources.length > 1 ? `unseen · ${source.label}` : (lines.some((line) => line.low) ? "unseen problems" : "unseen problems, 95 %");
-        series.push({ label, stroke, width: 1.2, dash: [2, 3], spanGaps: true, points: { show: true, size: 6, fill: stroke }, line: { color: page.sources.length > 1 ? 1 + (k % 7) : 2, dash: [2, 3], label } });
-        series.push({ stroke: "transparent", spanGaps: true, points: { show: false } }, { stroke: "transparent", spanGaps: true, points: { show: false } });
+        const line = { color: page.sources.length > 1 ? 1 + (k % 7) : 2, dash: [2, 3], label, who: "unseen problems", source: k };
+        const shown = !off.has(keyOf(line)), hidden = { stroke: "transparent", spanGaps: true, points: { show: false }, show: shown };
+        series.push({ label, show: shown, stroke, width: 1.2, dash: [2, 3], spanGaps: true, points: { show: true, size: 6, fill: stroke }, line });
+        series.push({ ...hidden }, { ...hidden });
         bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.14) });
       });
     }
@@ -120,9 +130,10 @@
     const room = 0.08 * (high - low);
     return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
   };
+  const logRange = (_, low, high) => (low > 0 && high > 0 ? [low / 1.15, high * 1.15] : [0.1, 1]);
   const axesOf = (x, colors, extra = {}) => [
     { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26, ...(x === "step" ? { incrs: WHOLE } : {}) },
-    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map(short), size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
+    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map((value) => (value === null ? "" : short(value))), size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
   ];
 
   const legendOf = (figure, series) => {
@@ -131,7 +142,15 @@
     const outputs = [];
     series.forEach((each, k) => {
       if (!each.line) return;
-      const item = make("li");
+      const item = make("li"), button = make("button");
+      button.type = "button";
+      button.title = "hide or show it; a double click shows it alone";
+      button.setAttribute("aria-pressed", String(each.show !== false));
+      if (each.line.who !== undefined || each.line.source !== undefined) {
+        button.dataset.key = keyOf(each.line);
+        button.addEventListener("click", () => turn(button.dataset.key));
+        button.addEventListener("dblclick", () => alone(button.dataset.key));
+      } else button.disabled = true;
       const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       svg.setAttribute("viewBox", "0 0 22 6");
       svg.setAttribute("class", `k${each.line.color}`);
@@ -140,11 +159,54 @@
       Object.entries({ x1: 0, x2: 22, y1: 3, y2: 3, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": (each.line.dash || []).join(" ") }).forEach(([name, value]) => stroke.setAttribute(name, value));
       svg.append(stroke);
       const value = make("b");
-      item.append(svg, document.createTextNode(each.line.label || ""), value);
+      button.append(svg, document.createTextNode(each.line.label || ""), value);
+      item.append(button);
       list.append(item);
       outputs.push([k, value]);
     });
     return outputs;
+  };
+  // What is on or off is so in every panel.
+  const shift = () => {
+    for (const { chart, figure } of panels) {
+      let shown = true;
+      chart.batch(() => chart.series.forEach((each, k) => {
+        if (!k || each.own) return;
+        if (each.line) shown = !off.has(keyOf(each.line));
+        if (each.show !== shown) chart.setSeries(k, { show: shown });
+      }));
+      for (const button of figure.querySelectorAll(".legend button[data-key]")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.key)));
+    }
+  };
+  const turn = (key) => { if (!off.delete(key)) off.add(key); shift(); };
+  const alone = (key) => {
+    const keys = new Set([...place.querySelectorAll(".legend button[data-key]")].map((button) => button.dataset.key));
+    keys.delete(key);
+    const already = !off.has(key) && [...keys].every((each) => off.has(each));
+    off.clear();
+    if (!already) keys.forEach((each) => off.add(each));
+    shift();
+  };
+  // Dragging over a panel zooms all of them; a double click or the button shows everything again.
+  const zoomed = (chart) => {
+    if (zoom) chart.setScale("x", { min: zoom[0], max: zoom[1] });
+  };
+  const magnify = (found) => {
+    zoom = found;
+    const reset = controls.querySelector("[name=reset]");
+    reset.hidden = !zoom;
+    keep();
+    for (const { chart } of panels) zoom ? zoomed(chart) : chart.setData(chart.data);
+  };
+  const dragging = {
+    cursor: { drag: { x: true, y: false, setScale: false, dist: 6 }, bind: { dblclick: () => () => { magnify(null); return null; } } },
+    setSelect: (chart) => {
+      const { left, width } = chart.select;
+      if (width < 6) return;
+      const ends = [chart.posToVal(left, "x"), chart.posToVal(left + width, "x")];
+      chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+      magnify(ends);
+    },
   };
   const tell = (chart, outputs) => {
     const at = chart.cursor.idx;
@@ -165,6 +227,19 @@
     link.href = `#panel-${panel.name}`; // a link to this curve, to be passed on
     title.append(link);
     caption.append(title, make("span", "quiet", panel.unit));
+    const save = make("details", "save"), choice = make("div");
+    save.append(make("summary", "", "save"), choice);
+    for (const form of ["csv", "svg", "png"]) {
+      const button = make("button", "", form.toUpperCase());
+      button.type = "button";
+      button.dataset.form = form;
+      button.addEventListener("click", () => {
+        const { chart } = panels.find((each) => each.figure === figure);
+        save.open = false;
+        kapelleSave(form, { chart, title: panel.title, unit: panel.unit, x: settings().x, paper: getComputedStyle(document.documentElement).backgroundColor, ink: getComputedStyle(document.body).color, colors: palette() });
+      });
+      choice.append(button);
+    }
     const note = make("p", "note", [panel.meaning, panel.warning && `Watch for: ${panel.warning}`].filter(Boolean).join(" "));
     note.hidden = true;
     if (note.textContent) {
@@ -174,6 +249,7 @@
       why.addEventListener("click", () => { note.hidden = !note.hidden; why.setAttribute("aria-expanded", String(!note.hidden)); });
       caption.append(why);
     }
+    caption.append(save);
     figure.append(caption, make("p", "known quiet", panel.known_as), note, make("div", "plot"), make("ul", "legend"));
     return figure;
   };
@@ -188,13 +264,14 @@
     let outputs = [];
     const chart = new uPlot({
       width: Math.max(200, plot.clientWidth), height: 170, series, bands, legend: { show: false },
-      scales: { x: { time: false }, y: { range } }, axes: axesOf(at.x, colors),
-      cursor: { sync: { key: "kapelle" }, points: { size: 5 }, y: false },
-      hooks: { setCursor: [(u) => tell(u, outputs)], setData: [(u) => tell(u, outputs)] },
+      scales: { x: { time: false }, y: at.log ? { distr: 3, log: 10, range: logRange } : { range } }, axes: axesOf(at.x, colors),
+      cursor: { sync: { key: "kapelle", filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } }, points: { size: 5 }, y: false, ...dragging.cursor },
+      hooks: { setCursor: [(u) => tell(u, outputs)], setData: [(u) => tell(u, outputs)], setSelect: [dragging.setSelect] },
     }, data, plot);
+    zoomed(chart);
     outputs = legendOf(figure, series);
     tell(chart, outputs);
-    return { panel, figure, chart, update: () => chart.setData(tableOf(panel, lines, settings())) };
+    return { panel, figure, chart, update: () => { chart.setData(tableOf(panel, lines, settings())); zoomed(chart); } };
   };
 
   const timeDrawn = (times, source, figure, colors) => {
@@ -219,8 +296,9 @@
     };
     const chart = new uPlot({
       width: Math.max(200, plot.clientWidth), height: 170, series, bands, legend: { show: false }, scales: { x: { time: false }, y: { range: (_, low, high) => [0, high || 1] } },
-      axes: axesOf(x, colors), cursor: { sync: { key: "kapelle" }, points: { show: false }, y: false }, hooks: { setCursor: [say] },
+      axes: axesOf(x, colors), cursor: { sync: { key: "kapelle", filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } }, points: { show: false }, y: false, ...dragging.cursor }, hooks: { setCursor: [say], setSelect: [dragging.setSelect] },
     }, data, plot);
+    zoomed(chart);
     outputs = legendOf(figure, series);
     say(chart);
     return { panel: { name: "time", title: "where a step's time goes" }, figure, chart };
@@ -285,15 +363,15 @@
 
   const keep = () => {
     const kept = new URLSearchParams(location.search);
-    const { x, smooth, q } = settings();
-    for (const [name, value] of [["x", x === "step" ? "" : x], ["smooth", smooth || ""], ["q", q]]) value ? kept.set(name, value) : kept.delete(name);
+    const { x, smooth, q, log } = settings();
+    const ends = zoom ? zoom.map((at) => Number(at.toPrecision(6))).join("_") : "";
+    for (const [name, value] of [["x", x === "step" ? "" : x], ["smooth", smooth || ""], ["q", q], ["log", log ? "1" : ""], ["zoom", ends]]) value ? kept.set(name, value) : kept.delete(name);
     history.replaceState(null, "", kept.size ? `?${kept}` : location.pathname);
   };
 
   const fetched = async () => {
-    const group = document.getElementById("group");
     if (page?.embedded) return;
-    const text = await (await fetch(place.dataset.from || `/curves.json?${place.dataset.runs}${group?.checked ? "&group=1" : ""}`)).json();
+    const text = await (await fetch(place.dataset.from || `/curves.json?${place.dataset.curves || place.dataset.runs}`)).json();
     page = text;
     draw();
   };
@@ -379,7 +457,7 @@
   };
   const listen = () => {
     const from = page.sources.map((source) => source.rows).join(",");
-    const grouped = document.getElementById("group")?.checked;
+    const grouped = "grouped" in place.dataset;
     const news = new EventSource(`/events?${place.dataset.runs}${grouped ? "" : `&from=${from}`}`);
     const live = document.getElementById("live");
     let first = true;
@@ -419,16 +497,17 @@
   if (!controls.x.value) controls.x.value = "step";
   controls.smooth.value = query.get("smooth") || "0";
   controls.q.value = query.get("q") || "";
-  const group = document.getElementById("group");
-  if (group) {
-    group.checked = query.get("group") === "1";
-    group.addEventListener("change", () => group.form.submit());
-  }
+  controls.log.checked = query.get("log") === "1";
+  const ends = (query.get("zoom") || "").split("_").map(Number);
+  if (ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1]) zoom = ends;
+  controls.reset.hidden = !zoom;
+  controls.reset.addEventListener("click", () => magnify(null));
   const say = () => { controls.querySelector("output").textContent = controls.smooth.value; };
   say();
   controls.addEventListener("submit", (event) => event.preventDefault());
   controls.addEventListener("input", (event) => {
     say();
+    if (event.target.name === "x") { zoom = null; controls.reset.hidden = true; } // ends in steps are none in seconds
     keep();
     if (event.target.name === "q") sift();
     else draw();

@@ -49,6 +49,14 @@
       keep();
     }),
   );
+  // All rows that the filter leaves are chosen, or none.
+  const every = document.getElementById("every");
+  every.addEventListener("change", () => { 
+    for (const row of body().rows) {
+      const box = row.querySelector("input");
+      if (box && !row.hidden) box.checked = every.checked;
+    }
+  });
   arrange();
 
   let waiting = null;
