@@ -176,6 +176,29 @@ def test_what_cannot_be_meant_here_is_refused_with_the_reason(
     assert said in str(caught.value)
 
 
+def test_of_cory_they_are_said_of_what_it_plays_with() -> None:
+    asked = (
+        "num_generations=3",
+        "per_device_train_batch_size=6",
+        "steps_per_generation=2",
+        "beta=0.2",
+        "loss_type=grpo",
+    )
+    config = load_recipe("cory_gsm8k", (), asked).config
+    base = "algorithm.base"
+    found = {
+        path: at(config, path)
+        for path in (
+            f"{base}.group_size",
+            f"{base}.minibatches",
+            f"{base}.loss.kl_coefficient",
+            f"{base}.loss.aggregation",
+            "training.tasks_per_step",
+        )
+    }
+    assert list(found.values()) == [3, 2, 0.2, "sequence_mean", 4]
+
+
 def test_no_name_of_theirs_hides_one_of_ours() -> None:
     assert len({alias.name for alias in TABLE}) == len(TABLE)
     assert [alias.name for alias in TABLE if alias.name in RunConfig.model_fields] == []

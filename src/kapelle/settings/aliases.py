@@ -88,6 +88,12 @@ class Names:
         found = self.set(path)
         if found is not NOTHING:
             return found
+        if (
+            path.startswith("algorithm.")
+            and not self.has(path)
+            and self.has(inner := path.replace(".", ".base.", 1))
+        ):
+            return self.value(inner)
         kinds = self._classes(path)
         key = path.rpartition(".")[2]
         return next(
@@ -101,7 +107,11 @@ class Names:
 
     def first(self, *paths: str) -> str:
         """Return the first of our settings that this run has; ValueError where it has none."""
-        for path in paths:
+        # What CORY plays with stands in its `base`, as everything that other algorithms have.
+        places = [*paths]
+        if self.set("algorithm.base.name") is not NOTHING:
+            places += [each.replace(".", ".base.", 1) for each in paths if each.startswith("algorithm.")]
+        for path in places:
             if self.has(path):
                 return path
         section = paths[0].partition(".")[0]
@@ -121,6 +131,8 @@ class Names:
         if section in self._kinds:
             given = self.values.get(section)
             name = self.set(f"{section}.name")
+            if section == "algorithm" and inner[0] == "base" and len(inner) > 1:
+                given, name, inner = None, self.set("algorithm.base.name"), inner[1:]
             name = DEFAULTS.get(section) if name is NOTHING else name
             if isinstance(given, Settings):
                 kinds = [type(given)]
@@ -753,6 +765,8 @@ def _read(alias: Alias, names: Names, by: dict[str, str]) -> str:
     value, source = names.theirs[alias.name], names.sources[alias.name]
     try:
         found = alias.convert(value, names)
+        if "algorithm.name" not in found:
+            found = {names.first(path) if path.startswith("algorithm.") else path: each for path, each in found.items()}  # fmt: skip
     except ValueError as error:
         raise ConfigError(
             f"`{alias.name}` ({alias.library}{_set_in(source)}) cannot be read: {error}."
