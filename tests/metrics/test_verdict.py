@@ -141,11 +141,23 @@ def test_games_in_which_one_wins_what_the_other_loses_are_not_called_flat() -> N
     found = judge(range(40), {**columns, "league/nash_conv": falling}, opposed=True)
     assert found.word == "healthy"
     assert "NashConv fell from 0.4" in found.evidence[0].sentence
+    entries: list[float | None] = [float(k) if k % 4 == 0 else None for k in range(40)]
+    rated = judge(range(40), {**columns, "league/rating": entries}, opposed=True)
+    assert "the newest member's rating rose from 4 to 32 over 10 steps" in rated.evidence[0].sentence
 
 
 def test_dead_groups_are_no_fault_where_a_critic_learns() -> None:
     found = played(40, success=lambda _: 0.1, dead_groups=lambda _: 1.0, explained_variance__a=lambda _: 0.5)
     assert found.word == "flat"
+
+
+def test_numbers_of_a_damaged_file_break_no_verdict() -> None:
+    huge: list[float | None] = [1e308, -1e308, None, 0.0] * 10
+    columns = dict.fromkeys(
+        ("success", "scored", "return/a", "return/b", "entropy/a", "dead_groups", "undone/a"), huge
+    )
+    found = judge([1e15] * 40, columns, evaluated((0, 1e308, 1e308, 1e308), (1, -1e308, -1e308, -1e308)))
+    assert found.lines()
 
 
 def test_gaps_and_odd_evaluations_are_passed_over() -> None:

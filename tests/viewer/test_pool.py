@@ -14,7 +14,7 @@ import pytest
 from tests.support.viewed_runs import STANDING, put_standing, write_league_run, write_run
 
 from kapelle import Trainer
-from kapelle.runs.summary import plays_against
+from kapelle.runs.summary import opposed, plays_against
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.index import Index
@@ -239,6 +239,30 @@ def test_many_members_make_no_endless_heat_map() -> None:
     fixed = [name for name in found["entrants"] if name.startswith("self@")]
     assert fixed == [f"self@{k}" for k in range(80, 100)], "those with most games, by their numbers"
     assert found["omitted"] == 80
+
+
+def test_a_step_whose_games_all_failed_leaves_the_page_of_the_league_where_it_was() -> None:
+    last = {"samples": 4.0, "failed_episodes": 1.0}
+    assert not plays_against({}, last)
+    assert plays_against({}, last, ["info/won/a"])
+    assert plays_against({}, last, ["info/draw"])
+
+
+@pytest.mark.parametrize(
+    ("opponents", "agents", "said"),
+    [
+        ({}, ["a", "b"], True),
+        ({}, ["a"], True),
+        ({"2": "random"}, ["a"], False),
+        ({"3": "random"}, ["a", "b"], True),
+    ],
+)
+def test_whose_returns_say_nothing(opponents: dict[str, str], agents: list[str], said: bool) -> None:
+    """Two seats of the team, or one agent in every seat; one that plays strangers is paid for its strength."""
+    settings = {"environment": {"name": "openspiel", "opponents": opponents}}
+    names = [*(f"return/{agent}" for agent in agents), "info/draw"]
+    assert opposed(settings, {}, names) == said
+    assert not opposed({"environment": {"name": "arithmetic"}}, {}, names[:-1])
 
 
 @pytest.mark.parametrize(

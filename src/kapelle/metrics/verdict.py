@@ -12,7 +12,7 @@
 
 **The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); of supervised steps the pairs
 ranked rightly, or minus the nats a token. In games in which one wins what others lose, returns say nothing: there the
-signal is minus NashConv where it is measured, and nothing otherwise.
+signal is minus NashConv where a league measures it, else the rating of its newest member, else nothing.
 
 **Noise** σ of a step is what neighbouring steps differ by (von Neumann 1941, successive differences, which a trend hardly
 moves; of a success without the two largest moves, which a collapse would be), and for a success at least that of so many
@@ -41,7 +41,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 Word = Literal[
     "healthy", "flat", "diverging", "collapsing", "hacked", "memorising", "starved", "unrated", "young"
@@ -241,7 +241,7 @@ class Course:
 
 def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
     """Return a column's course; None for fewer than 3 values. With `counts`, values are shares of so many episodes."""
-    there = [(int(step), value) for step, value in zip(steps, column, strict=True) if value is not None]
+    there = [(int(step), value) for step, value in zip(steps, column, strict=True) if _known(value)]
     if len(there) < 3:
         return None
     values = [value for _, value in there]
@@ -252,7 +252,7 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
         # A collapse is one large move or two; of a success near 0 most moves are 0, so that their median says nothing.
         usual = moves[:-2]
         share = min(1.0, max(0.0, fmean(values)))
-        known = [count for count in counts if count]
+        known = [count for count in counts if _known(count) and count > 0]
         chance = math.sqrt(share * (1 - share) / fmean(known)) if known else 0.0
         sigma = max(
             chance,
@@ -324,6 +324,8 @@ class _Run:
             return ("return" if self._family("return") else "reward"), self.paid
         if "league/nash_conv" in self.columns:
             return "league/nash_conv", course(self.steps, _negative(self.columns["league/nash_conv"]))
+        if "league/rating" in self.columns:
+            return "league/rating", self._course("league/rating")
         if ranked := self._family("preference_accuracy"):
             return "preference_accuracy", course(self.steps, _mean(ranked))
         if nats := self._family("nll"):
@@ -340,7 +342,11 @@ class _Run:
                 lucky = signal.best().start > 0 and median(signal.values[signal.best()]) <= last
                 fell = fell and last < best / 2 and best - last > 0.05 and not lucky
             else:
-                fell = fell and self.name != "nll" and signal.z(signal.first, signal.last) <= -3
+                fell = (
+                    fell
+                    and self.name not in ("nll", "league/rating")
+                    and signal.z(signal.first, signal.last) <= -3
+                )
             if fell:
                 at = signal.since((best + last) / 2)
                 shown = _percent if self.name == "success" else _figure
@@ -451,7 +457,7 @@ class _Run:
         shown = _percent if name == "success" else _figure
         sign = -1 if name in ("nll", "league/nash_conv") else 1
         span = f"from {shown(sign * start)} to {shown(sign * end)} over {len(signal.values)} steps"
-        word = {"league/nash_conv": "NashConv", "nll": "nats a token", "preference_accuracy": "the share of pairs ranked rightly", "return": "the mean return", "reward": "the mean reward"}.get(name, name)  # fmt: skip
+        word = {"league/nash_conv": "NashConv", "league/rating": "the newest member's rating", "nll": "nats a token", "preference_accuracy": "the share of pairs ranked rightly", "return": "the mean return", "reward": "the mean reward"}.get(name, name)  # fmt: skip
         if self.rise >= 3:
             return Evidence("healthy", f"{word} {'rose' if sign > 0 else 'fell'} {span}", name)
         if name == "success" and end >= 0.95:
@@ -487,9 +493,14 @@ def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
     return int(numbers[0]), float(numbers[1]), float(numbers[2]), float(numbers[3])
 
 
+def _known(value: float | None) -> TypeGuard[float]:
+    """Return whether there is a number whose square is finite: what a damaged file holds may be any."""
+    return value is not None and abs(value) < 1e100
+
+
 def _mean(columns: Sequence[Column]) -> Column:
     """Return the mean of columns, step by step."""
-    rows = ([value for value in values if value is not None] for values in zip(*columns, strict=True))
+    rows = ([value for value in values if _known(value)] for values in zip(*columns, strict=True))
     return [fmean(row) if row else None for row in rows]
 
 

@@ -151,10 +151,19 @@ def _number(value: object) -> float | None:
 
 
 def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str]) -> bool:
-    """Return whether agents of the run win what others of it lose, so that their mean return says nothing."""
-    seats = {name for name in names if name.startswith(("return/", "reward/")) and name.count("/") == 1}
-    several = len({name.partition("/")[2] for name in seats}) > 1
-    return several and plays_against(settings, last, names)
+    """Return whether agents of the run win what others of it lose, so that their mean return says nothing.
+
+    An agent that plays alone against players of the environment is paid for its strength; one that has every seat is not.
+    """
+    names = list(names)
+    seats = {
+        name.partition("/")[2]
+        for name in names
+        if name.startswith(("return/", "reward/")) and name.count("/") == 1
+    }
+    environment = settings.get("environment")
+    strangers = isinstance(environment, Mapping) and bool(environment.get("opponents"))
+    return (len(seats) > 1 or not strangers) and plays_against(settings, last, names)
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
