@@ -146,7 +146,7 @@ def _draw(comparison: RunningComparison) -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return
-    (RESULTS / f"learning-{comparison.name}.svg").write_bytes(picture.read_bytes())
+    (RESULTS / f"learning-{comparison.name}.svg").write_bytes(picture[0].read_bytes())
 
 
 def main(arguments: Sequence[str]) -> int:

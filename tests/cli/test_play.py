@@ -126,10 +126,10 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     assert "you " in said.out
     assert "second" in said.out
     typed("Pass", "Pass")
-    for other in ("random", "nash"):
-        found = kapelle("play", "run", "--against", other)
-        assert found.code == 0, found.err
-        assert found.out.startswith("\n1/2 "), "the run's game, in its words"
+    for opponent in ("random", "nash"):
+        met = kapelle("play", "run", "--against", opponent)
+        assert met.code == 0, met.err
+        assert met.out.startswith("\n1/2 "), "the run's game, in its words"
         typed("p", "p")
     typed("Pass", "Pass")
     other = kapelle("play", "kuhn_poker", "--against", "run")

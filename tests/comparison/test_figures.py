@@ -56,7 +56,9 @@ def test_a_comparison_is_summed_up(tmp_path: Path) -> None:
     assert found.means["rloo"][0] == pytest.approx(1 / 3)
     assert found.improvements["grpo", "rloo"][0] == pytest.approx((3 + 3 + 2 + 2.5) / 12)
     first, last = found.curves["one"]["grpo"]
-    assert first == (0.0, pytest.approx(0.1), pytest.approx((0.1, 0.1)))
+    place, middle, interval = first
+    assert place == 0.0
+    assert (middle, *interval) == pytest.approx((0.1, 0.1, 0.1))
     assert last[:2] == pytest.approx((250.0, 0.55))
     [over_steps] = summarise(read_scores([folder]), "step", 0)
     assert [place for place, *_ in over_steps.curves["one"]["rloo"]] == [0.0, 10.0]

@@ -388,6 +388,7 @@ def test_an_update_is_that_of_a_cpu_in_float32(dtype: str, bound: float, adapter
             assert value == pytest.approx(expected[name], rel=bound, abs=bound), name
 
 
+@pytest.mark.long
 def test_the_demo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
     words = (
@@ -404,6 +405,7 @@ def test_the_demo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(0 < row["parity/max"] <= 1e-4 for row in rows)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("place", ["in a rollout", "between updates", "state written"])
 def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -416,6 +418,7 @@ def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
     assert apart(run, whole) == []
 
 
+@pytest.mark.long
 @two_devices
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_a_run_on_two_gpus_goes_on_with_one(
@@ -429,6 +432,7 @@ def test_a_run_on_two_gpus_goes_on_with_one(
     assert apart(run, whole) == []
 
 
+@pytest.mark.sample(2)
 @two_devices
 @pytest.mark.parametrize("cases", [FEW, SHARDED], ids=["ddp", "fsdp"])
 def test_two_gpus_learn_what_a_cpu_learns(cases: list[Case]) -> None:

@@ -59,6 +59,7 @@ def trained(folder: Path, kind: str, device: str) -> tuple[list[dict[str, Any]],
     return rows, said
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_on_a_gpu_is_that_on_a_cpu(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(folder / "cache"))

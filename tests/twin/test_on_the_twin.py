@@ -28,11 +28,15 @@ pytestmark = [
         "tests/twin/runs_on_both.py",
         pytest.param("tests/twin/processes.py", marks=pytest.mark.ranks),
         pytest.param("tests/twin/families.py", marks=pytest.mark.models),
+        pytest.param(
+            "-m long tests/engines/test_on_a_gpu.py tests/twin/runs_on_both.py", marks=pytest.mark.long
+        ),
     ],
 )
 def test_the_twin_agrees(asked: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.twin.plugin", "-p", "no:cacheprovider"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.twin.plugin", "-p", "no:cacheprovider", asked],
+        [*command, *asked.split()],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -1,2 +1,2 @@
-def mean(numbers):
+def mean(numbers: list[float]) -> float:
     return numbers[0]
