@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kapelle.errors import ConfigError, EngineError, EpisodeError
 from kapelle.runtime.credentials import authorization, without_secrets
@@ -36,18 +36,15 @@ def bars_for_people() -> Iterator[None]:
         yield
         return
     enable: list[Callable[[], None]] = []
-    if "transformers" in sys.modules:
-        from transformers.utils import logging
-
-        if logging.is_progress_bar_enabled():
-            logging.disable_progress_bar()
-            enable.append(logging.enable_progress_bar)
-    if "datasets" in sys.modules:
-        import datasets
-
-        if datasets.is_progress_bar_enabled():
-            datasets.disable_progress_bars()
-            enable.append(datasets.enable_progress_bars)
+    # Asked of what is imported, so that nothing is.
+    transformers: Any = sys.modules.get("transformers.utils.logging")
+    if transformers is not None and transformers.is_progress_bar_enabled():
+        transformers.disable_progress_bar()
+        enable.append(transformers.enable_progress_bar)
+    datasets: Any = sys.modules.get("datasets")
+    if datasets is not None and datasets.is_progress_bar_enabled():
+        datasets.disable_progress_bars()
+        enable.append(datasets.enable_progress_bars)
     try:
         yield
     finally:
