@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from tests.support.five_steps import settings
 
 from kapelle.errors import ConfigError, ModelError
@@ -26,9 +27,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Trainer(**own, run_dir=run, origin={"optimizer.lr": "command line"}) as trainer:
         trainer.evaluate()
         trainer.train(2)
-    team = {"success": 0.5, "interval": [0.25, 0.75], "scored": 8, "problems": 9, "tokens": 21.25}
+    team = {
+        "success": 0.5,
+        "interval": [0.25, 0.75],
+        "scored": 8,
+        "problems": 9,
+        "tokens": 21.25,
+        "stderr": 0.125,
+        "parts": {},
+    }
     alone = {"agents": ["agent_0"], "answers": 1, **team, "success": 0.125}
-    keep_evaluation(run, {"environment": "sums", "steps": 2, "team": team, "baselines": [alone]}, [])
+    keep_evaluation(
+        run, {"environment": "sums", "steps": 2, "team": team, "baselines": [alone], "sets": []}, []
+    )
     return run
 
 
@@ -123,9 +134,12 @@ def test_a_folder_is_what_the_converter_takes_or_the_reason_is_named(
 
 @pytest.mark.slow
 def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "out", "peft", Silent())
+    export(run, tmp_path / "out", "peft", Silent(), licence="apache-2.0")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: peft\n")
+    data = ModelCard(card).data  # as the Hub reads it
+    assert (data.library_name, data.pipeline_tag, data.license) == ("peft", "text-generation", "apache-2.0")
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.metric_type, result.metric_value) == ("sums", "success", 0.5)
     assert "# two \\<script\\> \\| teams" in card
     assert "| optimizer.lr | 0.1 |" in card
     assert "| team | 0.500 | \\[0.250, 0.750\\] | 8 of 9 | 21.2 |" in card

@@ -597,8 +597,8 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "export": Command(
-        "RUN [--out FOLDER] [--merge] [--format peft|hf|gguf-ready] [--agent NAME …] [--push OWNER/NAME [--public]] "
-        "[--dry-run] [--json]",
+        "RUN [--out FOLDER] [--merge] [--format peft|hf|gguf-ready] [--agent NAME …] [--license NAME] "
+        "[--push OWNER/NAME [--public]] [--dry-run] [--json]",
         "write trained weights for other programs",
         "export",
         (
@@ -618,6 +618,11 @@ COMMANDS: Mapping[str, Command] = {
                 "NAME",
                 "export this agent's weights alone; may be given several times",
                 action="append",
+            ),
+            option(
+                "--license",
+                "NAME",
+                "licence on the model card, such as apache-2.0 (default: that of the base, where its card is at hand)",
             ),
             option("--push", "OWNER/NAME", "send the folder to this repository of a hub"),
             flag("--public", "make a new repository public (default: private)"),

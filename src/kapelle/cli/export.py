@@ -54,7 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     beside = Path(mkdtemp(prefix=".export-", dir=out.parent))  # renamed to `out` once it is complete
     try:
         found = export(
-            folder, beside, form, Watch(Lines(sys.stderr)), which=which, agents=tuple(arguments.agent or ())
+            folder,
+            beside,
+            form,
+            Watch(Lines(sys.stderr)),
+            which=which,
+            agents=tuple(arguments.agent or ()),
+            licence=arguments.license,
         )
         files = total(beside)
         if not arguments.dry_run:

@@ -78,6 +78,28 @@ def read_evaluated(run: Path) -> list[dict[str, Any]]:
     return found
 
 
+def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
+    """Return (set, metric, value, standard error) of every rate of one evaluation, in the order in which they were measured.
+
+    The set's name is empty for the run's own environment. Its metric is `success`, or each agent's return where nothing is solved.
+    """
+    team = row["team"]
+    found = []
+    if team["success"] is not None:
+        found.append(("", "success", team["success"], team["stderr"]))
+    else:
+        found += [("", f"return/{agent}", value, None) for agent, value in team["reward"].items()]
+    for name, part in team["parts"].items():
+        if part["success"] is None:
+            continue
+        first, _, rest = name.partition(" ")
+        own = first in row["sets"]
+        found.append(
+            (first if own else "", (rest if own else name) or "success", part["success"], part["stderr"])
+        )
+    return found
+
+
 # -------- What people note of a run
 
 TAG = re.compile(r"[\w.:+-]{1,40}")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import ConfigError, EngineError
-from kapelle.runs.findings import read_evaluated
+from kapelle.runs.findings import measured, read_evaluated
 from kapelle.runs.reader import read_evaluations
 from kapelle.runs.summary import own_settings, settings_of
 from kapelle.runtime.hub import TOKEN_SOURCES, HubUnreachable, ask_hub, get_token, hub_address
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 ROWS = 20
 """Rows of the curve that a card shows at most."""
@@ -39,19 +43,16 @@ class Exported:
     dtype: str
 
 
-def model_card(run: Path, step: int, policies: Sequence[Exported]) -> str:
-    """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name."""
+def model_card(run: Path, step: int, policies: Sequence[Exported], licence: str | None = None) -> str:
+    """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name.
+
+    `licence` is the Hub's name of one (`apache-2.0`); without it the card has the one that the base's own card names, if there is one.
+    """
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
     first = policies[0]
-    hub = sorted({each.base for each in policies if each.base != "embedded" and not _is_path(each.base)})
     lines = [
-        "---",
-        "library_name: " + ("peft" if first.form == "peft" else "transformers"),
-        "pipeline_tag: text-generation",
-        f"tags: {json.dumps(['kapelle', 'multi-agent', 'reinforcement-learning', algorithm])}",
-        *([f"base_model: {json.dumps(hub if len(hub) > 1 else hub[0])}"] if hub else []),
-        *("---", ""),
+        *(_metadata(settings, policies, read_evaluated(run), licence), ""),
         *(f"# {_plain(name)}", ""),
         f"Trained with kapelle: {_plain(algorithm)} on {_plain(settings['environment']['name'])}, after {step} steps.",
         "",
@@ -116,6 +117,70 @@ def model_card(run: Path, step: int, policies: Sequence[Exported]) -> str:
         for key, (value, _) in own_settings(run).items()
     ]
     return "\n".join([*lines, *_table(("setting", "value"), own)])
+
+
+def _metadata(
+    settings: Mapping[str, Any],
+    policies: Sequence[Exported],
+    evaluated: Sequence[Mapping[str, Any]],
+    licence: str | None,
+) -> str:
+    """Return the front matter by which the Hub finds a model and shows its results, between its two lines of dashes."""
+    from huggingface_hub import ModelCardData
+
+    environment = settings["environment"]
+    hub = sorted({each.base for each in policies if each.base != "embedded" and not _is_path(each.base)})
+    trained_on = str(environment.get("path") or "")
+    on_hub = _HUB_NAME.fullmatch(trained_on) and not Path(trained_on).exists()
+    results = []
+    with suppress(KeyError, TypeError, AttributeError, ValueError):  # a row that somebody changed
+        results = eval_results(evaluated[-1:])
+    data = ModelCardData(
+        library_name="peft" if policies[0].form == "peft" else "transformers",
+        pipeline_tag="text-generation",
+        license=licence or next(iter(filter(None, map(licence_of, hub))), None),
+        base_model=hub[0] if len(hub) == 1 else hub or None,
+        datasets=[trained_on] if on_hub else None,
+        tags=["kapelle", "multi-agent", "reinforcement-learning", str(settings["algorithm"]["name"])],
+        model_name=str(settings["name"]) if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
+    """Return the rates of evaluations, rows as `kapelle eval --json` prints them, as the Hub's results on the split `test`."""
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=own or row["environment"],
+            dataset_name=own or row["environment"],
+            dataset_split="test",
+            metric_type=metric,
+            metric_name=metric if error is None else f"{metric} (± {error:.4f} standard error)",
+            metric_value=round(value, 6),
+        )
+        for row in rows
+        for own, metric, value, error in measured(row)
+    ]
+
+
+def licence_of(base: str) -> str | None:
+    """Return the licence that a base's card names, which lies in the Hub's cache or is None: no network is asked."""
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+
+    card = try_to_load_from_cache(base, "README.md")
+    if not isinstance(card, str):
+        return None
+    with suppress(OSError, ValueError):
+        found = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
+        return found if isinstance(found, str) else None
+    return None
 
 
 def _listed(value: object) -> list[Any]:

@@ -99,9 +99,11 @@ def export(
     *,
     which: str | None = None,
     agents: Sequence[str] = (),
+    licence: str | None = None,
 ) -> list[Exported]:
     """Write the trained policies of a run's checkpoint (of some agents alone) into a new folder, with a model card.
 
+    `licence` stands on the card (`apache-2.0`), else that of the base.
     Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
     without a checkpoint.
     """
@@ -159,7 +161,7 @@ def export(
         path, dtype = team.bases[policy.base], str(config.model.dtype)
         kind = form if policy.lora is not None or form != "peft" else "hf"
         found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
-    (out / "README.md").write_text(model_card(run, step, found), "utf-8")
+    (out / "README.md").write_text(model_card(run, step, found, licence), "utf-8")
     return found
 
 
