@@ -7,9 +7,11 @@ commands stand here too, because the help texts name them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from kapelle.cli.option_values import gigabytes, positive, share, whole
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 """Positional and keyword arguments of `ArgumentParser.add_argument`."""
@@ -45,57 +47,6 @@ def flag(name: str, meaning: str) -> Argument:
 def words(metavar: str, meaning: str) -> Argument:
     """Return the positional words of a command; `parser.split_words` tells settings from the others."""
     return ("words",), {"nargs": "*", "metavar": metavar, "help": meaning}
-
-
-# -------- Values of options
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
-        return number
-
-    return read
-
-
-def positive(text: str) -> float:
-    """Return a positive number."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
-    return number
-
-
-def gigabytes(text: str) -> float:
-    """Return a positive number of gigabytes."""
-    try:
-        number = positive(text)
-    except argparse.ArgumentTypeError:
-        number = 1e9
-    if number >= 1e9:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an amount of memory in gigabytes")
-    return number
-
-
-def share(text: str) -> float:
-    """Return a number from 0 to below 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number < 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share from 0 to below 1")
-    return number
 
 
 KINDS = ("environment", "workflow", "algorithm", "project", "app")
@@ -544,8 +495,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "collect": Command(
         "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
-        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | --traces PATH --out FILE [--metric NAME] "
-        "| --show FILE) [--json]",
+        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | RUN --recorded QUERY --out FILE "
+        "| --traces PATH --out FILE [--metric NAME] | --show FILE) [--json]",
         "play training tasks and keep their episodes for SFT, or graded answers for a verifier; or read a program's traces",
         "collect",
         (
@@ -554,9 +505,9 @@ COMMANDS: Mapping[str, Command] = {
                 ("--for",),
                 {
                     "dest": "purpose",
-                    "choices": ("sft", "verifier"),
+                    "choices": ("sft", "dpo", "verifier"),
                     "default": "sft",
-                    "help": "sft: episodes, turn by turn; verifier: graded answers, right and wrong (default: sft)",
+                    "help": "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: graded answers, right and wrong (default: sft)",
                 },
             ),
             aliased(
@@ -573,6 +524,12 @@ COMMANDS: Mapping[str, Command] = {
             flag(
                 "--no-balance",
                 "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
+            ),
+            option(
+                "--recorded",
+                "QUERY",
+                "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "
+                "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
             ),
             option(
                 "--traces",

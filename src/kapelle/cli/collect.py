@@ -17,11 +17,13 @@ from kapelle.cli.output import command, new_file, printable, say, writing
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError, DataError
+from kapelle.runs.reader import is_run
 from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
     from kapelle.runs.exports import Balance, Survey
+    from kapelle.types import Split
 
 
 # -------- `kapelle collect --for verifier` and `--show`: write, balance and show graded answers; see `runs/exports.py`
@@ -168,6 +170,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _collect_traces(arguments, Path(arguments.traces), Path(arguments.out))
     hush()
     out = Path(arguments.out)
+    if arguments.recorded is not None:
+        return _collect_recorded(arguments, out)
     if arguments.purpose == "verifier":
         with new_file(out, "--out") as file, writing(out, "--out"):
             return collect(arguments, file, TASKS_AT_ONCE)
@@ -219,6 +223,21 @@ def _check(arguments: argparse.Namespace) -> None:
             )
         if not Path(arguments.traces).exists():
             raise ConfigError(f"--traces {arguments.traces}: there is no such file or folder.")
+    if arguments.recorded is not None:
+        played = (
+            arguments.model or arguments.environment or arguments.tasks or arguments.samples or arguments.real
+        )
+        if played or arguments.num_episodes is not None or arguments.traces is not None:
+            raise ConfigError(
+                "--recorded takes what a run has recorded; nobody plays. Leave out the player and its settings."
+            )
+        if len(arguments.words) != 1 or not is_run(Path(arguments.words[0])):
+            raise ConfigError("--recorded takes episodes of one run directory. Name it, and nothing else.")
+    elif arguments.purpose == "dpo":
+        raise ConfigError(
+            "--for dpo keeps pairs among recorded episodes: name them with --recorded. Of played ones, environment `preferences` "
+            "makes pairs by itself from what --for sft writes."
+        )
     if arguments.out is None:
         raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
     if arguments.out.endswith((".gz", ".parquet", ".csv")):
@@ -239,6 +258,56 @@ def _check(arguments: argparse.Namespace) -> None:
     arguments.tasks, arguments.samples = arguments.tasks or TASKS, arguments.samples or SAMPLES
     if arguments.purpose == "sft" and arguments.no_balance:
         raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
+
+
+def _collect_recorded(arguments: argparse.Namespace, out: Path) -> int:
+    """Write the recorded episodes that a query selects, as the page of episodes of `kapelle view` does."""
+    from kapelle.runs.exports import answer_rows, balance, dump_rows, good_episodes, preferred, sft_rows
+    from kapelle.runs.reader import read_lines
+    from kapelle.viewer.selection import selected
+
+    run = Path(arguments.words[0])
+    places, trouble = selected(run, arguments.recorded)
+    if trouble:
+        raise ConfigError(f"--recorded: the expression `re` cannot be used: {trouble}.")
+    lines: dict[tuple[Split, int], list[int]] = {}
+    for split, step, line in places:
+        lines.setdefault((split, step), []).append(line)
+    rows: list[dict[str, Any]] = []
+    least = -math.inf if arguments.min_reward is None else arguments.min_reward
+    for (split, step), own in lines.items():
+        groups = read_lines(run, step, own, split)
+        if arguments.purpose == "verifier":
+            rows += answer_rows(groups)
+        else:
+            rows += [
+                row for number, episode in good_episodes(groups, least) for row in sft_rows(number, episode)
+            ]
+    kept: list[Any] = rows
+    if arguments.purpose == "verifier":
+        kept = list(balance(rows, 0, equal=not arguments.no_balance).rows)
+    elif arguments.purpose == "dpo":
+        kept = preferred(rows)
+    if not kept:
+        why = {
+            "sft": "no episode without an error, or none with --min-reward",
+            "dpo": "no conversation was answered both better and worse. Select right and wrong episodes of the same tasks",
+            "verifier": "no question has both right and wrong graded answers (--no-balance keeps all)",
+        }[arguments.purpose]
+        raise DataError(f"Nothing was collected from {len(places)} selected episodes of {run}: {why}.")
+    with new_file(out, "--out") as file, writing(out, "--out"):
+        write_all(file.fileno(), dump_rows(kept, out))
+    environment = {"sft": "trajectories", "dpo": "preferences", "verifier": "labelled"}[arguments.purpose]
+    if arguments.json:
+        say(
+            json.dumps(
+                {"out": str(out), "rows": len(kept), "episodes": len(places), "environment": environment}
+            )
+        )
+        return 0
+    what = "answers" if arguments.purpose == "verifier" else "turns"
+    say(f"{out}: {len(kept)} {what} of {len(places)} selected episodes, for the environment `{environment}`")
+    return 0
 
 
 def _collect_traces(arguments: argparse.Namespace, path: Path, out: Path) -> int:

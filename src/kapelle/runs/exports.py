@@ -74,6 +74,15 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
     return rows
 
 
+def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of `sft_rows` whose conversation was answered with more than one reward: those that `preferences` pairs."""
+    rewards: dict[str, set[float]] = {}
+    asked = [json.dumps([row["agent"], row["messages"]]) for row in rows]
+    for key, row in zip(asked, rows, strict=True):
+        rewards.setdefault(key, set()).add(row["reward"])
+    return [row for key, row in zip(asked, rows, strict=True) if len(rewards[key]) > 1]
+
+
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
     """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,6 +207,17 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
             with _named(stored.file):
                 episode = load_episode(row, partial(read_image, run))
             yield episode
+
+
+def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "train") -> list[Group]:
+    """Return the groups of some episodes of a step, which are given by their lines, from 0; other episodes are left out."""
+    stored = stored_step(episode_folder(run, split), step)
+    if stored is None:
+        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+    wanted = set(lines)
+    with _named(stored.file):
+        chosen = (json.loads(raw) for line, raw in enumerate(lines_of(stored)) if line in wanted)
+        return load_groups(chosen, partial(read_image, run))
 
 
 def read_image(run: Path, name: str) -> bytes:

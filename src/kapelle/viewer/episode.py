@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +377,93 @@ def _drawn_turn(
         "mean_logprob": mean([token.logprob for token in tokens]),
         "advantage": mean([token.advantage for token in tokens]),
     }
+
+
+WORDS = 1500
+"""Most words of one text that are compared with another one's; what follows is shown as it is."""
+
+
+def changed_words(before: str, after: str) -> list[tuple[str, str]]:
+    """Return a text in pieces of `same`, `gone` and `new` words, compared with what was said before (Ratcliff and Obershelp)."""
+    old, new = ([*re.findall(r"\s*\S+", text)] for text in (before, after))
+    rest = "".join(new[WORDS:])
+    old, new = old[:WORDS], new[:WORDS]
+    # Words are compared without the space before them, so that a line that was broken elsewhere is the same.
+    plain = [[word.strip() for word in words] for words in (old, new)]
+    pieces = []
+    for kind, a, b, c, d in SequenceMatcher(None, plain[0], plain[1]).get_opcodes():
+        if kind == "equal":
+            pieces.append(("same", "".join(new[c:d])))
+        else:
+            pieces += [
+                (name, text)
+                for name, text in (("gone", "".join(old[a:b])), ("new", "".join(new[c:d])))
+                if text
+            ]
+    return [*pieces, ("same", rest)] if rest else pieces
+
+
+def changes_of(first: ShownEpisode, other: ShownEpisode) -> dict[int, list[tuple[str, str]]]:
+    """Return what changed in each turn of an episode, by its index: its n-th turn of an agent against the first one's n-th."""
+    said: dict[str, list[str]] = {}
+    for turn in first.turns:
+        said.setdefault(turn.agent, []).append(turn.text)
+    taken: dict[str, int] = {}
+    found = {}
+    for turn in other.turns[:TURNS]:
+        k = taken[turn.agent] = taken.get(turn.agent, -1) + 1
+        own = said.get(turn.agent, [])
+        found[turn.index] = changed_words(own[k] if k < len(own) else "", turn.text)
+    return found
+
+
+TURNS = 40
+"""Turns of an episode that are compared, and that a map of credit has columns for."""
+ATTEMPTS = 16
+"""Attempts of a group in a map of credit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditCell:
+    """What one turn of one attempt was credited with."""
+
+    index: int
+    value: float | None
+    """Mean advantage of its tokens, or what it was paid; None where neither was recorded."""
+    recorded: bool
+    """Whether the value is the advantage."""
+    shade: str
+    """Of the value among all of the map: `p1` to `p4`, `m1` to `m4`, or empty."""
+
+
+def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
+    """Return a row for each attempt and agent of a group, with a cell for each moment; a moment in which another spoke has none."""
+    rows: list[dict[str, Any]] = []
+    for each in group[:ATTEMPTS]:
+        trace = trace_of(run, split, step, each.line)
+        for agent in each.agents:
+            cells: list[CreditCell | None] = []
+            for turn in each.turns[:TURNS]:
+                own = turn.agent == agent
+                advantage = mean(
+                    [number(value) for value in listing(trace.get(turn.index, {}).get("advantage"))]
+                )
+                value = (turn.reward or None) if advantage is None else advantage
+                cells.append(CreditCell(turn.index, value, advantage is not None, "") if own else None)
+            rows.append({"episode": each, "agent": agent, "cells": cells})
+    most = max(
+        (abs(cell.value) for row in rows for cell in row["cells"] if cell and cell.value is not None),
+        default=0.0,
+    )
+    for row in rows:
+        row["cells"] = [cell and replace(cell, shade=_shade(cell.value, most)) for cell in row["cells"]]
+    return rows
+
+
+def _shade(value: float | None, most: float) -> str:
+    if not value or not most:
+        return ""
+    return f"{'p' if value > 0 else 'm'}{max(1, math.ceil(4 * abs(value) / most))}"
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from kapelle.viewer.index_tables import FORM, IndexProgress, StepSurvey, Tables, row_of
+from kapelle.viewer.index_tables import FILTERS, FORM, IndexProgress, StepSurvey, Tables, row_of
 from kapelle.viewer.lines import Place, Stamp, group_of, lines_of
 from kapelle.viewer.skimming import Skimmed, skimmed, spreads
 
@@ -46,7 +46,7 @@ def rows_in_order(
 ) -> list[dict[str, Any]] | None:
     """Return the rows that the index would give, newest or oldest steps first; None for a query that needs the index."""
     sort = query.get("sort") or "newest"
-    if sort not in ("newest", "oldest") or any(query.get(name) for name in ("q", "outcome", "task", "agent")):
+    if sort not in ("newest", "oldest") or any(query.get(name) for name in FILTERS):
         return None
     split = "test" if query.get("split") == "test" else "train"
     first, last = (

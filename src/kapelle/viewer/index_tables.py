@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sqlite3
@@ -17,7 +18,7 @@ from typing import Any
 from kapelle.viewer.lines import Place, Stamp, changes, stamps
 from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, spreads, tallies
 
-FORM = 7
+FORM = 8
 """Version of the tables; an index of another version is made anew."""
 SEATS = 8
 """Agents whose rewards have columns of their own."""
@@ -49,7 +50,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS files (split TEXT, step INTEGER, size INTEGER, changed INTEGER, episodes INTEGER, PRIMARY KEY (split, step));
 CREATE TABLE IF NOT EXISTS episodes (
   id INTEGER PRIMARY KEY AUTOINCREMENT, split TEXT, step INTEGER, line INTEGER, team INTEGER, task TEXT, question TEXT, said TEXT,
-  success REAL, reward REAL, spread REAL, tokens INTEGER, turns INTEGER, error TEXT,
+  success REAL, reward REAL, spread REAL, tokens INTEGER, turns INTEGER, error TEXT, finish TEXT, tags TEXT,
   a0 REAL, a1 REAL, a2 REAL, a3 REAL, a4 REAL, a5 REAL, a6 REAL, a7 REAL);
 CREATE INDEX IF NOT EXISTS by_step ON episodes (split, step, line, success);
 CREATE TABLE IF NOT EXISTS meetings (
@@ -140,7 +141,7 @@ class Tables:
 
     def put(self, steps: Mapping[Place, tuple[Stamp, Sequence[Skimmed]]]) -> None:
         """Write the rows and words of some steps in place of their old ones."""
-        marks = ", ".join("?" * (14 + SEATS))
+        marks = ", ".join("?" * (16 + SEATS))
         with self.writing:
             self._base.execute("BEGIN IMMEDIATE")  # another viewer may index the same run
             for place, (stamp, found) in steps.items():
@@ -293,8 +294,33 @@ def row_of(place: Place, each: Skimmed, spread: float, agents: Sequence[str]) ->
         "split": split, "step": step, "line": each.line, "team": each.group, "task": storable(each.task),
         "question": storable(each.question[:200]), "said": storable(each.final[:200]), "success": each.success,
         "reward": each.reward, "spread": spread, "tokens": each.tokens, "turns": len(each.said),
-        "error": storable(each.error[:200]), **seats,
+        "error": storable(each.error[:200]), "finish": _listed(each.finishes), "tags": _listed(each.tags), **seats,
     }  # fmt: skip
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return words between line ends, so that each can be found as a whole."""
+    return "".join(f"\n{storable(word.replace(chr(10), ' '))}" for word in words) + "\n" if words else ""
+
+
+FILTERS = ("q", "outcome", "task", "agent", "least", "most", "short", "long", "finish", "tag", "re")
+"""Conditions other than a split and steps."""
+_MEASURES = (
+    ("least", "{reward} >= ?"),
+    ("most", "{reward} <= ?"),
+    ("short", "tokens >= ?"),
+    ("long", "tokens <= ?"),
+)
+_LISTS = (("finish", "finish"), ("tag", "tags"))
+
+
+def _decimal(text: str) -> float | None:
+    """Return the finite number that a text is; None for anything else."""
+    try:
+        found = float(text.replace("−", "-"))
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def asked(query: Mapping[str, str], agents: Sequence[str] = ()) -> Query:
@@ -313,6 +339,15 @@ def asked(query: Mapping[str, str], agents: Sequence[str] = ()) -> Query:
     if query.get("task"):
         parts.append("task = ?")
         values.append(storable(query["task"]))
+    seat = agents.index(query["agent"]) if query.get("agent") in agents[:SEATS] else None
+    for name, condition in _MEASURES:
+        if (least := _decimal(query.get(name, ""))) is not None:
+            parts.append(condition.format(reward="reward" if seat is None else f"a{seat}"))
+            values.append(least)
+    for name, column in _LISTS:
+        if query.get(name):
+            parts.append(f"instr({column}, ?) > 0")
+            values.append(_listed([query[name]]))
     words = " AND ".join(f'"{word}"' for word in re.findall(r"[^\W_]+", query.get("q", "")))
     rare = bool(query.get("task")) or query.get("outcome") == "errors"
     return Query(" AND ".join(parts), values, words, len(parts) == plain and not words, rare, values[0])

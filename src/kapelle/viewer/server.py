@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sqlite3
 import threading
 import time
@@ -31,7 +32,9 @@ from kapelle.viewer.comparing import DrawnRuns
 from kapelle.viewer.episode import (
     COLUMNS,
     ShownEpisode,
+    changes_of,
     conversation,
+    credit_map,
     folded,
     read_episode,
     read_step,
@@ -40,7 +43,7 @@ from kapelle.viewer.episode import (
     vocabulary_of,
 )
 from kapelle.viewer.index import Index, Traffic, rows_in_order
-from kapelle.viewer.index_tables import COUNTED, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
+from kapelle.viewer.index_tables import COUNTED, FILTERS, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import arenas, drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
@@ -58,6 +61,7 @@ from kapelle.viewer.presenting import (
     team_rows,
     warnings,
 )
+from kapelle.viewer.selection import PAGE, Expression, search
 
 # -------- The check before every page: who calls, under which host name, with which method; and what a browser may do with the answer
 
@@ -303,6 +307,8 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 # -------- Addresses of episodes: the table of a run's episodes, one episode, a group or several side by side
 
+SELECTING = ("split", "from", "to", *FILTERS)
+"""What of a query says which episodes, not how they are shown."""
 ROWS = 50
 """Episodes of one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
@@ -345,15 +351,32 @@ class Browsing:
         at = max(1, int(word)) if word.isdecimal() and len(word) < 7 else 1
         start, count = (at - 1) * ROWS, None
         wanted = asked(query, index.agents)
-        rows = None
-        if not done.whole:
+        expression = Expression(query["re"]) if query.get("re") else None
+        looked: int | None = None
+        rows: list[dict[str, Any]] | None = None
+        if expression is not None:
+            word = query.get("skip", "")
+            first = int(word) if word.isdecimal() and len(word) < 10 else 0
+            agent = query.get("agent", "") if query.get("agent") in index.agents else ""
+            end, rows = time.monotonic() + PAGE, []
+            if not expression.trouble:
+                looked = first
+                for each in search(run.path, index.ask, wanted, str(sort), agent, expression, first):
+                    looked = each.place
+                    if each.found:
+                        rows.append(dict(each.row))
+                    if len(rows) == ROWS or time.monotonic() > end:
+                        break
+                else:
+                    looked = None
+        if rows is None and not done.whole:
             rows = rows_in_order(run.path, index.there(), query, index.agents, start, ROWS + 1)
         if rows is None:
             rows = index.ask(
                 lambda tables: tables.find(wanted, str(sort), query.get("agent", ""), start, ROWS + 1)
             )
             count = index.ask(lambda tables: tables.count(wanted))
-        kept = {name: value for name, value in query.items() if value and name != "page"}
+        kept = {name: value for name, value in query.items() if value and name not in ("page", "skip")}
         return html(
             "episodes.html",
             run=listed(run),
@@ -372,8 +395,16 @@ class Browsing:
             faults=damaged_files(run.path),
             window=WINDOW,
             before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
-            after=urlencode({**kept, "page": at + 1}) if len(rows) > ROWS else None,
+            after=urlencode({**kept, "skip": looked})
+            if looked is not None
+            else urlencode({**kept, "page": at + 1})
+            if len(rows) > ROWS
+            else None,
             at=at,
+            expression=expression,
+            looked=looked,
+            tags=sorted({tag for row in rows for tag in row["tags"].split("\n") if tag}),
+            command=command_of(run, kept) if kept else "",
         )
 
     def league(self, request: Request) -> Response:
@@ -418,6 +449,7 @@ class Browsing:
             run=listed(run),
             tab="episodes",
             group=group,
+            credit=credit_map(run.path, split, step, group),
             same=[row for row in same if row["line"] not in lines or row["step"] != step],
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
@@ -436,13 +468,19 @@ class Browsing:
             step, _, line = rest.partition(".")
             if split in ("train", "test") and step.isdecimal() and line.isdecimal() and len(rest) < 20:
                 places.append((split, int(step), int(line)))
-        drawn = [self._drawn(run, *place[:2], self._read(run, *place), "") for place in places]
+        found = [self._read(run, *place) for place in places]
+        drawn = [self._drawn(run, *place[:2], each, "") for place, each in zip(places, found, strict=True)]
+        words = request.query_params.get("words") == "1"
+        for each, episode in zip(drawn, found, strict=True):
+            each["changes"] = changes_of(found[0], episode) if words else {}
         color = request.query_params.get("color", "logprob")
         return html(
             "together.html",
             run=listed(run),
             tab="episodes",
             drawn=drawn,
+            words=words,
+            query=urlencode([("e", ".".join(map(str, place))) for place in places]),
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
         )
@@ -493,6 +531,14 @@ class Browsing:
         if found is None:
             raise HTTPException(404, MISSING)
         return found
+
+
+def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
+    """Return the command that collects the episodes which a query selects."""
+    chosen = urlencode({name: value for name, value in query.items() if name in SELECTING})
+    return shlex.join(
+        ["kapelle", "collect", str(run.path), "--recorded", chosen, "--for", "sft", "--out", "picked.jsonl"]
+    )
 
 
 def paid_apart(row: Mapping[str, Any], agents: Sequence[str]) -> dict[str, float]:

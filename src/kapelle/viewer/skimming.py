@@ -152,6 +152,12 @@ class Skimmed:
     tokens: int
     said: Sequence[str]
     """The text of each turn."""
+    speakers: Sequence[str]
+    """The agent of each turn."""
+    finishes: Sequence[str]
+    """How turns ended, each reason once: `stop`, `length`, `error`."""
+    tags: Sequence[str]
+    """What the environment says is true of the episode (booleans in `info`), the task's part, and `cut off`."""
     part: str
     players: Sequence[SkimmedPlayer]
     """By seat."""
@@ -200,10 +206,24 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
         text(row.get("error")),
         tokens,
         [text(turn.get("text")) for turn in turns],
+        [text(turn.get("agent")) for turn in turns],
+        list(dict.fromkeys(text(turn.get("finish_reason")) for turn in turns)),
+        _tags(row, task),
         text(task.get("part")),
         players_of(row, turns, rewards),
         " and ".join(sorted({member for _, member in cast_of(row).values()})),
     )
+
+
+MOST_TAGS = 20
+"""Most tags of an episode."""
+
+
+def _tags(row: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
+    """Return the words that an episode can be found by."""
+    told = [str(name) for name, value in mapping(row.get("info")).items() if value is True]
+    found = [text(task.get("part")), *(["cut off"] if row.get("truncated") is True else []), *told]
+    return [tag[:60] for tag in found if tag][:MOST_TAGS]
 
 
 def spreads(found: Sequence[Skimmed]) -> dict[int, float]:

@@ -1,0 +1,160 @@
+"""Which episodes of a run a query selects: the same ones on the page of episodes and for `kapelle collect --recorded`.
+
+A query is the part of the page's address behind `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q` (words),
+`least` and `most` (reward, of `agent` if it names one), `short` and `long` (tokens), `finish`, `tag`, and `re`, a regular expression
+over what was said (by `agent` if it names one), asked and answered.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import regex
+
+from kapelle.types import Split
+from kapelle.viewer.index import Index
+from kapelle.viewer.index_tables import Query, Tables, asked
+from kapelle.viewer.library import Library
+from kapelle.viewer.lines import lines_of
+from kapelle.viewer.skimming import Skimmed, skimmed
+
+PAGE = 1.5
+"""Seconds that a page spends on a regular expression; a link continues where it has stopped."""
+TEXT = 0.1
+"""Seconds that an expression may take on one episode; most backtrack without end only where they find nothing."""
+SLOW = 5
+"""Episodes that may take longer before an expression is given up."""
+LONGEST = 200
+"""Characters of an expression."""
+MOST_REPEATS = 10_000
+"""Most copies of a part that nested repeats like `(a{100}){100}` may ask for; the compiler makes each."""
+AT_ONCE = 200
+"""Rows that are taken from the index at a time."""
+
+
+@dataclass(slots=True)
+class Expression:
+    """A reader's regular expression, which can neither take long nor much memory."""
+
+    source: str
+    trouble: str = ""
+    """Why it cannot be used, in words."""
+    slow: int = 0
+    """Episodes on which it took too long."""
+    _pattern: Any = None
+
+    def __post_init__(self) -> None:
+        """Compile it, or say what is wrong with it."""
+        copies = 1
+        for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
+            copies *= max(1, int((high or low or "1")[:9]))
+        if len(self.source) > LONGEST:
+            self.trouble = f"it has {len(self.source)} characters, {LONGEST} are the most"
+        elif copies > MOST_REPEATS:
+            self.trouble = f"its repeats make {copies:,} copies, {MOST_REPEATS:,} are the most"
+        else:
+            try:
+                self._pattern = _compiled(self.source)
+            except (regex.error, RecursionError, OverflowError, ValueError, MemoryError) as error:
+                self.trouble = str(error) or type(error).__name__
+
+    def finds(self, each: Skimmed, agent: str) -> bool:
+        """Return whether it matches somewhere in an episode: in an agent's turns, or without one in all that was asked and said."""
+        if self._pattern is None or self.slow >= SLOW:
+            return False
+        if agent:
+            texts = [said for who, said in zip(each.speakers, each.said, strict=True) if who == agent]
+        else:
+            texts = [each.question, *each.said, each.final, each.error]
+        end = time.monotonic() + TEXT
+        try:
+            return any(
+                self._pattern.search(text, timeout=max(0.001, end - time.monotonic()), concurrent=True)
+                for text in texts
+            )
+        except TimeoutError:
+            self.slow += 1
+            if self.slow >= SLOW:
+                self.trouble = f"it takes too long; it was stopped on {SLOW} episodes"
+            return False
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Any:
+    return regex.compile(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A row of the index that an expression was tried on."""
+
+    row: Mapping[str, Any]
+    found: bool
+    place: int
+    """How many rows were tried until it, itself included."""
+
+
+def search(
+    run: Path,
+    ask: Callable[[Callable[[Tables], list[dict[str, Any]]]], list[dict[str, Any]]],
+    query: Query,
+    sort: str,
+    agent: str,
+    expression: Expression | None,
+    start: int = 0,
+) -> Iterator[Looked]:
+    """Yield the rows that the query selects, in order from `start` on, and whether the expression is found in each.
+
+    `ask` lets an index answer. The lines of the last step are kept, as rows in the order of steps need them again.
+    """
+    step: tuple[str, int] | None = None
+    lines: list[bytes] = []
+    at = start
+    while True:
+        first = at
+        rows = ask(lambda tables, first=first: tables.find(query, sort, agent, first, AT_ONCE))  # type: ignore[misc]
+        for row in rows:
+            at += 1
+            if expression is None:
+                yield Looked(row, True, at)
+                continue
+            if step != (row["split"], row["step"]):
+                step = row["split"], row["step"]
+                lines = lines_of(run, *step)
+            raw = lines[row["line"]] if row["line"] < len(lines) else b""
+            each = skimmed(raw, row["line"])
+            yield Looked(row, each is not None and expression.finds(each, agent), at)
+            if expression.trouble:
+                return
+        if len(rows) < AT_ONCE:
+            return
+
+
+def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:
+    """Return the split, step and line of every episode that a query selects, oldest first, and why it is no query or stopped early.
+
+    Makes the index of the run first, where it is not there.
+    """
+    query = dict(parse_qsl(text.removeprefix("?"), keep_blank_values=False))
+    known = Library([run]).runs()
+    agents = known[0].agents() if known else []
+    index = Index(run, agents)
+    try:
+        index.finish()
+        agent = query.get("agent", "") if query.get("agent") in index.agents else ""
+        expression = Expression(query["re"]) if query.get("re") else None
+        if expression is not None and expression.trouble:
+            return [], expression.trouble
+        wanted = asked(query, index.agents)
+        rows = search(run, index.ask, wanted, "oldest", agent, expression)
+        found = [(each.row["split"], each.row["step"], each.row["line"]) for each in rows if each.found]
+        return found, expression.trouble if expression is not None else ""
+    finally:
+        index.close()
