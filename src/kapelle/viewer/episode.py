@@ -451,19 +451,17 @@ def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) 
                 value = (turn.reward or None) if advantage is None else advantage
                 cells.append(CreditCell(turn.index, value, advantage is not None, "") if own else None)
             rows.append({"episode": each, "agent": agent, "cells": cells})
-    most = max(
-        (abs(cell.value) for row in rows for cell in row["cells"] if cell and cell.value is not None),
-        default=0.0,
-    )
+    sizes = [abs(cell.value) for row in rows for cell in row["cells"] if cell and cell.value is not None]
+    most = max(filter(math.isfinite, sizes), default=0.0)
     for row in rows:
         row["cells"] = [cell and replace(cell, shade=_shade(cell.value, most)) for cell in row["cells"]]
     return rows
 
 
 def _shade(value: float | None, most: float) -> str:
-    if not value or not most:
+    if not value or not most or not math.isfinite(value):  # sums of what a damaged file holds may be endless
         return ""
-    return f"{'p' if value > 0 else 'm'}{max(1, math.ceil(4 * abs(value) / most))}"
+    return f"{'p' if value > 0 else 'm'}{max(1, math.ceil(4 * (abs(value) / most)))}"
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:
