@@ -50,7 +50,7 @@ Column = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class WhatToDo:
     """What a verdict means, and what one does about it."""
 
     meaning: str
@@ -60,55 +60,55 @@ class Advice:
 
 
 FLAT_PAGE, LEARN_PAGE = "docs/howto/reward_does_not_move.md", "docs/viewer.md"
-ADVICE: Mapping[Word, Advice] = {
-    "diverging": Advice(
+ADVICE: Mapping[Word, WhatToDo] = {
+    "diverging": WhatToDo(
         "What was learned is lost again, or the policy turns into noise.",
         "Go back with `kapelle runs rollback RUN --to STEP`, to a step before the fall, and resume with a tenth of "
         "`optimizer.lr`. Look at the ratio of each token in an episode of the first bad step.",
         LEARN_PAGE,
     ),
-    "collapsing": Advice(
+    "collapsing": WhatToDo(
         "The policy gives almost always the same answer, so that nothing else is ever tried.",
         "Set `algorithm.loss.entropy_coefficient=0.01`, raise `team.sampling.temperature`, or lower `optimizer.lr`; go back "
         "to a step before entropy fell.",
         FLAT_PAGE,
     ),
-    "hacked": Advice(
+    "hacked": WhatToDo(
         "What is paid rises while what is wanted falls: the reward can be earned in another way.",
         "Read the best paid episodes that are wrong (Episodes, order by reward, those that were wrong), and close that way in "
         "the reward; a KL term (`algorithm.loss.kl_coefficient`) slows it down.",
         LEARN_PAGE,
     ),
-    "memorising": Advice(
+    "memorising": WhatToDo(
         "Success in training rises while success on unseen problems falls: these tasks are learned by heart.",
         "Train on more tasks or fewer steps, keep the checkpoint of the best evaluation, and lower `optimizer.lr`.",
         LEARN_PAGE,
     ),
-    "starved": Advice(
+    "starved": WhatToDo(
         "All attempts at a task earn the same, so that no advantage, and hence no gradient, is left.",
         "If all fail: a warm-up, easier tasks or partial credit. If all succeed: harder tasks. In both cases a larger "
         "`algorithm.group_size`, or `tasks.difficulty`, which leaves tasks of medium difficulty.",
         FLAT_PAGE,
     ),
-    "flat": Advice(
+    "flat": WhatToDo(
         "The steps are many enough to see a rise, and there is none.",
         "Look at `dead_groups` and `finish_length` first; if both are low and `grad_norm` is above 0, take three times "
         "`optimizer.lr`.",
         FLAT_PAGE,
     ),
-    "unrated": Advice(
+    "unrated": WhatToDo(
         "No number of the run says how well it does: one seat wins what others lose, or nothing is scored. Nothing diverges, "
         "collapses or starves.",
         "Measure it: `kapelle play RUN --exact` has NashConv of small games, `kapelle arena` plays it against others, and a "
         "`league` rates it while it trains.",
         "docs/leagues.md",
     ),
-    "young": Advice(
+    "young": WhatToDo(
         "There are too few steps, or too much noise between them, to tell learning from chance.",
         "Let it run on, or take more tasks a step (`training.tasks_per_step`).",
         FLAT_PAGE,
     ),
-    "healthy": Advice(
+    "healthy": WhatToDo(
         "What is learned rises, or is learned already, and nothing speaks against it.",
         "Nothing. Compare it with the same number of tokens without training by `kapelle eval RUN`.",
         LEARN_PAGE,
@@ -139,7 +139,7 @@ class Verdict:
     """That of the word first; others follow from it, or stand beside it."""
 
     @property
-    def advice(self) -> Advice:
+    def advice(self) -> WhatToDo:
         """What the word means, and what to do."""
         return ADVICE[self.word]
 
@@ -278,7 +278,7 @@ def judge(
     if len(steps) < YOUNG:
         said = f"{len(steps)} of the {YOUNG} steps that a verdict needs" if steps else "no step is recorded"
         return Verdict("young", (Evidence("young", said, "success"),))
-    found = _Run(steps, columns, evaluations, opposed)
+    found = _Course(steps, columns, evaluations, opposed)
     evidence: list[Evidence] = []
     for rule in (found.diverging, found.collapsing, found.hacked, found.starved):
         evidence += rule()
@@ -286,7 +286,7 @@ def judge(
     return Verdict(evidence[0].word, tuple(evidence))
 
 
-class _Run:
+class _Course:
     """What the rules look at."""
 
     def __init__(

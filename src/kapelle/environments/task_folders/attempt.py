@@ -288,7 +288,7 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AttemptResult:
     """What a task's tests say of an attempt."""
 
     reward: float
@@ -301,7 +301,7 @@ class Verdict:
 
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
-) -> Verdict:
+) -> AttemptResult:
     """Run a task's tests on what an attempt has left; blocks meanwhile. SandboxError where no sandbox can be had.
 
     Whatever the tests do not say clearly pays the least of `rewards`.
@@ -330,23 +330,25 @@ def grade(
         raise
     done = session.finish()
     if done.limit is not None:
-        return Verdict(rewards[0], f"The tests reached their limit of {done.limit}.")
+        return AttemptResult(rewards[0], f"The tests reached their limit of {done.limit}.")
     lines = done.stdout.split(b"\n")
     texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
     output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
     said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # the same attempt has the same record
     if summary:
         reward, why = summary_passed(output, task.expected)
-        return Verdict(reward, why, said)
+        return AttemptResult(reward, why, said)
     for path in reported:
         if text := files[path].strip():
             found = read_reward(posixpath.basename(path), text)
             if isinstance(found, str):
-                return Verdict(rewards[0], found, said)
+                return AttemptResult(rewards[0], found, said)
             if not rewards[0] <= found["reward"] <= rewards[1]:
-                return Verdict(rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", said)
-            return Verdict(found["reward"], f"{path} holds {found['reward']}.", said, found)
-    return Verdict(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
+                return AttemptResult(
+                    rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", said
+                )
+            return AttemptResult(found["reward"], f"{path} holds {found['reward']}.", said, found)
+    return AttemptResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:

@@ -16,8 +16,8 @@ from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted, Ski
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.questions import need_seats
 from kapelle.environments.task_folders.attempt import (
+    AttemptResult,
     Room,
-    Verdict,
     Workplace,
     WorkplaceOver,
     built,
@@ -295,7 +295,7 @@ class FolderWorld(BaseWorld):
     def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
         super().__init__(task, agents)
         self._place, self._room = place, room
-        self._verdict: Verdict | None = None
+        self._verdict: AttemptResult | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Run the tests on what the team has left."""
@@ -317,15 +317,19 @@ class FolderWorld(BaseWorld):
         return Outcome(self.rewards, self.success, told(self._verdict))
 
 
-def finish(place: Workplace, room: Room) -> Verdict:
+def finish(place: Workplace, room: Room) -> AttemptResult:
     """End an attempt's sandbox and grade what it leaves; EpisodeError where no sandbox can be had for that."""
     try:
         entries, why = place.take()
-        return Verdict(0.0, f"No tests ran: {why}.") if why is not None else grade(place.task, entries, room)
+        return (
+            AttemptResult(0.0, f"No tests ran: {why}.")
+            if why is not None
+            else grade(place.task, entries, room)
+        )
     except SandboxError as error:
         raise EpisodeError(f"The tests of {place.task.name} could not be run: {error}") from None
 
 
-def told(verdict: Verdict) -> dict[str, Json]:
+def told(verdict: AttemptResult) -> dict[str, Json]:
     """Return a verdict for an episode's record."""
     return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}
