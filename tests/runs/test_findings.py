@@ -99,8 +99,12 @@ def test_the_hub_finds_data_base_and_licence_of_a_model(
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             (tmp_path / name).touch()
         card = model_card(tmp_path, 1, [Exported("ann", ["ann"], ".", "Qwen/Qwen3-0.6B", "peft", "bfloat16")])
-        data = ModelCard(card).data
-        assert (data.base_model, data.license, data.datasets) == ("Qwen/Qwen3-0.6B", "apache-2.0", datasets)
+        data = ModelCard(card).data.to_dict()
+        assert (data["base_model"], data["license"], data.get("datasets")) == (
+            "Qwen/Qwen3-0.6B",
+            "apache-2.0",
+            datasets,
+        )
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from tests.support.five_steps import settings
 
 from kapelle.errors import ConfigError, ModelError
@@ -136,9 +136,9 @@ def test_a_folder_is_what_the_converter_takes_or_the_reason_is_named(
 def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out", "peft", Silent(), licence="apache-2.0")
     card = (tmp_path / "out" / "README.md").read_text()
-    data = ModelCard(card).data  # as the Hub reads it
+    data = ModelCardData(**ModelCard(card).data.to_dict())  # as the Hub reads it
     assert (data.library_name, data.pipeline_tag, data.license) == ("peft", "text-generation", "apache-2.0")
-    (result,) = data.eval_results
+    (result,) = data.eval_results or []
     assert (result.dataset_name, result.metric_type, result.metric_value) == ("sums", "success", 0.5)
     assert "# two \\<script\\> \\| teams" in card
     assert "| optimizer.lr | 0.1 |" in card

@@ -645,7 +645,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "serve": Command(
-        "((policy | reward) RUN [--record FOLDER] [--tool-form FORM] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "((policy | reward) RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
         "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
         "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
         "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, or environments to runs "
@@ -654,7 +654,13 @@ COMMANDS: Mapping[str, Command] = {
         (
             words(
                 "(policy | reward) RUN | environments",
-                "what to serve, and its run directory; for environments their settings, name.key=value",
+                "what to serve, and its run directory or exported team; for environments their settings, name.key=value",
+            ),
+            option(
+                "--print",
+                "vllm",
+                "print the commands by which vLLM serves the agents of an exported team, and serve nothing",
+                choices=("vllm",),
             ),
             option("--record", "FOLDER", "record sessions of programs as episodes, once they post a reward"),
             option(

@@ -19,6 +19,7 @@ from kapelle.errors import ConfigError, need_known
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
+from kapelle.setup.team_file import is_team
 from kapelle.team import ANY_TEAM, own_name
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def _of_run(arguments: argparse.Namespace) -> Play:
             "Name one run directory: `kapelle chat RUN`; or a model: `kapelle chat --model PATH [--environment NAME]`."
         )
     folder, which = split_run(named[0])
-    read_config(folder)  # raises when there is no run
+    exported = is_team(folder)
+    if not exported:
+        read_config(folder)  # raises when there is no run
     hush()
     from kapelle.setup.team_builder import seats_of
     from kapelle.training.provenance import config_of_run
@@ -90,7 +93,8 @@ def _of_run(arguments: argparse.Namespace) -> Play:
     config = config_of_run(folder)
     names = [seat.name for seat in seats_of(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)  # before anything is loaded
-    named_checkpoint(folder, which)
+    if not exported:
+        named_checkpoint(folder, which)
     from kapelle.training.served import open_served
 
     return open_served(folder, Watch(Lines(sys.stderr)), which=which).play
@@ -101,7 +105,7 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     from kapelle.cli.named import is_model
 
     named, settings = split_words(arguments.words)
-    if arguments.model is None and len(named) == 1 and is_model(named[0]):
+    if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
         arguments.model, named = named[0], ()
     if arguments.model is None:
         return None

@@ -15,6 +15,7 @@ from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
 from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.named_checkpoint import split_run
+from kapelle.runs.reader import is_run
 from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[in
         result, baselines = _measure(player, arguments)
         row = _row(player, result, baselines)
         rows.append({**row, "episodes": _episodes(result)})
-        if player.steps is not None:
-            keep_evaluation(split_run(player.name)[0], row, split_words(arguments.words)[1])
+        run, _ = split_run(player.name)
+        if player.steps is not None and is_run(run):  # an exported team stays as it was sent
+            keep_evaluation(run, row, split_words(arguments.words)[1])
         if not arguments.json and arguments.table is None:
             for line in [*([""] if number else []), *_lines(player, result, baselines)]:
                 say(line)

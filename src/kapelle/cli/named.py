@@ -16,6 +16,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
+from kapelle.setup.team_file import is_team
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Returns
@@ -46,7 +47,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
     from kapelle.metrics.definitions import own_returns
 
     named, settings = split_words(arguments.words)
-    if arguments.model is None and len(named) == 1 and is_model(named[0]):
+    if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
         # A folder without a run in it: a model's own, or an adapter's.
         if arguments.environment is None:
             raise ConfigError(
@@ -78,17 +79,20 @@ def check_playable(arguments: argparse.Namespace, environment: str | None) -> No
     from kapelle.evaluation.playing import model_config
 
     named, settings = split_words(arguments.words)
-    model = arguments.model or next((name for name in named if is_model(name)), None)
+    model = arguments.model or next((name for name in named if is_model(name, environment)), None)
     if model is None or environment is None:
         raise ConfigError("Several environments are for --model PATH; a run plays what it was trained on.")
     model_config(model, environment, settings, real=arguments.real)
 
 
-def is_model(name: str) -> bool:
-    """Return whether a folder holds a model or a PEFT adapter, and is no run."""
-    return not is_run(split_run(name)[0]) and any(
-        (Path(name) / file).is_file() for file in ("config.json", "adapter_config.json")
-    )
+def is_model(name: str, environment: str | None = None) -> bool:
+    """Return whether a folder holds a model or a PEFT adapter, and is no run.
+
+    An exported team of one policy is both, and a model only where an `environment` is named that it is to play instead of its own.
+    """
+    if is_run(split_run(name)[0]) or (environment is None and is_team(Path(name))):
+        return False
+    return any((Path(name) / file).is_file() for file in ("config.json", "adapter_config.json"))
 
 
 def check_changeable(settings: Sequence[str]) -> None:
@@ -104,9 +108,18 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
     from kapelle.metrics.definitions import own_returns
     from kapelle.training.trainer import Trainer
 
-    read_config(split_run(path)[0])  # raises when there is no run
     check_changeable(settings)
-    trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
+    folder, which = split_run(path)
+    observer = Watch(Lines(sys.stderr))
+    if is_team(folder):
+        from kapelle.setup.team_builder import build_algorithm
+        from kapelle.training.served import open_served
+
+        served = open_served(folder, observer, settings, which)
+        shares = build_algorithm(served.config).returns or own_returns
+        return Player(path, served.play, served.config, shares, served.step)
+    read_config(folder)  # raises when there is no run
+    trainer = Trainer.from_run(path, *settings, observer=observer)
     returns = trainer.algorithm.returns or own_returns
     return Player(path, trainer.play, trainer.config, returns, trainer.done)
 

@@ -26,6 +26,7 @@ from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 from kapelle.services.binding import TOKEN, Binding, check_installed
 from kapelle.settings.base import Settings
+from kapelle.setup.team_file import TEAM_FILE, is_team, vllm_commands
 
 if TYPE_CHECKING:
     from kapelle.services.reward.scores import Scorer
@@ -78,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`.{hint}"
         )
+    if arguments.print is not None:
+        return _print_vllm(named[0], Path(named[1]), arguments.port)
     check_installed(
         "serve", "starlette", "uvicorn", *(("grpc", "grpc_health") if named[0] == "reward" else ())
     )
@@ -85,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     binding = binding_of(arguments)
     folder, which = split_run(named[1])
-    if named[0] == "policy" or not (folder / "config.json").is_file():
+    playable = named[0] == "policy" and is_team(folder)
+    if not playable and (named[0] == "policy" or not (folder / "config.json").is_file()):
         read_config(folder)  # raises when there is no run
     check_free(binding)
     if named[0] == "reward" and arguments.grpc_port:
@@ -94,6 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
     if named[0] == "reward":
         return _reward(folder, binding, arguments)
     return _policy(folder, which, binding, arguments)
+
+
+def _print_vllm(kind: str, folder: Path, port: int) -> int:
+    """Print the commands by which vLLM serves the agents of an exported team."""
+    if kind != "policy" or not is_team(folder):
+        raise ConfigError(
+            f"--print vllm is for a team that `kapelle export RUN --out {folder}` wrote: its {TEAM_FILE} is not there. Name such a "
+            "folder: `kapelle serve policy FOLDER --print vllm`."
+        )
+    for command in vllm_commands(folder, port):
+        say(command)
+    return 0
 
 
 def _policy(folder: Path, which: str | None, binding: Binding, arguments: argparse.Namespace) -> int:

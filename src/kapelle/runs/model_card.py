@@ -43,10 +43,13 @@ class Exported:
     dtype: str
 
 
-def model_card(run: Path, step: int, policies: Sequence[Exported], licence: str | None = None) -> str:
+def model_card(
+    run: Path, step: int, policies: Sequence[Exported], licence: str | None = None, *, team: bool = False
+) -> str:
     """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name.
 
     `licence` is the Hub's name of one (`apache-2.0`); without it the card has the one that the base's own card names, if there is one.
+    `team` says that a `team.yaml` lies beside, from which the whole team plays.
     """
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
@@ -77,6 +80,12 @@ def model_card(run: Path, step: int, policies: Sequence[Exported], licence: str 
         lines += ["", "```sh"]
         lines += [f"python convert_hf_to_gguf.py {first.folder} --outfile {first.policy}.gguf", "```", ""]
 
+    if team:
+        lines += [
+            *("The whole team plays from `team.yaml`, in this folder:", "", "```sh"),
+            *("kapelle chat .", "kapelle serve policy .", "kapelle eval ."),
+            *("kapelle serve policy . --print vllm  # commands that serve each agent with vLLM", "```", ""),
+        ]
     lines += ["## Evaluation at equal tokens", ""]
     evaluated = read_evaluated(run)
     if not evaluated:

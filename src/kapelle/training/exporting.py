@@ -27,6 +27,7 @@ from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.setup.preparation import prepare
+from kapelle.setup.team_file import TEAM_FILE, write_team
 from kapelle.team import Policy, own_name
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
@@ -101,7 +102,7 @@ def export(
     agents: Sequence[str] = (),
     licence: str | None = None,
 ) -> list[Exported]:
-    """Write the trained policies of a run's checkpoint (of some agents alone) into a new folder, with a model card.
+    """Write the trained policies of a run's checkpoint (of some agents alone) into a new folder, with a model card and `team.yaml`.
 
     `licence` stands on the card (`apache-2.0`), else that of the base.
     Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
@@ -161,7 +162,11 @@ def export(
         path, dtype = team.bases[policy.base], str(config.model.dtype)
         kind = form if policy.lora is not None or form != "peft" else "hf"
         found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
-    (out / "README.md").write_text(model_card(run, step, found, licence), "utf-8")
+    written = {base: place for base, place in folders.items() if place.is_dir()}
+    lacking = write_team(out, config, team, step, found, written, unpublished)
+    if lacking is not None:
+        observer.phase("exporting", f"no {TEAM_FILE}: {lacking}")
+    (out / "README.md").write_text(model_card(run, step, found, licence, team=lacking is None), "utf-8")
     return found
 
 

@@ -40,6 +40,7 @@ from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.setup.team_builder import build_algorithm
+from kapelle.setup.team_file import is_team, read_team
 from kapelle.signals.verifier import VerifierScores
 from kapelle.training.observer import Silent
 from kapelle.types import Json
@@ -247,7 +248,9 @@ def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChang
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Return the settings of a run directory with overrides; CheckpointError if it is none."""
+    """Return the settings of a run directory, or of an exported team, with overrides; CheckpointError if it is neither."""
+    if is_team(folder):
+        return read_team(folder, settings).config
     if not (folder / "config.yaml").is_file():
         raise CheckpointError(f"{folder} is no run directory: it has no config.yaml.")
     return load_recipe(str(folder / "config.yaml"), (), settings).config

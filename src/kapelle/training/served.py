@@ -20,6 +20,7 @@ from kapelle.runtime.files import sha256, step_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, load_weights
 from kapelle.setup.preparation import PreparedRun, prepare
+from kapelle.setup.team_file import is_team, read_team
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
@@ -63,21 +64,32 @@ class Served:
 def open_served(
     run: Path, observer: Observer, settings: Sequence[str] = (), which: str | None = None
 ) -> Served:
-    """Load the team of a run's checkpoint to act (see `checkpoint_of`); the run is only read.
+    """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote, to act.
 
-    Raises CheckpointError without a checkpoint, and whatever a run of these settings would.
+    What is named is only read. Of an exported team the environment's data may be missing: `observer` is told. Raises CheckpointError
+    without a checkpoint, and whatever a run of these settings would.
     """
-    config = config_of_run(run, settings).model_copy(update={"reward_model": None, "league": None})
-    prepared = prepare(config, training=False)
-    checkpoint, step = checkpoint_of(run, which, observer)
-    ready = warmed(prepared, observer)
+    if is_team(run):
+        if which is not None:
+            raise ConfigError(f"{run} is an exported team, which holds one checkpoint. Leave out `@{which}`.")
+        exported = read_team(run, settings)
+        absent: list[str] = []
+        config, step, trained = exported.config, exported.step, exported.adapters
+        ready = prepare(config, training=False, absent=absent)
+        for what in absent:
+            observer.phase("missing", what)
+    else:
+        config = config_of_run(run, settings).model_copy(update={"reward_model": None, "league": None})
+        prepared = prepare(config, training=False)
+        checkpoint, step = checkpoint_of(run, which, observer)
+        ready = warmed(prepared, observer)
+        trained = {name: policy_folder(checkpoint, name) for name in ready.team.trained}
     team = ready.team
     observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = ready.load()
-    trained = {name: policy_folder(checkpoint, name) for name in team.trained}
     weights = load_weights(team, models, trained, config.seed)
     engine = build_engine(config, models, team)
-    for name in team.trained:
+    for name in trained:
         engine.load(name, weights(name), step)
     for name in (each.name for each in team.policies.values() if each.past):
         engine.load(name, weights(name), 0)

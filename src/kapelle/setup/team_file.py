@@ -1,0 +1,227 @@
+"""`team.yaml` of an exported team: from it and the folders beside it the team is served, chatted with and evaluated.
+
+    format: 1
+    step: 50                                   updates behind the weights
+    policies:                                  policies whose weights lie beside, as they act
+      planner: {folder: ./planner, form: peft, rank: 16, base: ./base, agents: [planner]}
+    settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
+
+A path that begins with `./` is relative to the file, so that the folder may be moved or sent to a hub. The settings are the run's own, so
+that the team plays as it did there: its prompts, sampling, workflow and environment. Settings that only training or one machine needs
+(warm-up, league, optimiser, devices) are left out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kapelle.errors import ConfigError, DataError
+from kapelle.runs.model_card import Exported
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import OwnModel, PastAdapter, RunConfig
+from kapelle.setup.recipe import lay_over
+from kapelle.setup.team_builder import seats_of
+from kapelle.team import Team
+
+TEAM_FILE = "team.yaml"
+FORMAT = 1
+KEPT = (
+    "name",
+    "seed",
+    "model",
+    "team",
+    "environment",
+    "workflow",
+    "algorithm",
+    "episode",
+    "grader",
+    "evaluation",
+)
+"""Sections of a run's settings that say how its team plays; `engine` too where it is this package's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamFile:
+    """A `team.yaml`, read."""
+
+    config: RunConfig
+    step: int
+    """Updates behind the weights."""
+    adapters: Mapping[str, Path]
+    """Policy → folder of the adapter with which it acts, on a base of `config`. Whole models are bases of `config` themselves."""
+
+
+def is_team(folder: Path) -> bool:
+    """Return whether a folder holds an exported team."""
+    return (folder / TEAM_FILE).is_file()
+
+
+def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
+    """Read a folder's `team.yaml`, with `settings` laid over the team's; DataError for another form, ConfigError for a wrong setting."""
+    file = folder / TEAM_FILE
+    values, step, policies = _read(file)
+    for section in _models_in(values):
+        key = "path" if "path" in section else "model"
+        section[key] = str(folder / section[key])
+    adapters = {name: folder / each["folder"] for name, each in policies.items() if each["form"] == "peft"}
+    return TeamFile(lay_over([(str(file), values)], settings).config, step, adapters)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
+    """Return settings, step and policies of a `team.yaml`; DataError where it is none."""
+    try:
+        found = parse_yaml(file.read_text("utf-8"))
+        if found["format"] != FORMAT:
+            raise DataError(
+                f"{file} has the format {found['format']!r}, and this version of kapelle reads {FORMAT}. Export the run again, or "
+                "upgrade kapelle."
+            )
+        policies = {name: {"folder": str(each["folder"]), **each} for name, each in found["policies"].items()}
+        return dict(found["settings"]), int(found["step"]), policies
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{file} is no team of `kapelle export` ({type(error).__name__}: {error}). Export the run again."
+        ) from None
+
+
+def _models_in(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every section that names a model beside the file, to be changed in place."""
+    agents = values.get("team", {}).get("agents")
+    weights = [agent.get("weights") for agent in agents] if isinstance(agents, list) else []
+    sections = [values.get("model"), *weights]
+    return [
+        each
+        for each in sections
+        if isinstance(each, dict) and str(each.get("path", each.get("model", ""))).startswith("./")
+    ]
+
+
+def write_team(
+    out: Path,
+    config: RunConfig,
+    team: Team,
+    step: int,
+    exported: Sequence[Exported],
+    bases: Mapping[str, Path],
+    unpublished: Collection[str],
+) -> str | None:
+    """Write `team.yaml` into an export, and return None; or why the export is no whole team, and write nothing.
+
+    `bases` are the folders of bases that were written beside the adapters, and `unpublished` those that exist nowhere else.
+    """
+    folder_of = {each.policy: f"./{each.folder}" for each in exported}
+    form_of = {each.policy: each.form for each in exported}
+    left_out = [name for name in team.trained if name not in folder_of]
+    if left_out:
+        return f"the weights of {', '.join(left_out)} were left out"
+    whole = [name for name in folder_of if form_of[name] != "peft"]
+    seats = []
+    for seat in seats_of(config.team):
+        names = team.policies_of(seat.name)
+        policy = team.policies[names[0]]
+        if isinstance(seat.weights, PastAdapter):
+            return f"{seat.name} acts with the adapter {seat.weights.past}, which lies elsewhere"
+        if len(names) > 1 and names[0] in whole:
+            return (
+                f"{seat.name} has other weights in each turn, and whole models take no turns. Export adapters"
+            )
+        if names[0] in whole:
+            model = OwnModel(model=folder_of[names[0]], train="none")
+            seats.append(seat.model_copy(update={"weights": model, "lora": None, "optimizer": None}))
+            continue
+        if policy.endpoint is None and policy.base in unpublished:
+            if policy.base not in bases:
+                return f"{seat.name} acts with a base of this run alone, which whole models do not need. Export adapters"
+            if isinstance(seat.weights, OwnModel):
+                own = OwnModel(model=f"./{bases[policy.base].name}", train=seat.weights.train)
+                seats.append(seat.model_copy(update={"weights": own}))
+                continue
+        seats.append(seat)
+
+    # The path of the team's own base is read even where every agent has a model of its own.
+    path = config.model.path
+    if "base" in bases:
+        path = f"./{bases['base'].name}"
+    elif whole and ("base" in unpublished or all(name in whole for name in team.policies)):
+        path = folder_of[whole[0]]
+    values = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": path, "device": None}),
+            "team": config.team.model_copy(update={"agents": tuple(seats), "critic_device": None}),
+        }
+    ).model_dump(mode="json")
+    own_engine = ("engine",) if values["engine"]["name"] == "local" else ()
+    policies = {
+        each.policy: {
+            "folder": folder_of[each.policy],
+            "form": "peft" if each.form == "peft" else "hf",
+            **_adapter(team, each.policy, each.form, bases),
+            "agents": list(team.agents_of(each.policy)),
+        }
+        for each in exported
+    }
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "policies": policies,
+        "settings": {key: values[key] for key in (*KEPT, *own_engine)},
+    }
+    (out / TEAM_FILE).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+    return None
+
+
+def _adapter(team: Team, name: str, form: str, bases: Mapping[str, Path]) -> dict[str, Any]:
+    policy = team.policies[name]
+    if form != "peft" or policy.lora is None:
+        return {}
+    base = bases.get(policy.base)
+    return {"rank": policy.lora.rank, "base": team.bases[policy.base] if base is None else f"./{base.name}"}
+
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`."""
+
+
+def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
+    """Return the commands by which vLLM serves a team's agents under their names: one for each base, from `port` on.
+
+    Adapters of one base share a server. What makes them a team (prompts, turns, rewards) stays with `kapelle serve policy`.
+    """
+    values, _, policies = _read(folder / TEAM_FILE)
+    dtype = values["model"]["dtype"]
+    commands: list[str] = []
+    served: dict[str, list[dict[str, Any]]] = {}
+    for each in policies.values():
+        served.setdefault(each.get("base", each["folder"]), []).append(each)
+    for number, (base, sharing) in enumerate(served.items()):
+        words = ["vllm", "serve", _place(folder, base), "--port", str(port + number), "--dtype", dtype]
+        adapters = [each for each in sharing if each["form"] == "peft"]
+        if adapters:
+            rank = max(each["rank"] for each in adapters)
+            room = next((each for each in VLLM_RANKS if each >= rank), None)
+            if room is None:
+                raise ConfigError(
+                    f"vLLM takes adapters up to rank {VLLM_RANKS[-1]}, and this team has one of {rank}. Export whole models: "
+                    "`kapelle export RUN --merge`."
+                )
+            names = [
+                f"{agent}={_place(folder, each['folder'])}" for each in adapters for agent in each["agents"]
+            ]
+            words += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", str(len(adapters))]
+            words += ["--lora-modules", *names]
+        else:
+            words += ["--served-model-name", *(agent for each in sharing for agent in each["agents"])]
+        commands.append(shlex.join(words))
+    return commands
+
+
+def _place(folder: Path, named: str) -> str:
+    return str(folder / named) if named.startswith("./") else named
