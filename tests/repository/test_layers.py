@@ -26,6 +26,7 @@ LIGHT = (
 FOR_HELP = {
     "kapelle.cli",
     "kapelle.cli.arguments",
+    "kapelle.cli.option_values",
     "kapelle.cli.parser",
     "kapelle.cli.output",
     "kapelle.cli.stopping",

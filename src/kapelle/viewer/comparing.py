@@ -43,7 +43,7 @@ KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AskedComparison:
     """What a query asks for."""
 
     by: tuple[str, ...]
@@ -52,7 +52,7 @@ class Comparison:
     most: int
 
     @classmethod
-    def of(cls, query: QueryParams) -> Comparison:
+    def of(cls, query: QueryParams) -> AskedComparison:
         """Read a query; what it does not say is as usual."""
         if query.get("group") == "1":  # as links of versions before 0.1 say it
             return cls((SEED,), "median", USUAL)
@@ -117,7 +117,7 @@ class DrawnRuns:
 
     def answer(self, request: Request) -> Response:
         """Return what a page of curves draws, as JSON."""
-        asked = Comparison.of(request.query_params)
+        asked = AskedComparison.of(request.query_params)
         runs, groups = asked.arranged(chosen(self._library, request))
         if not groups:
             runs = runs[: asked.most]
@@ -152,7 +152,7 @@ class DrawnRuns:
 
     def page(self, request: Request) -> Response:
         """Return the page that compares runs."""
-        asked = Comparison.of(request.query_params)
+        asked = AskedComparison.of(request.query_params)
         runs, groups = asked.arranged(chosen(self._library, request))
         given = len(set(request.query_params.getlist("run")))
         settings = differing(runs)
@@ -175,7 +175,7 @@ class DrawnRuns:
 
     def table(self, request: Request) -> Response:
         """Return the settings that differ and the results, as CSV: a row for each run."""
-        runs, groups = Comparison.of(request.query_params).arranged(chosen(self._library, request))
+        runs, groups = AskedComparison.of(request.query_params).arranged(chosen(self._library, request))
         settings = differing(runs)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

@@ -437,7 +437,10 @@ class CreditCell:
 
 
 def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return a row for each attempt and agent of a group, with a cell for each moment; a moment in which another spoke has none."""
+    """Return a row for each attempt and agent of a group, with a cell for each moment; a moment in which another spoke has none.
+
+    Empty for a single attempt, and where nothing is known of any turn.
+    """
     rows: list[dict[str, Any]] = []
     for each in group[:ATTEMPTS]:
         trace = trace_of(run, split, step, each.line)
@@ -452,6 +455,8 @@ def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) 
                 cells.append(CreditCell(turn.index, value, advantage is not None, "") if own else None)
             rows.append({"episode": each, "agent": agent, "cells": cells})
     sizes = [abs(cell.value) for row in rows for cell in row["cells"] if cell and cell.value is not None]
+    if len(group) < 2 or not sizes:
+        return []
     most = max(filter(math.isfinite, sizes), default=0.0)
     for row in rows:
         row["cells"] = [cell and replace(cell, shade=_shade(cell.value, most)) for cell in row["cells"]]
