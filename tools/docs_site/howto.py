@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import re
 import runpy
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +69,7 @@ def train_in_one_call(run_dir: str, success: float | None = None) -> None:
         steps=2,
         team={"sampling": {"max_tokens": 2}},
         training={"tasks_per_step": 2},
+        checkpoint={"every": 1},
         run_dir=run_dir,
         success=success,
     ).trainer.close()
@@ -119,6 +123,22 @@ def execute(page: str) -> int:
     return done
 
 
+def visit(top: Path, page: tuple[Path, str]) -> tuple[int, str | None]:
+    """Execute a page where `runs/mine` is the run of a name; return how many commands and programs that were, and what went wrong."""
+    path, run = page
+    folder = top / "pages" / run / path.stem
+    shutil.copytree(top / run, folder / "runs" / "mine")
+    for name, text in PAID.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    shown = io.StringIO()
+    try:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+            return execute(path.read_text(encoding="utf-8")), None
+    except Exception as error:  # noqa: BLE001 - whatever a page's program raises is the page's fault
+        said = textwrap.indent(shown.getvalue()[-2000:], "  ")
+        return 0, f"{path.name} on the {run} run: {type(error).__name__}: {error}\n{said}"
+
+
 def main(names: Sequence[str]) -> int:
     """Execute some pages or all; return the exit code."""
     from kapelle.cli import main as kapelle
@@ -137,24 +157,13 @@ def main(names: Sequence[str]) -> int:
             for path in chosen
             if "runs/mine" in path.read_text(encoding="utf-8")
         ]
-        for path, run in visits:
-            folder = Path(top) / run / path.stem
-            shutil.copytree(run, folder / "runs" / "mine")
-            for name, text in PAID.items():
-                (folder / name).write_text(text, encoding="utf-8")
-            shown = io.StringIO()
-            try:
-                with (
-                    contextlib.chdir(folder),
-                    contextlib.redirect_stdout(shown),
-                    contextlib.redirect_stderr(shown),
-                ):
-                    done += execute(path.read_text(encoding="utf-8"))
-            except Exception as error:  # noqa: BLE001 - whatever a page's program raises is the page's fault
-                wrong += 1
-                print(
-                    f"{path.name} on the {run} run: {type(error).__name__}: {error}\n{textwrap.indent(shown.getvalue()[-2000:], '  ')}"
-                )
+        # Pages change their process's folder and output: each is visited in one that visits no other meanwhile.
+        with ProcessPoolExecutor(min(4, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+            for count, fault in pool.map(partial(visit, Path(top)), visits):
+                done += count
+                wrong += fault is not None
+                if fault is not None:
+                    print(fault)
     print(f"{len(chosen)} how-to pages: {done} commands and programs executed, {wrong} pages wrong")
     return 1 if wrong else 0
 
