@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.support.episodes import episode, group, turn
 
-from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
+from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, preferred, sft_rows
 from kapelle.types import Message
 
 FIRST = turn("a", 0, text="2,11", heard=(Message("system", "Add."), Message("user", "47+85")))
@@ -67,3 +67,16 @@ def test_every_text_comes_back_from_one_line(text: str) -> None:
     data = dump_rows(sft_rows(0, episode(turn("a", 0, text=text), success=1.0)))
     assert data.count(b"\n") == 1
     assert json.loads(data)["completion"] == text
+
+
+def test_pairs_are_the_answers_furthest_apart_that_differ() -> None:
+    def row(messages: str, completion: str, reward: float) -> dict[str, object]:
+        return {"agent": "a", "messages": messages, "completion": completion, "reward": reward}
+
+    rows = [
+        row("one", "12", 0.0), row("one", "13", 1.0), row("one", "14", 0.5),
+        row("two", "same", 1.0), row("two", "same", 0.0), row("two", "other", 0.25),
+        row("three", "same", 1.0), row("three", "same", 0.0),
+        row("four", "alone", 1.0),
+    ]  # fmt: skip
+    assert preferred(rows) == [rows[1], rows[0], rows[3], rows[5]]

@@ -75,12 +75,25 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 
 
 def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of `sft_rows` whose conversation was answered with more than one reward: those that `preferences` pairs."""
-    rewards: dict[str, set[float]] = {}
-    asked = [json.dumps([row["agent"], row["messages"]]) for row in rows]
-    for key, row in zip(asked, rows, strict=True):
-        rewards.setdefault(key, set()).add(row["reward"])
-    return [row for key, row in zip(asked, rows, strict=True) if len(rewards[key]) > 1]
+    """Return two rows of `sft_rows` for each conversation that was answered better and worse, as `preferences` pairs them.
+
+    They are the answers furthest apart in reward whose texts differ; a conversation without such a pair is left out.
+    """
+    answers: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        answers.setdefault(json.dumps([row["agent"], row["messages"]]), []).append(row)
+    kept: list[Mapping[str, Any]] = []
+    for given in answers.values():
+        ranked = sorted(given, key=lambda row: -row["reward"])
+        pairs = (
+            (better, worse)
+            for better in ranked
+            for worse in reversed(ranked)
+            if better["reward"] > worse["reward"] and better["completion"] != worse["completion"]
+        )
+        # Of one text that was paid differently nothing is learned, so that the furthest pair need not be the first.
+        kept += max(pairs, key=lambda pair: pair[0]["reward"] - pair[1]["reward"], default=())
+    return kept
 
 
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
