@@ -85,14 +85,17 @@ def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     kept: list[Mapping[str, Any]] = []
     for given in answers.values():
         ranked = sorted(given, key=lambda row: -row["reward"])
-        pairs = (
-            (better, worse)
-            for better in ranked
-            for worse in reversed(ranked)
-            if better["reward"] > worse["reward"] and better["completion"] != worse["completion"]
+        best, worst = ranked[0], ranked[-1]
+        # One text may have been paid best and worst: then another one stands on one side.
+        others = [row for row in ranked if row["completion"] != worst["completion"]]
+        lower = [row for row in ranked if row["completion"] != best["completion"]]
+        pairs = [(others[0], worst)] if others else []
+        pairs += [(best, lower[-1])] if lower else []
+        better, worse = max(
+            pairs, key=lambda pair: pair[0]["reward"] - pair[1]["reward"], default=(best, best)
         )
-        # Of one text that was paid differently nothing is learned, so that the furthest pair need not be the first.
-        kept += max(pairs, key=lambda pair: pair[0]["reward"] - pair[1]["reward"], default=())
+        if better["reward"] > worse["reward"]:
+            kept += [better, worse]
     return kept
 
 
