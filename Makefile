@@ -105,6 +105,8 @@ docs: $(STAMPS)/docs ## check links, run the tutorials and how-tos, build the si
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "== links of the site"
 	@$(BIN)/python -m tools.docs_site.check build/site
+	@echo "== what readers search for (needs node)"
+	@if command -v node >/dev/null; then node tools/docs_site/search.js build/site; else echo "left out: there is no node"; fi
 
 wheel: $(BIN)/python ## build the wheel and use it in an environment of its own, without this checkout (minutes)
 	@$(BIN)/python tools/try_wheel.py $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))

@@ -104,13 +104,23 @@ def _section(claim: Claim, results: Results) -> str:
 
 
 def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Results]]) -> str:
-    """Return an algorithm's page with what became of its claims behind its title."""
+    """Return an algorithm's page with what became of its claims behind its title: verdicts, a curve, and the command that repeats them."""
+    own = {name: each for name, each in known.items() if algorithm in each[0].algorithms}
     lines = [BEGIN, ""]
-    for name, (claim, results) in known.items():
-        if algorithm in claim.algorithms:
-            lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims.md#{name})")
-    first = next(name for name, (claim, _) in known.items() if algorithm in claim.algorithms)
-    lines += ["", f"![{known[first][0].claim}](../pictures/claims/{first}.svg)", END]
+    for name, (claim, results) in own.items():
+        lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims.md#{name})")
+    shown = {
+        name: overall(results.judge(claim), algorithm) == "shown" for name, (claim, results) in own.items()
+    }
+    drawn = max(own, key=lambda name: (own[name][0].plot == "curves", shown[name]))
+    lines += ["", f"![{own[drawn][0].claim}](../pictures/claims/{drawn}.svg)", ""]
+    seconds = sum(results.seconds for _, results in own.values())
+    lines += [
+        "```sh",
+        f"python -m experiments run {' '.join(own)}  # {_time(seconds)} of one core",
+        "```",
+        END,
+    ]
     block = "\n".join(lines)
     if BEGIN in text:
         return re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: block, text, flags=re.DOTALL)

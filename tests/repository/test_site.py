@@ -107,6 +107,31 @@ def test_the_menu_names_pages_that_exist_or_are_made() -> None:
     assert len(listed) == len(set(listed))
 
 
+def test_what_readers_search_for_is_in_the_title_of_its_page() -> None:
+    """A word of a title counts a thousand times in the search; `tools/docs_site/search.js` asks the built site itself."""
+    asked = json.loads((ROOT / "tools" / "docs_site" / "questions.json").read_text(encoding="utf-8"))
+    assert len(asked) >= 4
+    titles = {
+        path: set(re.findall(r"[\w']+", path.read_text(encoding="utf-8").partition("\n")[0].lower()))
+        for path in (ROOT / "docs").rglob("*.md")
+    }
+    for query, page in asked.items():
+        holding = [path for path, title in titles.items() if title >= set(query.lower().split())]
+        assert holding == [ROOT / "docs" / f"{page}.md"], query
+
+
+def test_every_how_to_and_every_reader_has_a_place_in_the_menu() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    docs = ROOT / "docs"
+    pages = [
+        path.relative_to(docs).as_posix() for name in ("howto", "for") for path in (docs / name).glob("*.md")
+    ]
+    assert [page for page in pages if page not in text] == []
+    readers = list((docs / "for").glob("*.md"))
+    assert len(readers) == 3
+    assert all(len(page.read_text(encoding="utf-8").splitlines()) <= 20 for page in readers)
+
+
 @pytest.mark.slow
 def test_the_reference_says_what_a_setting_means_its_default_and_its_bounds() -> None:
     run = run_page()
@@ -125,7 +150,15 @@ def test_a_tutorial_becomes_a_notebook_and_shows_what_was_printed() -> None:
     kinds = [piece.kind for piece in parts(page)]
     assert kinds == ["prose", "python", "sh", "check", "prose"]
     sources = [cell["source"] for cell in notebook(page)["cells"]]
-    assert sources == ["# T\n\nwords", "%%writefile m.py\n# m.py\nx = 1", "!kapelle info", "end"]
+    assert sources == [
+        "%pip install -q 'kapelle'",
+        "# T\n\nwords",
+        "%%writefile m.py\n# m.py\nx = 1",
+        "!kapelle info",
+        "end",
+    ]
+    first, *_ = notebook(page.replace("words", "It needs `pip install 'kapelle[games]'`."))["cells"]
+    assert first["source"] == "%pip install -q 'kapelle[games]'"
     shown = shown_page(page, ["", "new"])
     assert "old" not in shown
     assert "check" not in shown

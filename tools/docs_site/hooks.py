@@ -88,6 +88,10 @@ def _printed() -> dict[str, list[str]]:
     return {} if os.environ.get("KAPELLE_DOCS_DRAFT") else notebooks.executed_pages()
 
 
+LESS_SOUGHT = ("files/", "adr/")
+"""Pages of source files and of decisions: the search names them behind those that answer a question."""
+
+
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to places in the site, and put drawings in place of diagrams' sources."""
     if page.file.src_uri.startswith("tutorials/") and page.file.name in {
@@ -97,6 +101,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if page.file.name in _printed():
             rest = notebooks.shown_page(rest, _printed()[page.file.name])
         markdown = f"{title}\n\n[Download as a notebook]({page.file.name}.ipynb)\n{rest}"
+    if page.file.src_uri.startswith(LESS_SOUGHT):
+        page.meta["search"] = {"boost": 0.1}
     if page.file.generated_by is None:
         markdown = in_lists(rewritten(markdown, f"docs/{page.file.src_uri}"))
     return re.sub(

@@ -7,6 +7,7 @@
 | in the page | in the notebook |
 |---|---|
 | prose | a cell of text |
+| `pip install 'kapelle[EXTRA]'` in the prose | the extra of the first cell, which installs kapelle where the notebook is opened |
 | a `python` block | a cell of code; one that begins with `# name.py` is written to that file |
 | an `sh` block | a cell of shell commands |
 | a `text` block right after either | nothing: it shows on a git host what was printed; the site shows what is printed |
@@ -76,9 +77,19 @@ def cells(pieces: Sequence[Part]) -> Iterator[dict[str, Any]]:
         yield {"cell_type": "code", **common, "source": source, "execution_count": None, "outputs": []}
 
 
+NEEDS = re.compile(r"pip install '(kapelle\[[\w,]+\])'")
+"""What a page says of the extra that it needs."""
+
+
 def notebook(page: str, *, checks: bool = False) -> dict[str, Any]:
-    """Return a page as a notebook without outputs; `checks` keeps its assertions."""
+    """Return a page as a notebook without outputs, whose first cell installs what it needs where it is opened (Colab).
+
+    `checks` keeps the assertions in place of that cell: the page is then executed where kapelle is at hand.
+    """
     pieces = [piece for piece in parts(page) if checks or piece.kind != "check"]
+    if not checks:
+        needed = NEEDS.search(page)
+        pieces.insert(0, Part("python", f"%pip install -q '{needed[1] if needed else 'kapelle'}'"))
     return {
         "nbformat": 4,
         "nbformat_minor": 5,
