@@ -66,6 +66,17 @@ def test_what_the_readme_claims_names_what_shows_it() -> None:
         assert [gone for name in names if (gone := missing(name))] == []
 
 
+def test_what_happens_to_programs_names_the_tests_that_show_it() -> None:
+    page = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## What happens when")
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 17
+    for row in rows:
+        names = re.findall(r"`(\w[\w/]+\.py(?:::\w+)*)`", row.split("|")[3])
+        assert names, f"names no test: {row}"
+        assert [gone for name in names if (gone := missing(f"tests/{name}"))] == []
+
+
 def test_a_name_that_does_not_exist_is_seen() -> None:
     assert missing("tests/repository/test_held_by.py::missing") is None
     assert (

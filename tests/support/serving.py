@@ -105,9 +105,9 @@ class Stage:
 
 @contextmanager
 def staged(
-    play: Play, engine: Reciting, count: int = 1, timeout: float = 60.0, **more: object
+    play: Play, engine: Reciting, count: int = 1, timeout: float = 60.0, group: int = 1, **more: object
 ) -> Iterator[Stage]:
-    """Play `count` episodes with outside programs, in a thread of their own."""
+    """Play `count` tasks with outside programs, `group` episodes of each, in a thread of their own."""
     environment = External.model_validate({"port": 0, **more})
     patience = replace(play.patience, environment=timeout)
     outside = replace(
@@ -129,7 +129,7 @@ def staged(
     tasks: list[Task] = [environment.task("train", index) for index in range(count)]
 
     def perform() -> None:
-        groups = run_async(lambda: rollout(outside, tasks, 1, 0))
+        groups = run_async(lambda: rollout(outside, tasks, group, 0))
         stage.episodes = [episode for group in groups for episode in group.episodes]
 
     with serve_outside(environment, outside, say):

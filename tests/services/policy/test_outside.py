@@ -247,24 +247,6 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 
 
 @pytest.mark.slow
-def test_a_program_is_started_for_each_episode_and_ends_with_it() -> None:
-    watching = Watching()
-    environment = {
-        "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'0'")],
-        "tasks": 2,
-        "programs": 2,
-    }
-    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.5}
-    with trainer(watching, environment, algorithm={"name": "grpo", "group_size": 2}, training=over) as made:
-        [step] = made.steps(1)
-    failed = {group.task.id: [episode.error for episode in group.episodes] for group in step.groups}
-    assert failed["train-1"] == [None, None]
-    for reason in failed["train-0"]:
-        assert reason is not None
-        assert "ended with code 1 and posted no reward. It said: out of luck" in reason
-
-
-@pytest.mark.slow
 def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
     """One program at a time plays six episodes, of which the last one waits for longer than a program may take."""
     watching = Watching()
