@@ -23,13 +23,10 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
-    Doubting,
     Holding,
     Outcome,
     PlayedFromOutside,
-    Reads,
     Scripted,
-    Skipping,
 )
 from kapelle.environments.external import SERVER, SHOWN, External, ExternalWorld, WaitingEpisode, board_of
 from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkplaceOver
@@ -44,7 +41,7 @@ MODEL = "team"
 """What the policy server calls a team in training: its agents are `team/NAME`."""
 
 
-class CodingAgent(FolderSettings, Alive, Doubting, Holding, PlayedFromOutside, Reads, Scripted, Skipping):
+class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
     """A coding agent of the command line works on task folders in a sandbox and calls the team; the tasks' tests pay.
 
     It is started once for each episode, in the task's folder. Its calls become turns of the agents that it calls by their
@@ -95,26 +92,6 @@ class CodingAgent(FolderSettings, Alive, Doubting, Holding, PlayedFromOutside, R
             if name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
                 raise ConfigError(f"`environment.env` sets {name}, which kapelle sets. Leave it out.")
         self.check_folders(self._room(None))
-
-    def size(self, split: Split) -> int | None:
-        """Return the number of task folders."""
-        return len(self.folders(split))
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, in the order of their names."""
-        return self.task_at(split, index)
-
-    def contents(self) -> Mapping[str, str]:
-        """Return each task folder with a hash of it."""
-        return self.hashes()
-
-    def skipped(self) -> Mapping[Split, str]:
-        """Return how many folders are left out, and why."""
-        return self.unplayed()
-
-    def doubts(self) -> Sequence[str]:
-        """Return the tasks that are played without lines of their Dockerfile."""
-        return self.left_out()
 
     def descriptors(self, agents: int) -> int:
         """Return what one sandbox holds open, and the connections of its program."""

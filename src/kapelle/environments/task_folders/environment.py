@@ -38,7 +38,7 @@ HELD_OUT = 5
 """Every fifth task of a single folder is a test task."""
 
 
-class FolderSettings(Settings):
+class FolderSettings(Settings, Reads, Doubting, Skipping):
     """What both environments of task folders are told: where tasks are and what an attempt may use."""
 
     path: str
@@ -75,14 +75,18 @@ class FolderSettings(Settings):
         leave_out = self.unplayable == "leave_out"
         return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
 
-    def unplayed(self) -> Mapping[Split, str]:
+    def skipped(self) -> Mapping[Split, str]:
         """Return, by split, how many folders are left out, and why the first is."""
         splits: tuple[Split, ...] = ("train", "test")
         found = {split: self._split(split).left_out for split in splits}
         return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
 
-    def task_at(self, split: Split, index: int) -> Task:
-        """Return a task by its place in a split."""
+    def size(self, split: Split) -> int | None:
+        """Return the number of task folders."""
+        return len(self.folders(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index, in the order of their names."""
         folder = self.folders(split)[index]
         return Task(f"{split}-{folder.name}", folder.instruction, {"split": split, "index": index})
 
@@ -94,7 +98,7 @@ class FolderSettings(Settings):
         """Raise DataError, ConfigError or SandboxError for tasks, packages or a machine that cannot be used."""
         for split in ("train", "test"):
             if not self.folders(split):
-                why = self.unplayed().get(split)
+                why = self.skipped().get(split)
                 raise ConfigError(
                     f"`environment.path` ({self.path}) has too few tasks to hold one out for tests. Add tasks, or name a folder of "
                     f"others in `environment.test_path`.{f' Left out are {why}' if why else ''}"
@@ -102,7 +106,7 @@ class FolderSettings(Settings):
         require(backend("bubblewrap"))
         check_room(room)
 
-    def hashes(self) -> Mapping[str, str]:
+    def contents(self) -> Mapping[str, str]:
         """Return a hash of each task, by the path of its folder."""
         found = {}
         for split, place in (("train", self.path), ("test", self.test_path or self.path)):
@@ -110,7 +114,7 @@ class FolderSettings(Settings):
                 found[f"{place}/{folder.name}"] = hashlib.sha256(repr(folder).encode()).hexdigest()
         return found
 
-    def left_out(self) -> Sequence[str]:
+    def doubts(self) -> Sequence[str]:
         """Return a sentence for each task whose RUN lines are left out, and for each benchmark's that is trained on."""
         benchmarks = [folder.name for folder in self.folders("train") if folder.benchmark]
         said = (
@@ -178,7 +182,7 @@ def _splits(
 # -------- Own agents: a shell as their tool
 
 
-class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting, Skipping):
+class TaskFolders(FolderSettings, Scripted, Holding):
     """Tasks of a shell: agents run commands in a copy of the task's folder, and its tests pay all of them alike."""
 
     name: Literal["task_folders"] = "task_folders"
@@ -207,26 +211,6 @@ class TaskFolders(FolderSettings, Scripted, Holding, Reads, Doubting, Skipping):
     def check(self, agents: Sequence[str]) -> None:
         """Read every task; DataError for one that cannot be honoured, SandboxError where there is no sandbox."""
         self.check_folders(self.room())
-
-    def size(self, split: Split) -> int | None:
-        """Return the number of task folders."""
-        return len(self.folders(split))
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, in the order of their names."""
-        return self.task_at(split, index)
-
-    def contents(self) -> Mapping[str, str]:
-        """Return each task folder with a hash of it."""
-        return self.hashes()
-
-    def skipped(self) -> Mapping[Split, str]:
-        """Return how many folders are left out, and why."""
-        return self.unplayed()
-
-    def doubts(self) -> Sequence[str]:
-        """Return the tasks that are played without lines of their Dockerfile."""
-        return self.left_out()
 
     def descriptors(self, agents: int) -> int:
         """Return what one sandbox holds open."""
