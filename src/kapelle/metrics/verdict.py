@@ -278,7 +278,7 @@ def judge(
     if len(steps) < YOUNG:
         said = f"{len(steps)} of the {YOUNG} steps that a verdict needs" if steps else "no step is recorded"
         return Verdict("young", (Evidence("young", said, "success"),))
-    found = _Health(steps, columns, evaluations, opposed)
+    found = _Found(steps, columns, evaluations, opposed)
     evidence: list[Evidence] = []
     for rule in (found.diverging, found.collapsing, found.hacked, found.starved):
         evidence += rule()
@@ -286,7 +286,7 @@ def judge(
     return Verdict(evidence[0].word, tuple(evidence))
 
 
-class _Health:
+class _Found:
     """What the rules look at."""
 
     def __init__(
