@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-MOST_SECONDS = 120
+MOST_SECONDS = 300
 """Wall-clock seconds after which a cell is given up."""
 PART = re.compile(
     r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?|^<!-- check: (?P<check>.*?) -->\n",
