@@ -2,6 +2,7 @@
 
     KapelleError
     ├── ConfigError (ValueError)      a recipe, key, name or combination that makes no sense
+    │   └── AbsentCode                a user's file or function that settings name and that is not here
     ├── DataError (ValueError)        a data file that is missing, corrupt or in the wrong format
     ├── ModelError (ValueError)       a model folder, tokeniser or adapter that cannot be used
     ├── ContextError (ValueError)     a prompt that does not fit the model's context
@@ -52,11 +53,14 @@ class Absent(KapelleError):
 
 
 @contextmanager
-def noting(absent: list[str] | None) -> Iterator[None]:
-    """Add what the block lacks on this machine to `absent`, once, and leave the rest of the block out; raise it where that is None."""
+def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None]:
+    """Add what the block lacks on this machine to `absent`, once, and leave the rest of the block out; raise it where that is None.
+
+    `also` are further errors that are noted, by callers that need less than a run does.
+    """
     try:
         yield
-    except Absent as error:
+    except (Absent, *also) as error:
         if absent is None:
             raise
         if str(error) not in absent:
@@ -65,6 +69,10 @@ def noting(absent: list[str] | None) -> Iterator[None]:
 
 class AbsentPackage(ConfigError, Absent):
     """A package, or a device, that settings need and this machine has not."""
+
+
+class AbsentCode(ConfigError):
+    """A user's file or function that settings name and that is not here. To play or to train needs it; to export or to answer calls does not."""
 
 
 class AbsentData(DataError, Absent):

@@ -48,6 +48,7 @@ def test_a_run_is_exported_and_listed(
     }
     assert {"README.md", "config.json", "model.safetensors"} <= set(row["files"])
     assert "there exists already" in kapelle("export", str(run), "--out", "there").err
+    assert "/proc/there cannot be created" in kapelle("export", str(run), "--out", "/proc/there").err
     assert not list(Path().glob(".export-*"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("HF_TOKEN", raising=False)

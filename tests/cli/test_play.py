@@ -85,6 +85,7 @@ def test_whoever_leaves_is_told_that_the_game_is_not_over(kapelle: Kapelle, type
         (["kuhn_pokr"], "not an environment, recipe or run directory"),
         (["kuhn_poker", "--against", "nsh"], "Did you mean 'nash'"),
         (["kuhn_poker", "--seat", "3"], "seats 1 to 2"),
+        (["kuhn_poker", "--seat", "3", "--against", "nash"], "kuhn_poker has 2 players"),
         (["kuhn_poker", "--against", "mcts"], "sees the whole state"),
         (["matrix", "--against", "mcts"], "games of OpenSpiel"),
         (["tic_tac_toe", "--seat", "0"], "0 is less than 1"),

@@ -22,6 +22,7 @@ from kapelle.setup.recipe import load_recipe, to_yaml
         (["policy"], "Name what to serve and a run directory"),
         (["polcy", "run"], "Did you mean 'policy'"),
         (["reward"], "Name what to serve and a run directory"),
+        (["nowhere"], "'nowhere' is neither a run nor an exported team"),
         (["reward", "nowhere"], "nowhere"),
         (["reward", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
         (["reward", "run", "--batch", "0"], "--batch"),
@@ -63,6 +64,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
         other.listen()
         taken = str(other.getsockname()[1])
         for words, said in (
+            (["serve", "run", "--port", taken], f"Nothing can listen on 127.0.0.1:{taken}"),
             (["serve", "policy", "run", "--port", taken], f"Nothing can listen on 127.0.0.1:{taken}"),
             (["serve", "reward", "run", "--port", "0", "--grpc-port", taken], f"on 127.0.0.1:{taken}"),
             (["serve", "policy", "run", "--port", "0", "--record", "file/in"], "file/in cannot be written"),

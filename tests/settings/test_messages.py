@@ -109,6 +109,7 @@ def test_of_many_names_the_nearest_three_are_named() -> None:
         ("'optimizer.lr' cannot be -1: it is too low.", "`optimizer={'lr': …}` cannot be -1: it is too low."),
         ("Set `team.sharing: lora`, or `training.epochs: null`.", "Set `team={'sharing': 'lora'}`, or `training={'epochs': None}`."),
         ("`training.steps: 0`, write `model.path=…`", "`steps=0`, write `model=…`"),
+        ("'trackers.0' cannot be 'wandbb'", "`trackers[0]` cannot be 'wandbb'"),
         ("'team.agents.1.name' cannot be 'a b'", "`agents[1]['name']` cannot be 'a b'"),
         ("`kapelle train` and `tasks` and `nothing.at.all: 3`", "`kapelle train` and `tasks` and `nothing.at.all: 3`"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ OF_ANY_TEAM = {
     "an adapter without a place": ("team.lora.targets=[q_prj]", "ModelError: `lora.targets` names 'q_prj'"),
     "a prompt beyond the context": (f"team.agents.0.system={LONG}", "ContextError: "),
     "a model that is not there": ("model.path=./nowhere", "AbsentModel: Model folder './nowhere' does not exist"),
+    "nearly the tiny model's name": ("model.path=embeded", "ModelError: Model 'embeded' is no folder here. Did you mean 'embedded'"),
     "a flaw of nobody's": ("environment.flaws={nobody: 0.5}", "ConfigError: "),
     "a verifier that is not there": ("algorithm={name: maporl, verifier: nowhere}", "ModelError: "),
 }  # fmt: skip
@@ -83,6 +85,22 @@ def test_who_only_plays_is_not_asked_whether_it_can_learn(setting: str, begins: 
     config = config_of(setting)
     fault_of(config, begins)
     assert prepare(config, training=False).team.names == ("reasoner", "actor")
+
+
+def test_who_only_acts_needs_no_code_of_the_user(tmp_path: Path) -> None:
+    """A run whose rewards were functions of a script is exported and chatted with; whoever trains or plays it is told."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{k}", "answer": "{k}"}}\n' for k in range(20)), "utf-8")
+    rewards = f"environment={{name: rewarded, path: {rows}, rewards: [{{function: 'gone.py:f'}}]}}"
+    for function in (rewards, rewards.replace("gone.py", "in-memory")):
+        config = config_of("workflow={name: chain}", function)
+        absent: list[str] = []
+        assert prepare(config, training=False, absent=absent).team.names == ("reasoner", "actor")
+        assert any("`f`" in what or "gone.py" in what for what in absent), absent
+        assert error_of(lambda config=config: prepare(config, training=False)).startswith("AbsentCode")
+        assert error_of(lambda config=config: prepare(config, absent=[])).startswith("AbsentCode"), (
+            "nor by a dry run"
+        )
 
 
 def test_each_check_is_told_of_as_it_passes_and_none_after_the_fault() -> None:

@@ -197,6 +197,7 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"success": True}, "`success` is True. Give a function"),
         ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
         ((ROWS, vowel), {"resume": True}, "`resume` goes on with a run. Name its directory"),
+        ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3. It is a section"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),

@@ -157,6 +157,14 @@ def test_the_command_that_is_shown_takes_the_same_episodes(
     assert "better and worse" in capsys.readouterr().err
     assert main(["collect", words[2], "--recorded", "re=(", "--out", "none.jsonl"]) == 2
     assert "the expression `re` cannot be used" in capsys.readouterr().err
+    for query, said in (
+        ("outcom=right", "no filter 'outcom'. Did you mean 'outcome'?"),
+        ("outcome=rigt", "`outcome` cannot be 'rigt'. Did you mean 'right'?"),
+        ("agent=critik", "`agent` cannot be 'critik'. Did you mean 'critic'?"),
+        ("right", "no filter 'right'"),
+    ):
+        assert main(["collect", words[2], "--recorded", query, "--out", "none.jsonl"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_words_that_changed() -> None:

@@ -264,9 +264,10 @@ def _collect_recorded(arguments: argparse.Namespace, out: Path) -> int:
     """Write the recorded episodes that a query selects, as the page of episodes of `kapelle view` does."""
     from kapelle.runs.exports import answer_rows, balance, dump_rows, good_episodes, preferred, sft_rows
     from kapelle.runs.reader import read_lines
-    from kapelle.viewer.selection import selected
+    from kapelle.viewer.selection import check_query, selected
 
     run = Path(arguments.words[0])
+    check_query(run, arguments.recorded)
     places, trouble = selected(run, arguments.recorded)
     if trouble:
         raise ConfigError(f"--recorded: the expression `re` cannot be used: {trouble}.")

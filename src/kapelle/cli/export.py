@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(mkdtemp(prefix=".export-", dir=out.parent))  # renamed to `out` once it is complete
     except OSError as error:
         raise ConfigError(
-            f"{out.parent} cannot be created: {error.strerror}. Name another folder with --out."
+            f"{out} cannot be created: {error.strerror}. Name another folder with --out."
         ) from error
-    beside = Path(mkdtemp(prefix=".export-", dir=out.parent))  # renamed to `out` once it is complete
     try:
         found = export(
             folder,

@@ -116,7 +116,12 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
             raise ConfigError(
                 f"--against {against} is for games of OpenSpiel. Play '{environment.name}' --against random."
             )
-        others = [k for k in range(1, environment.loaded.num_players() + 1) if k != arguments.seat]
+        players = environment.loaded.num_players()
+        if arguments.seat > players:
+            raise ConfigError(
+                f"--seat {arguments.seat}: {environment.game} has {players} players. Choose one of seats 1 to {players}."
+            )
+        others = [k for k in range(1, players + 1) if k != arguments.seat]
         environment = _with_opponents(environment, dict.fromkeys(others, against))
     elif against != "random" and not (split_run(against)[0] / "config.yaml").is_file():
         known = ("random", *SOLVERS)

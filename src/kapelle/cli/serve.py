@@ -22,7 +22,7 @@ from kapelle.cli.quiet import hush
 from kapelle.environment import Environment, PaysEpisodes, PaysGroups, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
-from kapelle.runs.reader import read_config
+from kapelle.runs.reader import is_run, read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 from kapelle.services.binding import TOKEN, Binding, check_installed
 from kapelle.settings.base import Settings
@@ -68,6 +68,8 @@ D = TypeVar("D", bound=Drains)
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal asks to stop; then answer the accepted calls and return the signal's exit code."""
     named, settings = split_words(arguments.words)
+    if len(named) == 1 and named[0] not in KINDS and _plays(split_run(named[0])[0]):
+        named = ("policy", named[0])  # what most callers mean who name a run alone
     if named == ("environments",):
         arguments.port = 50_051 if arguments.port is None else arguments.port
         return serve_worlds(arguments, settings)
@@ -76,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _openenv(named[1], settings, binding_of(arguments))
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
+        if len(named) == 1 and named[0] not in KINDS:
+            hint = f" '{named[0]}' is neither a run nor an exported team.{hint}"
         raise ConfigError(
             f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`.{hint}"
         )
@@ -98,6 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
     if named[0] == "reward":
         return _reward(folder, binding, arguments)
     return _policy(folder, which, binding, arguments)
+
+
+def _plays(folder: Path) -> bool:
+    """Whether a folder is a run or an exported team."""
+    return is_team(folder) or is_run(folder)
 
 
 def _print_vllm(kind: str, folder: Path, port: int) -> int:

@@ -50,7 +50,7 @@ from kapelle.environments.data.source import (
 from kapelle.environments.judged import Ranking, Rubric, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
-from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
+from kapelle.errors import AbsentCode, ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.grading.judge import Ask, ask_endpoint, judge_attempts, judge_rubric
 from kapelle.metrics.definitions import FAILED, PAID_BY
@@ -406,7 +406,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             found = self._held.functions[name]
         else:
             setting = "rewards: [{function: " if kind == "reward" else "success: "
-            raise ConfigError(
+            raise AbsentCode(
                 f"The {kind} function `{name}` was in the memory of the program that made this run. Go on from there, or put "
                 f'it into a module and name it: `environment.{setting}"my_rewards:NAME"{"}]" if kind == "reward" else ""}`.'
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,10 @@ def local_only(path: str, file: str = CONFIG) -> bool:
     if modelscope_folder(path) is not None:
         raise ModelError(
             f"Model '{path}' is no folder here, and {fault}. ModelScope's package has downloaded it: write `{MODELSCOPE}{path}`."
+        )
+    if get_close_matches(path, ("embedded",), cutoff=0.8):
+        raise ModelError(
+            f"Model '{path}' is no folder here. Did you mean 'embedded', the tiny model that kapelle makes?"
         )
     raise AbsentModel(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "

@@ -27,12 +27,12 @@ _REASONS = {
     errno.ENOSPC: f"the disk is full. {_FULL}",
     errno.EDQUOT: f"the disk quota is used up. {_FULL}",
     errno.EFBIG: f"the file would exceed the size limit of this process or disk. {_FULL}",
-    errno.EROFS: "the file system is read-only. Choose a --run-dir on a disk that can be written.",
-    errno.EACCES: "permission denied. Choose a --run-dir that this user may write.",
-    errno.EPERM: "permission denied. Choose a --run-dir that this user may write.",
+    errno.EROFS: "the file system is read-only. Choose a folder on a disk that can be written.",
+    errno.EACCES: "permission denied. Choose a folder that this user may write.",
+    errno.EPERM: "permission denied. Choose a folder that this user may write.",
     errno.EIO: "the disk reports a fault (EIO). Check the disk, then continue elsewhere from a copy.",
-    errno.EEXIST: "a file stands where a folder should be. Choose another --run-dir.",
-    errno.ENOTDIR: "a part of the path is a file, not a folder. Choose another --run-dir.",
+    errno.EEXIST: "a file stands where a folder should be. Choose another folder.",
+    errno.ENOTDIR: "a part of the path is a file, not a folder. Choose another folder.",
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import pydantic
 
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import AbsentCode, ConfigError, did_you_mean
 from kapelle.runtime.foreign_code import reason
 
 
@@ -105,7 +105,7 @@ def load_file(path: str, what: str) -> ModuleType:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ConfigError(
+        raise AbsentCode(
             f"{what}: there is no file '{path}'. Give a path from where kapelle runs, or a whole one."
         )
     try:

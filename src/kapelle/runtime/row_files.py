@@ -11,8 +11,10 @@ import gzip
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
@@ -105,10 +107,25 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
         raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
 
 
+def _columns(place: str, pairs: list[tuple[str, Json]]) -> Json:
+    """Return an object; DataError for a key that stands in it twice, of which JSON would silently keep the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise DataError(f"{place} has the key '{twice}' twice. Rename or drop one of them.")
+    return row
+
+
 def _parsed(place: str, text: bytes) -> Json:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=partial(_columns, place))
+    except DataError:
+        raise
     except ValueError as error:
+        if not isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            raise DataError(
+                f"{place} holds a whole number of more digits than Python reads (4,300). Write it as a text, in quotes."
+            ) from error
         raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
     except RecursionError as error:
         raise DataError(f"{place} is nested too deeply to be a row. Fix it.") from error

@@ -322,9 +322,11 @@ def _meant(word: str, own: Collection[str]) -> str:
 def _as_keyword(setting: str, value: str = "…") -> str:
     """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`."""
     section, *inner = setting.split(".")
+    while inner and inner[0].isdigit():  # an entry of a list: `trackers[0]`
+        section += f"[{inner.pop(0)}]"
     for key in reversed(inner):
         value = f"{{'{key}': {value}}}"
-    return f"{section}={value}"
+    return section if section.endswith("]") and not inner and value == "…" else f"{section}={value}"
 
 
 # -------- Errors about settings, in the words of who wrote Python: keywords in place of dotted keys.

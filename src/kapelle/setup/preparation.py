@@ -56,7 +56,7 @@ from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_pool_fits, check_run, parts_of
+from kapelle.setup.validation import check_pool_fits, check_run, parts_of, unneeded
 from kapelle.team import Agent, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
@@ -396,7 +396,7 @@ def prepare(
     report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
     check_run(config, algorithm, team, given, training, elsewhere, absent)
     notes: tuple[str, ...] = ()
-    with noting(absent):
+    with noting(absent, *unneeded(training)):
         left_out = check_sets(config, team)
         if training:
             config, counted = _counted(config, team, given, renderer_of)
@@ -414,7 +414,7 @@ def prepare(
         if offers(config.environment, Doubting):
             for doubt in config.environment.doubts():
                 report(DOUBT, doubt)
-    with noting(absent):
+    with noting(absent, *unneeded(training)):
         for note in check_prompts(config, team, given, PROMPTS, renderer_of):
             report(DOUBT, note)
         report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")

@@ -44,7 +44,7 @@ from kapelle.environment import (
     size_of,
     task_of,
 )
-from kapelle.errors import ConfigError, did_you_mean, noting
+from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -63,6 +63,11 @@ from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
+
+
+def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
+    """Return the errors that `prepare` notes beside what is absent: none for training, whose rewards are the user's own code."""
+    return () if training else (AbsentCode,)
 
 
 def check_run(
@@ -97,7 +102,7 @@ def check_run(
     seconds = config.patience.environment
     try:
         check_declared(environment, seconds)
-        with noting(absent):
+        with noting(absent, *unneeded(training)):
             asked("check", seconds, environment.check, team.names)
             check_capabilities(environment, len(team.names), seconds)
             for split in ("train", "test"):
@@ -123,7 +128,7 @@ def check_run(
                 "servers processes: `kapelle serve environments --workers N`."
             )
         environment_form(environment)
-    with noting(absent):
+    with noting(absent, *unneeded(training)):
         check_paying(environment)
     if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
         raise ConfigError(

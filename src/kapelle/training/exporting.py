@@ -109,7 +109,10 @@ def export(
     without a checkpoint.
     """
     config = config_of_run(run).model_copy(update={"reward_model": None, "league": None, "start_from": {}})
-    prepared = prepare(config, training=False)
+    absent: list[str] = []
+    prepared = prepare(config, training=False, absent=absent)
+    for what in absent:
+        observer.phase("missing", what)
     checkpoint, step = checkpoint_of(run, which, observer)
     team, names = prepared.team, list(prepared.team.trained)
     agents = [own_name(agent, config.name) for agent in agents]

@@ -66,24 +66,24 @@ def open_served(
 ) -> Served:
     """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote, to act.
 
-    What is named is only read. Of an exported team the environment's data may be missing: `observer` is told. Raises CheckpointError
+    What is named is only read. The environment's data and the user's reward functions may be missing: `observer` is told. Raises CheckpointError
     without a checkpoint, and whatever a run of these settings would.
     """
+    absent: list[str] = []
     if is_team(run):
         if which is not None:
             raise ConfigError(f"{run} is an exported team, which holds one checkpoint. Leave out `@{which}`.")
         exported = read_team(run, settings)
-        absent: list[str] = []
         config, step, trained = exported.config, exported.step, exported.adapters
         ready = prepare(config, training=False, absent=absent)
-        for what in absent:
-            observer.phase("missing", what)
     else:
         config = config_of_run(run, settings).model_copy(update={"reward_model": None, "league": None})
-        prepared = prepare(config, training=False)
+        prepared = prepare(config, training=False, absent=absent)
         checkpoint, step = checkpoint_of(run, which, observer)
         ready = warmed(prepared, observer)
         trained = {name: policy_folder(checkpoint, name) for name in ready.team.trained}
+    for what in absent:
+        observer.phase("missing", what)
     team = ready.team
     observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = ready.load()

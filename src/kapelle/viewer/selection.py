@@ -18,9 +18,10 @@ from urllib.parse import parse_qsl
 
 import regex
 
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Split
 from kapelle.viewer.index import Index
-from kapelle.viewer.index_tables import Query, Tables, asked
+from kapelle.viewer.index_tables import FILTERS, OUTCOMES, Query, Tables, asked
 from kapelle.viewer.library import Library
 from kapelle.viewer.lines import lines_of
 from kapelle.viewer.skimming import Skimmed, skimmed
@@ -135,6 +136,24 @@ def search(
                 return
         if len(rows) < AT_ONCE:
             return
+
+
+def check_query(run: Path, text: str) -> None:
+    """Raise ConfigError for a part of a query that `asked` would pass over, as a page does with links of other versions."""
+    known = Library([run]).runs()
+    values = {
+        "outcome": tuple(OUTCOMES),
+        "split": ("train", "test"),
+        "agent": tuple(known[0].agents()) if known else (),
+    }
+    for name, value in parse_qsl(text.removeprefix("?"), keep_blank_values=True):
+        # How a page is sorted and cut does not change what is selected.
+        if name not in (*FILTERS, "split", "from", "to", "sort", "page", "skip"):
+            raise ConfigError(
+                f"--recorded knows no filter '{name}'.{did_you_mean(name, (*FILTERS, 'split', 'from', 'to'))}"
+            )
+        if value and name in values and value not in values[name]:
+            raise ConfigError(f"--recorded: `{name}` cannot be '{value}'.{did_you_mean(value, values[name])}")
 
 
 def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:

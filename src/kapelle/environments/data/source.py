@@ -192,9 +192,8 @@ class DataSource:
             skipped["test"] = other.skipped
         for split, rows in (("train", train), ("test", test)):
             if not rows:
-                raise DataError(
-                    f"The {split} split of '{self.path}' is empty. Name another file, or more rows."
-                )
+                named = self.path if second is None or split == "train" else self.test
+                raise DataError(f"The {split} split of '{named}' is empty. Name another file, or more rows.")
         tested = {one_spelling(words(row, key, setting)) for row in test}
         kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:

@@ -528,7 +528,7 @@ def opponent_named(player: str) -> Opponent:
             wrong = error.errors()[0]
             raise ConfigError(f"The player '{player}': {wrong['loc'][-1]}: {wrong['msg']}.") from error
         raise ConfigError(
-            f"OpenSpiel has no player '{player}'.{did_you_mean(player, known)} There are {', '.join(known)}."
+            f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(player, known)}"
         ) from error
 
 
