@@ -199,6 +199,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
 
     fake = types.ModuleType("datasets")
     fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    fake.is_progress_bar_enabled = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
     monkeypatch.setattr("kapelle.environments.data.source.hub_fault", lambda *_: None)
 
