@@ -19,6 +19,7 @@ from tests.support.tiny import sections
 
 from kapelle.environments.external import Switchboard, WaitingEpisode
 from kapelle.errors import ConfigError
+from kapelle.models.weights import weights_hash
 from kapelle.rollout.play import Play as RolloutPlay
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.http import Call
@@ -180,6 +181,11 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
         "checkpoint": {"every": 1},
     }
 
+    spoke: dict[int, set[str]] = {}
+    """By step, the weights that acted."""
+    left: list[str] = []
+    """The weights with which each run ended."""
+
     def played(run: Path | None, most: int, *, resume: bool = False) -> dict[int, list[tuple[Any, ...]]]:
         """Return, by step, what was played: task, seed, and the version that acted."""
 
@@ -196,11 +202,15 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
                     for group in step.groups
                     for episode in group.episodes
                 )
+                turns = [turn for group in step.groups for each in group.episodes for turn in each.turns]
+                spoke[step.number] = {turn.weights_hash for turn in turns}
+            left.append(weights_hash(made.engine.weights("coder")))
             made.close()
         return found
 
     broke_off = played(tmp_path / "run", 1)
     resumed = played(tmp_path / "run", 2, resume=True)
+    assert spoke[2] == {left[0]} != spoke[1]
     assert broke_off | resumed == played(None, 3)
     assert [{version for *_, version in each} for each in resumed.values()] == [{1}, {2}]
 
