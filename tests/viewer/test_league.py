@@ -117,6 +117,7 @@ def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
         panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
         assert panels["points"]["series"][0]["y"] == [0.25] * 4
         assert panels["exploitability"]["series"][0]["y"] == [0.25]
+        assert not any("of your own" in panel["known_as"] for panel in panels.values())
         assert "nobody to rank" in web.get("/run/pair/league").text
         board = "<details open><summary>heard"
         assert board not in web.get("/run/pair/episode/train/1/0").text

@@ -62,6 +62,25 @@ TITLES = {
     "league/invalid": "share of invalid moves",
 }
 
+DESCRIBED = {
+    "points": {
+        "unit": "with 95 % intervals",
+        "meaning": "Of the games between two players: wins, and half of the draws. In self-play both sides learn, so half of the points may hide progress of both.",
+        "known_as": "win rate, a draw counting half",
+    },
+    "nash_conv": {
+        "unit": "reward",
+        "meaning": "Computed exactly by `kapelle play RUN --exact`: what all players together could gain by best responses to this checkpoint. 0 at an equilibrium.",
+        "known_as": "NashConv, twice the exploitability of two players",
+    },
+    "exploitability": {
+        "unit": "reward",
+        "meaning": "NashConv over the number of players: what a best response gains on average. 0 at an equilibrium.",
+        "known_as": "exploitability",
+    },
+}  # fmt: skip
+"""What this page computes and no metric of a run is: panel → its description."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
@@ -207,11 +226,7 @@ def drawn(run: ViewedRun, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[
     made = page(sources, agents=members, sections=SECTIONS)
     for section in made["sections"]:
         for panel in section["panels"]:
-            if panel["name"] == "points":
-                panel |= {
-                    "unit": "with 95 % intervals",
-                    "meaning": "Of the games between two players: wins, and half of the draws. In self-play both sides learn, so half of the points may hide progress of both.",
-                }  # fmt: skip
+            panel.update(DESCRIBED.get(panel["name"], {}))
             panel["title"] = TITLES.get(panel["name"], panel["title"])
     made["sections"] = [section for section in made["sections"] if section["title"] != "More"]
     return {**made, "alone": True}

@@ -250,7 +250,7 @@
       caption.append(why);
     }
     caption.append(save);
-    figure.append(caption, make("p", "known quiet", panel.known_as), note, make("div", "plot"), make("ul", "legend"));
+    figure.append(caption, make("p", "known quiet", (panel.known_as || "").replaceAll("`", "")), note, make("div", "plot"), make("ul", "legend"));
     return figure;
   };
 
