@@ -58,9 +58,10 @@ def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None
 
     `also` are further errors that are noted, by callers that need less than a run does.
     """
+    kinds: tuple[type[KapelleError], ...] = (Absent, *also)
     try:
         yield
-    except (Absent, *also) as error:
+    except kinds as error:
         if absent is None:
             raise
         if str(error) not in absent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,8 @@ def test_who_only_acts_needs_no_code_of_the_user(tmp_path: Path) -> None:
         absent: list[str] = []
         assert prepare(config, training=False, absent=absent).team.names == ("reasoner", "actor")
         assert any("`f`" in what or "gone.py" in what for what in absent), absent
-        assert error_of(lambda config=config: prepare(config, training=False)).startswith("AbsentCode")
-        assert error_of(lambda config=config: prepare(config, absent=[])).startswith("AbsentCode"), (
-            "nor by a dry run"
-        )
+        for act in (partial(prepare, config, training=False), partial(prepare, config, absent=[])):
+            assert error_of(act).startswith("AbsentCode"), "to play it, and a dry run of training"
 
 
 def test_each_check_is_told_of_as_it_passes_and_none_after_the_fault() -> None:

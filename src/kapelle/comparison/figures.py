@@ -155,7 +155,7 @@ def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise DataError(
-                f"{path} holds no results of `kapelle compare` or `kapelle eval --output FILE.json`: {why}."
+                f"{path} holds no results: {why}. Name a folder that `kapelle compare` wrote, or a file of `kapelle eval --output FILE.json`."
             ) from error
     if not found:
         raise DataError(
