@@ -123,13 +123,17 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     run: Path, kapelle: Kapelle
 ) -> None:
     (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
-    (run / "provenance.json").write_text('{"optimizer.lr": "command line", "seed": "default"}')
+    assert "not recorded, as for runs that were made in Python" in kapelle("runs", "show", run).out
+    (run / "provenance.json").write_text(
+        '{"optimizer.lr": "command line", "optimizer.betas": "mine", "seed": "default"}'
+    )
     kapelle("runs", "rollback", run, "--to", "4")
     said = kapelle("runs", "show", run)
     assert said.code == 0, said.err
     for told in (
         "interrupted  step 4 of 5",
         "optimizer.lr: 0.01  (command line)",
+        "optimizer.betas: [0.9, 0.999]  (mine)",
         "00000002 is damaged",
         "metrics of step 4",
         "evaluation after step 4 on unseen problems: ",

@@ -164,6 +164,8 @@ def _show(place: Path, *, as_json: bool) -> int:
         for line in summary.verdict.lines():
             say(f"  {line}")
     say("settings that differ from the defaults")
+    if not own:
+        say(f"  not recorded, as for runs that were made in Python; {place / 'config.yaml'} has all")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")
     say("checkpoints")

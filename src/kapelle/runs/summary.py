@@ -235,11 +235,23 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
     """Return every setting that is not a default with where it came from; empty where the run has no record of it."""
-    values = flat(settings_of(run))
+    settings = settings_of(run)
+    values = flat(settings)
+    for key, value in _lists(settings):  # a list of plain values was set as one, `optimizer.betas`
+        values.setdefault(key, value)
     origin = read_provenance(run)
     return {
         key: (values.get(key), str(source)) for key, source in sorted(origin.items()) if source != "default"
     }
+
+
+def _lists(value: Any, at: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists within nested settings by their dotted names."""
+    if isinstance(value, list) and value:
+        yield at, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _lists(item, f"{at}.{key}" if at else str(key))
 
 
 def kept_checkpoints(run: Path) -> list[Kept]:
