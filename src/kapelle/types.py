@@ -354,7 +354,11 @@ class Episode:
 
     def total(self, agent: str) -> float:
         """Return the undiscounted return of one agent."""
-        return sum(turn.reward for turn in self.by(agent)) + self.rewards.get(agent, 0.0)
+        paid = 0.0
+        for turn in self.turns:
+            if turn.agent == agent:
+                paid += turn.reward
+        return paid + self.rewards[agent] if agent in self.rewards else paid
 
     def _repr_html_(self) -> str:
         """Return the conversation as a table, for notebooks; whatever was said is text."""

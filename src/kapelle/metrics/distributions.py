@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 BINS = 32
 """Most bins of a step's histogram."""
@@ -53,21 +56,22 @@ class Histogram:
         return found
 
 
-def histogram(values: Iterable[float], finest: int = FINEST) -> Histogram | None:
+def histogram(values: ArrayLike, finest: int = FINEST) -> Histogram | None:
     """Return the histogram of the finite values with the least width, 2^finest or more, that takes at most `BINS` bins; None without any."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    known = np.asarray(values, np.float64)  # a step may have a million tokens
+    known = known[np.isfinite(known)]
+    if not known.size:
         return None
-    low, high = min(known), max(known)
+    low, high = float(known.min()), float(known.max())
     exponent = finest
     if high > low:
         # `frexp` cannot overflow as a quotient of extreme values could.
         exponent = max(finest, math.frexp(high / BINS - low / BINS)[1] - 1)
     while _place(high, exponent) - _place(low, exponent) >= BINS:
         exponent += 1
-    first, scale = _place(low, exponent), math.ldexp(1.0, -exponent)
-    found = Counter(map(math.floor, [value * scale for value in known]))  # a step may have a million tokens
-    return Histogram(exponent, first, tuple(found[k] for k in range(first, _place(high, exponent) + 1)))
+    first = _place(low, exponent)
+    places = (np.floor(np.ldexp(known, -exponent)) - first).astype(np.int64)
+    return Histogram(exponent, first, tuple(np.bincount(places).tolist()))
 
 
 def _place(value: float, exponent: int) -> int:

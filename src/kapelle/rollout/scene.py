@@ -130,7 +130,7 @@ class LiveSeat:
         self.messages: list[Message] = []
         self.last: Turn | None = None
         """Its last recorded turn; the conversation continues from the turn's tokens."""
-        self._opening = instructions(agent, scene.task)
+        self._opening = instructions(agent, scene.task) if agent.system or scene.task.system else []
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
         self.ended: dict[int, list[Message]] = {}

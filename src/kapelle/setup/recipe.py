@@ -381,7 +381,11 @@ def _renamed(
         return ()
     if not isinstance(now, Mapping) or not isinstance(before, Mapping):
         return ()
-    changed = [key for key in _ASKS if now.get(key) is not None and now.get(key) != before.get(key)]
+    changed = [
+        key
+        for key in _ASKS
+        if now.get(key) not in (None, before.get(key)) and origin.get(f"environment.{key}") not in own
+    ]
     said = {word for key in changed for word in _words(before.get(key))}
     if not said & set(_words(name)):
         return ()

@@ -45,6 +45,7 @@ from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
 from kapelle.training.selection import Replay, remembered, replayed, tasks_of
 from kapelle.training.step_report import (
+    advantages_of,
     credit_distributions,
     credit_metrics,
     critic_metrics,
@@ -428,7 +429,8 @@ class Loop:
         # Credit: the advantage of every token, and the return that critics learn.
         stop = config.training.non_finite == "stop"
         credit = give_credit(algorithm, give, sampled, groups, signals, stop)
-        metrics = credit_metrics(sampled.trained, credit)
+        advantages = advantages_of(sampled.trained, credit)
+        metrics = credit_metrics(sampled.trained, credit, advantages)
         if self._memory is not None:
             metrics |= self._memory.metrics()
             if MIXER_UNDONE in metrics and stop:
@@ -461,7 +463,7 @@ class Loop:
                 found = traces(
                     groups[:fresh], sampled.trained, credit, learned, engine, most, self._token_texts
                 )
-        spread = credit_distributions(sampled.trained, credit) | traced_distributions(groups[:fresh], found)
+        spread = credit_distributions(advantages) | traced_distributions(groups[:fresh], found)
         return Learned(metrics, updated=bool(learned or critics), traces=found, distributions=spread)
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:

@@ -5,11 +5,13 @@ Nothing here changes what is trained on. Shapes: T completion tokens of one turn
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit
@@ -94,23 +96,25 @@ class IdleSteps:
 
 
 def credit_metrics(
-    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
+    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit], advantages: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
     row: dict[str, float] = {}
     for key, turn in turns:
         row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
-    for agent, all_K in _advantages(turns, credit).items():
+    for agent, all_K in advantages.items():
         row[f"advantage/{agent}"] = float(all_K.mean())
         row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
     return row
 
 
-def _advantages(turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]) -> dict[str, Tensor]:
+def advantages_of(
+    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
+) -> dict[str, Tensor]:
     """Return the advantage of every token that was trained on, [K] for each agent."""
-    by_agent: dict[str, list[Tensor]] = {}
+    by_agent: defaultdict[str, list[Tensor]] = defaultdict(list)
     for key, turn in turns:
-        by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
+        by_agent[turn.agent].append(credit[key].advantage_T)
     return {agent: torch.cat(pieces).double() for agent, pieces in by_agent.items()}
 
 
@@ -134,42 +138,41 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def played_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
     """Return histograms of what episodes paid each agent, how long its completions are, and how unlikely a policy's tokens were."""
-    found: dict[str, list[float]] = {}
-    for episode in (episode for group in groups for episode in group.valid):
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    likely: defaultdict[str, list[float]] = defaultdict(list)
+    for episode in [episode for group in groups for episode in group.valid]:
         for agent, paid in own_returns(episode).items():
-            found.setdefault(f"reward/{agent}", []).append(paid)
+            found[f"reward/{agent}"].append(paid)
         for turn in episode.turns:
-            found.setdefault(f"length/{turn.agent}", []).append(float(len(turn.completion_ids)))
-            found.setdefault(f"surprisal/{turn.policy}", []).extend(-logp for logp in turn.logprobs)
-    return _histograms(found)
+            found[f"length/{turn.agent}"].append(len(turn.completion_ids))
+            likely[turn.policy].extend(turn.logprobs)
+    unlikely = {f"surprisal/{policy}": np.negative(logps) for policy, logps in likely.items()}
+    return _histograms(found) | _histograms(unlikely)
 
 
-def credit_distributions(
-    turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
-) -> dict[str, Histogram]:
+def credit_distributions(advantages: Mapping[str, Tensor]) -> dict[str, Histogram]:
     """Return a histogram of each agent's advantages over tokens."""
-    return _histograms(
-        {f"advantage/{agent}": all_K.tolist() for agent, all_K in _advantages(turns, credit).items()}
-    )
+    return _histograms({f"advantage/{agent}": all_K.tolist() for agent, all_K in advantages.items()})
 
 
 def traced_distributions(groups: Sequence[Group], traces: Sequence[Trace]) -> dict[str, Histogram]:
     """Return histograms of the entropy and the log ratio of the tokens of traced episodes, by policy."""
     episodes = [episode for group in groups for episode in group.episodes]
-    found: dict[str, list[float]] = {}
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
     for trace in traces:
         episode = episodes[trace.line]
         policies = {turn.index: turn.policy for turn in (*episode.turns, *episode.branches)}
         for turn in trace.turns:
             policy = policies[turn.index]
-            found.setdefault(f"entropy/{policy}", []).extend(turn.entropy)
-            found.setdefault(f"log_ratio/{policy}", []).extend(
-                math.log(ratio) for ratio in turn.ratio if ratio > 0
-            )
-    return _histograms(found)
+            found[f"entropy/{policy}"].extend(turn.entropy)
+            ratios[policy].extend(turn.ratio)
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite is left out
+        logs = {f"log_ratio/{policy}": np.log(every) for policy, every in ratios.items()}
+    return _histograms(found) | _histograms(logs)
 
 
-def _histograms(found: Mapping[str, Sequence[float]]) -> dict[str, Histogram]:
+def _histograms(found: Mapping[str, ArrayLike]) -> dict[str, Histogram]:
     made = {
         name: histogram(values, 0) if name.startswith("length/") else histogram(values)
         for name, values in found.items()

@@ -35,6 +35,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, splits: Mapping[str, Rows]) -> list[tup
 
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.is_progress_bar_enabled = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr("kapelle.environments.data.source.hub_fault", lambda *_: None)
     return asked
