@@ -384,7 +384,8 @@ def _renamed(
     changed = [
         key
         for key in _ASKS
-        if now.get(key) not in (None, before.get(key)) and origin.get(f"environment.{key}") not in own
+        if now.get(key) not in (None, before.get(key))
+        and origin.get(f"environment.{key}", "").removesuffix(" --real") not in own
     ]
     said = {word for key in changed for word in _words(before.get(key))}
     if not said & set(_words(name)):

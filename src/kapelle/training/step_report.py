@@ -141,8 +141,8 @@ def played_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
     for episode in [episode for group in groups for episode in group.valid]:
-        for agent, paid in own_returns(episode).items():
-            found[f"reward/{agent}"].append(paid)
+        for agent in episode.agents:
+            found[f"reward/{agent}"].append(episode.total(agent))
         for turn in episode.turns:
             found[f"length/{turn.agent}"].append(len(turn.completion_ids))
             likely[turn.policy].extend(turn.logprobs)
