@@ -6,7 +6,7 @@ kapelle train examples/apps/recipe.yaml environment.command='[python, examples/a
 
 import os
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 from openai import AsyncOpenAI, OpenAI
 
 set_tracing_disabled(True)  # traces would go to OpenAI
@@ -21,6 +21,7 @@ planner = Agent(
     name="planner",
     instructions="Hand off.",
     handoffs=[solver],
+    model_settings=ModelSettings(tool_choice="required"),  # it always hands off
     model=OpenAIChatCompletionsModel("team/planner", client),
 )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.support.tiny import sections
 
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.training.trainer import Trainer
@@ -17,14 +19,18 @@ from kapelle.training.trainer import Trainer
 pytest.importorskip("llguidance")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[OpenAI]:
+def settings() -> dict[str, Any]:
     """Two agents whose model reads enough for schemas of tools."""
     given = sections()
     model = {**given["model"], "embedded": {**given["model"].get("embedded", {}), "context": 2048}}
     team = {**given["team"], "agents": [{"name": "first"}, {"name": "second"}]}
+    return sections(team=team, model=model)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
     with (
-        Trainer(**sections(team=team, model=model)) as trainer,
+        Trainer(**settings()) as trainer,
         serve_policy(trainer.play, "duo", Binding(), ServingLimits()) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
     ):
@@ -137,3 +143,19 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     with pytest.raises(BadRequestError) as refused:
         client.chat.completions.create(**ASKED, **extra)
     assert refused.value.param == named
+
+
+def test_a_teacher_is_taken_at_its_word() -> None:
+    """As in demonstrations: what a script says is the form that was asked for, or its own fault."""
+    said = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
+    with Trainer(**settings()) as trainer:
+        names = {trainer.team.policy(agent).name for agent in ("first", "second")}
+        engine = ScriptedEngine(dict.fromkeys(names, lambda _: said))
+        with (
+            serve_policy(replace(trainer.play, engine=engine), "duo", Binding(), ServingLimits()) as server,
+            OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
+        ):
+            answer = made.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
+    calls: Any = answer.choices[0].message.tool_calls
+    [call] = calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("go", {"ok": True, "way": "left"})
