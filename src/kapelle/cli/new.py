@@ -314,8 +314,8 @@ environment:
 workflow: {name: external}
 warmup: {steps: 150, demonstrations: 24}
 algorithm: {name: m_grpo, group_size: 8}
-optimizer: {lr: 3.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
-training: {steps: 10, tasks_per_step: 2}
+optimizer: {lr: 2.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
+training: {steps: 10, tasks_per_step: 4}
 evaluation: {problems: 4, before_and_after: false}
 """
 
