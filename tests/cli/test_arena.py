@@ -95,7 +95,10 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
     [
         (("nash", *GAME), "An arena needs at least two players"),
         (("nash", "random"), "Name the game with --environment"),
-        (("nash", "nsh", *GAME), "OpenSpiel has no player 'nsh'. Did you mean 'nash'?"),
+        (
+            ("nash", "nsh", *GAME),
+            "OpenSpiel has no player 'nsh', and there is no such run or model folder. Did you mean 'nash'?",
+        ),
         (("nash", "nash", *GAME), "Two players are called 'nash'"),
         (("nash", "mcts", *GAME), "The opponent `mcts` sees the whole state"),
         (("nash", "mcts(simulation=3)", *GAME), "The player 'mcts(simulation=3)'"),

@@ -11,10 +11,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import ArrayLike
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 BINS = 32
 """Most bins of a step's histogram."""
@@ -58,6 +58,8 @@ class Histogram:
 
 def histogram(values: ArrayLike, finest: int = FINEST) -> Histogram | None:
     """Return the histogram of the finite values with the least width, 2^finest or more, that takes at most `BINS` bins; None without any."""
+    import numpy as np  # whoever only reads histograms needs none
+
     known = np.asarray(values, np.float64)  # a step may have a million tokens
     known = known[np.isfinite(known)]
     if not known.size:
