@@ -1,4 +1,4 @@
-"""Two agents of a Pydantic AI program: the planner has a tool that lets the solver reply, as often as it likes.
+"""Two agents of a Pydantic AI program: the planner passes a job on by a function for its output, in which the solver replies.
 
 pip install 'pydantic-ai-slim[openai]' 'kapelle[serve]'
 kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/pydantic_ai_team.py]'
@@ -10,16 +10,22 @@ from openai import OpenAI
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.models.openai import OpenAIChatModel
 
-planner = Agent(OpenAIChatModel("team/planner"), instructions="Let reply.", deps_type=list[str])
 solver = Agent(OpenAIChatModel("team/solver"), instructions="Reply.")
 
 
-@planner.tool
 async def reply(ctx: RunContext[list[str]], job: str) -> str:
     """Write a reply."""
     done = await solver.run(job, usage=ctx.usage)
     ctx.deps.append(done.output)
     return done.output
+
+
+planner = Agent(
+    OpenAIChatModel("team/planner"),
+    instructions="Let reply.",
+    deps_type=list[str],
+    output_type=reply,  # a call, always
+)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ CALLERS: Mapping[str, list[tuple[str, int | None]]] = {
     "plain": [("planner", None), ("solver", 0)],
     "openai_agents": [("planner", None), ("solver", 0)],
     "langgraph": [("planner", None), ("solver", 0)],
-    "pydantic_ai": [("planner", None), ("solver", 0), ("planner", None)],
+    "pydantic_ai": [("planner", None), ("solver", 0)],
     "autogen": [("planner", None), ("solver", 0)],
     "smolagents": [("planner", None), ("solver", 0), ("planner", None)],
     "crewai": [("planner", None), ("solver", 0)],

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kapelle.engines.rollout.protocol import Completion, OnTokens, Request, ServesCallers
+from kapelle.engines.rollout.protocol import Completion, OnTokens, Recites, Request, ServesCallers
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
 from kapelle.rollout.play import Play, rollout
@@ -42,7 +42,7 @@ class SpokenBytes(ByteRenderer):
         return self.decode(ids)
 
 
-class Reciting(ServesCallers):
+class Reciting(ServesCallers, Recites):
     """An engine that says what it is told to, three tokens at a time, and keeps what it was asked."""
 
     def __init__(

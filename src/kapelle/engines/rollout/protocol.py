@@ -242,6 +242,10 @@ Likeliest = tuple[tuple[int, float], ...]
 """Tokens that might stand in one place, the likeliest first, with their log-probs (nats)."""
 
 
+class Recites:
+    """An engine whose answers are written by a script, such as the teacher of a warm-up: it is asked for any form, and taken at its word."""
+
+
 class KnowsAlternatives:
     """An engine that can also return the likeliest alternatives to each sampled token."""
 

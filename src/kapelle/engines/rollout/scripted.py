@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, WritingRenderer
+from kapelle.engines.rollout.protocol import Completion, Recites, Request, RolloutEngine, WritingRenderer
 from kapelle.errors import EngineError, did_you_mean
 from kapelle.types import Message
 
@@ -39,7 +39,7 @@ class ByteRenderer:
 _BYTES = ByteRenderer()
 
 
-class ScriptedEngine(RolloutEngine):
+class ScriptedEngine(RolloutEngine, Recites):
     """Answers each request with what its policy's script returns, at log-prob 0; holds nothing that could be released."""
 
     def __init__(

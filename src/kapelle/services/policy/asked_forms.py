@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Recites
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
@@ -107,6 +107,6 @@ def _holds(play: Play, agent: str) -> bool:
     """Return whether the engine samples an agent's answers by masks, or says what a script does, such as the teacher of a warm-up."""
     from kapelle.engines.rollout.local.engine import LocalEngine
 
-    if isinstance(play.engine, ScriptedEngine):
+    if isinstance(play.engine, Recites):
         return True
     return isinstance(play.engine, LocalEngine) and play.team.policy(agent).endpoint is None
