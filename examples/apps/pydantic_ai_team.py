@@ -25,6 +25,7 @@ planner = Agent(
     instructions="Let reply.",
     deps_type=list[str],
     output_type=reply,  # a call, always
+    retries=4,  # of a model that is still learning how
 )
 
 
