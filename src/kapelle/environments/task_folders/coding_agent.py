@@ -67,11 +67,6 @@ class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
     """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations, as that of `external`."""
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """From 0 to 1, as the tests say."""
-        return (0.0, 1.0)
-
-    @property
     def sources(self) -> Mapping[Split, str]:
         """The folders, and who works on them."""
         test = self.test_path or f"every fifth of {self.path}"

@@ -63,6 +63,11 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
     """Most processes and threads of an attempt."""
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """From 0 to 1, as the tests say."""
+        return (0.0, 1.0)
+
     def room(self) -> Room:
         """Return what an attempt may use."""
         return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
@@ -196,11 +201,6 @@ class TaskFolders(FolderSettings, Scripted, Holding):
     """Seconds that one command may take."""
     max_characters: int = Field(default=4000, ge=100)
     """Most of what a command prints that an agent reads."""
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """From 0 to 1, as the tests say."""
-        return (0.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
