@@ -153,6 +153,7 @@ def train(
     `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
+    theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
     observer = observer or Watch(Lines(sys.stdout))
     dataset, reward, run_dir = _renamed(own, observer, dataset=dataset, reward=reward, run_dir=run_dir)
     if isinstance(steps, bool):
@@ -189,12 +190,28 @@ def train(
         section = {"name": algorithm, "team_reward": "individual"} if apart and shares else section
     else:
         section = algorithm
-    workflow = workflow or ("solo" if len(names) == 1 else "chain")
     team = {**_plain("team", own), "agents": seats}
     training = _plain("training", own) | ({} if steps is None else {"steps": steps})
     evaluation = _plain("evaluation", own)
+    unmeasured = eval_dataset is None and "before_and_after" not in evaluation
+    if unmeasured:
+        evaluation["before_and_after"] = False
+    # What the run's record says of these values: the keyword that gave them, or what they follow from.
+    origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in SAID_AS.items()}
+    origin |= {"environment.name": "kapelle.train"}
+    if isinstance(algorithm, str):
+        origin |= {"algorithm.team_reward": "rewards by agent"}
+        origin |= {"algorithm.name": "default"} if algorithm == "grpo" else {}
+    if workflow is None:
+        origin |= {"workflow.name": "number of agents"}
+    if agents == 1:
+        origin |= {"team.agents": "default"}
+    if steps is None:
+        del origin["training.steps"]
     if eval_dataset is None:
-        evaluation = {"before_and_after": False, **evaluation}
+        origin |= {"environment.eval_path": "no eval_dataset"}
+    if unmeasured:
+        origin |= {"evaluation.before_and_after": "no eval_dataset"}
     with ExitStack() as failing:
         if isinstance(run_dir, RunDir):
             run_dir = failing.enter_context(new_folder(_named(own.get("name", own.get("run_name")), dataset)))
@@ -205,7 +222,9 @@ def train(
             model=model,
             team=team,
             environment=environment,
-            workflow={"name": workflow} if isinstance(workflow, str) else workflow,
+            workflow={"name": workflow or ("solo" if len(names) == 1 else "chain")}
+            if workflow is None or isinstance(workflow, str)
+            else workflow,
             algorithm=section,
             training=training,
             evaluation=evaluation,
@@ -213,6 +232,7 @@ def train(
             resume=resume,
             observer=observer,
             metrics=metrics,
+            origin=origin,
             **own,
         )
         failing.push(trainer)
@@ -299,16 +319,19 @@ def _environment(
         test_path, share = "share", {"test_share": float(eval_dataset)}
     elif eval_dataset is not None:
         test_path, test = _where(eval_dataset, "eval_dataset")
+    optional = {
+        "success": success
+        if success is None or isinstance(success, int | float)
+        else _target(success, functions),
+        "question_field": question_field,
+        "config": config,
+    }
     made = Rewarded.model_validate(
         {
             "path": path,
             "eval_path": test_path,
             "rewards": rewards,
-            "success": success
-            if success is None or isinstance(success, int | float)
-            else _target(success, functions),
-            "question_field": question_field,
-            "config": config,
+            **{key: value for key, value in optional.items() if value is not None},
             **share,
         }
     )
@@ -371,17 +394,21 @@ def _rewards(
         raise ConfigError(
             f"`reward_weights` is {weights!r}. Give one finite number for each reward function."
         )
-    given = [1.0] * len(pairs) if weights is None else _listed(weights)
+    given = [None] * len(pairs) if weights is None else _listed(weights)
     if len(given) != len(pairs):
         raise ConfigError(
             f"There are {len(given)} `reward_weights` for {len(pairs)} reward functions. Give each one."
         )
-    return [
-        each.model_copy(update={"agent": agent, "weight": each.weight * weight})
-        if isinstance(each, Rubric | Ranking)
-        else Reward(function=_target(each, functions), agent=agent, weight=weight)
-        for (agent, each), weight in zip(pairs, given, strict=True)
-    ]
+    found: list[Reward | Rubric | Ranking] = []
+    for (agent, each), weight in zip(pairs, given, strict=True):
+        said: dict[str, Any] = {} if agent is None else {"agent": agent}
+        if isinstance(each, Rubric | Ranking):
+            said |= {} if weight is None else {"weight": each.weight * weight}
+            found.append(each.model_copy(update=said))
+        else:
+            said |= {} if weight is None else {"weight": weight}
+            found.append(Reward(function=_target(each, functions), **said))
+    return found
 
 
 def _listed(given: Any) -> list[Any]:

@@ -123,7 +123,8 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     run: Path, kapelle: Kapelle
 ) -> None:
     (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
-    assert "not recorded, as for runs that were made in Python" in kapelle("runs", "show", run).out
+    (run / "provenance.json").write_text("{}")
+    assert f"not recorded; {run / 'config.yaml'} has all" in kapelle("runs", "show", run).out
     (run / "provenance.json").write_text(
         '{"optimizer.lr": "command line", "optimizer.betas": "mine", "seed": "default"}'
     )

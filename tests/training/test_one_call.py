@@ -15,9 +15,11 @@ import kapelle
 from kapelle.algorithms import GRPO
 from kapelle.environments import Rewarded
 from kapelle.errors import ConfigError, DataError, TrainingHalted
-from kapelle.one_call import Trained
+from kapelle.one_call import Function, Trained
 from kapelle.runs.reader import read_config, read_episodes, read_status
+from kapelle.runs.summary import own_settings
 from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import TeamConfig
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 SMALL: Mapping[str, Any] = {
@@ -213,6 +215,56 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
         train(*given, **options)
+
+
+def test_a_runs_record_says_which_argument_each_value_came_from(tmp_path: Path) -> None:
+    rewards: Mapping[str, Function] = {"team": vowel, "b": length}
+    given = {
+        **SMALL,
+        "algorithm": "rloo",
+        "num_generations": 2,
+        "team": TeamConfig(sampling={"max_tokens": 2}),
+    }
+    kapelle.train(tiny_model(), ROWS, rewards, ["a", "b"], run_dir=tmp_path / "run", **given).trainer.close()
+    found = {key: source for key, (_, source) in own_settings(tmp_path / "run").items()}
+    assert found == {
+        "algorithm.group_size": "argument num_generations",
+        "algorithm.name": "argument algorithm",
+        "algorithm.team_reward": "rewards by agent",
+        "environment.eval_path": "no eval_dataset",
+        "environment.name": "kapelle.train",
+        "environment.path": "argument dataset",
+        "environment.rewards.0.function": "argument reward",
+        "environment.rewards.1.agent": "argument reward",
+        "environment.rewards.1.function": "argument reward",
+        "evaluation.before_and_after": "no eval_dataset",
+        "model.path": "argument model",
+        "team.agents.0.name": "argument agents",
+        "team.agents.1.name": "argument agents",
+        "team.sampling.max_tokens": "argument team",
+        "training.steps": "argument steps",
+        "training.tasks_per_step": "argument training",
+        "workflow.name": "number of agents",
+    }
+
+
+def test_steps_that_epochs_make_are_recorded_as_counted_and_defaults_as_such(tmp_path: Path) -> None:
+    given = {**SMALL, "steps": None, "epochs": 1, "algorithm": "grpo", "eval_dataset": ROWS[:3], "success": 1}
+    given |= {"reward_fn": vowel, "train_dataset": ROWS}
+    kapelle.train(tiny_model(), run_dir=tmp_path / "run", **given).trainer.close()
+    found = {key: source for key, (_, source) in own_settings(tmp_path / "run").items()}
+    assert found["training.steps"] == "counted from training.epochs"
+    assert found["training.epochs"] == "argument epochs"
+    assert found["environment.rewards.0.function"] == "argument reward_fn"
+    assert found["environment.path"] == "argument train_dataset"
+    assert found["environment.eval_path"] == "argument eval_dataset"
+    assert found["environment.success"] == "argument success"
+    assert not found.keys() & {
+        "algorithm.name",
+        "algorithm.group_size",
+        "team.agents",
+        "evaluation.before_and_after",
+    }
 
 
 def test_a_run_is_kept_in_a_new_folder_by_default_and_that_is_said(

@@ -165,7 +165,7 @@ def _show(place: Path, *, as_json: bool) -> int:
             say(f"  {line}")
     say("settings that differ from the defaults")
     if not own:
-        say(f"  not recorded, as for runs that were made in Python; {place / 'config.yaml'} has all")
+        say(f"  not recorded; {place / 'config.yaml'} has all")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")
     say("checkpoints")

@@ -7,7 +7,7 @@ Errors name the key, the file that set it and the closest known key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -192,7 +192,7 @@ class Recipe:
 
     config: RunConfig
     origin: Mapping[str, str]
-    """Dotted key → file name, `command line` or `default`."""
+    """Dotted key → file name, `command line`, `argument NAME` (of a call in Python) or `default`."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
 
@@ -421,6 +421,60 @@ def _resolved(
         # A teacher that is named once for all policies is resolved to the folder of each.
         origin.setdefault(key, origin.get(key.rpartition(".")[0], "default"))
     return Recipe(config, origin, notes)
+
+
+def from_keywords(sections: dict[str, Any], check: Callable[[Iterable[str]], None]) -> Recipe:
+    """Resolve the sections that were given in Python as keywords; every value that was set has the origin `argument NAME`.
+
+    `check` refuses keywords that do not exist, once those of other libraries are read, which changes `sections`.
+    """
+    reading = read_aliases(sections, {}, (), SECTIONS)
+    check(sections)
+    with reading.explained():
+        config = resolve(sections)
+    theirs = {key: f"argument {name}" for key, name in reading.by.items()}
+    return Recipe(config, laid_origin(given_origin(config, sections), theirs), reading.notes)
+
+
+def given_origin(
+    config: RunConfig, given: Mapping[str, Any] | Settings, argument: str = ""
+) -> dict[str, str]:
+    """Return the origin of every value of `config`: the `argument`, by default that of its section, if `given` sets it, or else `default`."""
+    found = {}
+    for key in leaves(config.model_dump(mode="json")):
+        parts = key.split(".")
+        found[key] = f"argument {argument or parts[0]}" if _is_set(given, parts) else "default"
+    return found
+
+
+def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
+    """Return origins in which `over` replaces those of its settings, and of all below them, that are no defaults; later ones count."""
+    found = dict(origin)
+    for setting, source in over.items():
+        found |= {
+            key: source
+            for key, before in found.items()
+            if before != "default" and (key == setting or key.startswith(f"{setting}."))
+        }
+    return found
+
+
+def _is_set(given: Any, parts: Sequence[str]) -> bool:
+    """Return whether values set a setting: dictionaries by their keys, `Settings` by what was passed to their class."""
+    for part in parts:
+        if isinstance(given, Settings):
+            if part != "name" and part not in given.model_fields_set:
+                return False
+            given = getattr(given, part, None)
+        elif isinstance(given, Mapping):
+            if part not in given:
+                return False
+            given = given[part]
+        elif isinstance(given, list | tuple) and part.isdigit() and int(part) < len(given):
+            given = given[int(part)]
+        else:
+            return True  # a shorter form of it, such as a number of agents
+    return True
 
 
 def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> RunConfig:

@@ -30,7 +30,6 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
-from kapelle.settings.aliases import read_aliases
 from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
 from kapelle.settings.dictionaries import (
     CheckpointDict,
@@ -73,7 +72,7 @@ from kapelle.settings.schema import (
 )
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare, rows_left_out
-from kapelle.setup.recipe import SECTIONS, load_recipe, resolve
+from kapelle.setup.recipe import Recipe, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
@@ -239,10 +238,13 @@ class CustomMetrics:
             self._say(f"the function of `metrics=` {what}; this is left out")
 
 
-def _config(
-    config: RunConfig | None, said: Mapping[str, Any], given: dict[str, LanguageModel]
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the settings of a run, from a config or from its sections, and how names of other libraries were read.
+def _recipe(
+    config: RunConfig | None,
+    said: Mapping[str, Any],
+    given: dict[str, LanguageModel],
+    origin: Mapping[str, str] | None,
+) -> Recipe:
+    """Return the settings of a run, from a config or from its sections, with their origins and how names of other libraries were read.
 
     ConfigError for both, or for something else.
     """
@@ -259,12 +261,10 @@ def _config(
             'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
         )
     if config is not None:
-        return config, ()
-    sections = name_model(said, given)
-    reading = read_aliases(sections, {}, (), SECTIONS)
-    check_keywords(Trainer.__init__, "Trainer", sections)
-    with reading.explained():
-        return resolve(sections), reading.notes
+        # A recipe knows where all of its values came from.
+        return Recipe(config, given_origin(config, config, "config") if origin is None else dict(origin))
+    found = from_keywords(name_model(said, given), partial(check_keywords, Trainer.__init__, "Trainer"))
+    return replace(found, origin=laid_origin(found.origin, origin or {}))
 
 
 class Trainer:
@@ -289,14 +289,16 @@ class Trainer:
         `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), where `model` may
         also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
         the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine.
-        `start_from` names weights as the setting does, in addition to it; a `Path` is a policy's own folder.
+        `start_from` names weights as the setting does, in addition to it; a `Path` is a policy's own folder. `origin` says in
+        words where values came from, by dotted setting; those of other keywords came from the keyword.
         Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
         """
         given, said = dict(models or {}), dict[str, Any](**sections)
         self.observer = observer or Silent()
         engine = engine_of(said, engine, run_dir, self.observer)
-        self.config, notes = _config(config, said, given)
-        for note in notes:
+        recipe = _recipe(config, said, given, origin)
+        self.config = recipe.config
+        for note in recipe.notes:
             self._note(note, observer)
         if run_dir is None and self.config.trackers:
             raise ConfigError(
@@ -307,6 +309,9 @@ class Trainer:
         self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
         prepared = prepare(self.config, given)
         self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
+        if prepared.config.training.steps != recipe.config.training.steps:
+            counted = {"training.steps": "counted from training.epochs"}
+            recipe = replace(recipe, origin={**recipe.origin, **counted})
         for line in prepared.notes:
             self.observer.phase("tasks", line)
         for line in prepared.doubts:
@@ -319,7 +324,7 @@ class Trainer:
             self.observer = Silent()
         check_same_run(ranks, self.config, self.team, starts)
         self._records = open_records(
-            run_dir, self.config, origin or {}, self.observer, resume=resume, ranks=ranks
+            run_dir, self.config, recipe.origin, self.observer, resume=resume, ranks=ranks
         )
         self._closing = ExitStack()
         self._closing.callback(self._records.close)
@@ -382,6 +387,7 @@ class Trainer:
         less: dict[str, Any] = {"start_from": {}}
         if options.get("run_dir") is None:
             less["trackers"] = ()
+        options.setdefault("origin", {})  # all of its settings were decided by the run
         trainer = cls(config.model_copy(update=less), **options)
         trainer.load_checkpoint(run / "checkpoints" if named is None else named)
         return trainer
