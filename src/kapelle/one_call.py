@@ -37,7 +37,7 @@ from kapelle.runs.writer import new_folder
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
-from kapelle.settings.messages import check_keywords, in_python
+from kapelle.settings.messages import as_written, check_keywords, in_python
 from kapelle.settings.schema import AgentConfig
 from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
@@ -114,6 +114,7 @@ SAID_AS = {
     "algorithm.name": "algorithm",
     "workflow.name": "workflow",
     "training.steps": "steps",
+    "training.tasks_per_step": "tasks_per_step",
 }
 """Settings → the keywords by which they are said here; errors name these."""
 
@@ -131,6 +132,7 @@ def train(
     question_field: str | None = None,
     dataset_config: str | None = None,
     steps: int | None = None,
+    tasks_per_step: int | None = None,
     algorithm: str | AlgorithmSettings = "grpo",
     workflow: str | WorkflowSettings | None = None,
     run_dir: str | Path | RunDir | None = RunDir.NEW,
@@ -146,18 +148,24 @@ def train(
     episodes are solved: a function of the same parameters that returns a truth or a share, or the least reward. `agents` are a
     number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
-    `question_field` is the column of questions, `dataset_config` a configuration of a hub's data set.
+    `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions, `dataset_config` a
+    configuration of a hub's data set.
     The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
     run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
     `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
+    as_written({**own, "algorithm": algorithm, "workflow": workflow})
     theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
     observer = observer or Watch(Lines(sys.stdout))
     dataset, reward, run_dir = _renamed(own, observer, dataset=dataset, reward=reward, run_dir=run_dir)
-    if isinstance(steps, bool):
-        raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
+    amounts = {"steps": steps, "tasks_per_step": tasks_per_step}
+    for word, amount in amounts.items():
+        if isinstance(amount, bool):
+            raise ConfigError(
+                f"`{word}` is {amount}. Give a number of {'tasks' if 'tasks' in word else 'steps'}."
+            )
     check_keywords(train, "kapelle.train", own)
     passes = next((name for name in BY_EPOCHS if name in own), None)
     if steps is not None and passes is not None:
@@ -191,7 +199,13 @@ def train(
     else:
         section = algorithm
     team = {**_plain("team", own), "agents": seats}
-    training = _plain("training", own) | ({} if steps is None else {"steps": steps})
+    training = _plain("training", own)
+    for word, amount in amounts.items():
+        if amount is not None and training.get(word, amount) != amount:
+            raise ConfigError(
+                f"`{word}` is {amount}, and `training={{'{word}': {training[word]}}}`. Leave one out."
+            )
+        training |= {} if amount is None else {word: amount}
     evaluation = _plain("evaluation", own)
     unmeasured = eval_dataset is None and "before_and_after" not in evaluation
     if unmeasured:
@@ -206,8 +220,9 @@ def train(
         origin |= {"workflow.name": "number of agents"}
     if agents == 1:
         origin |= {"team.agents": "default"}
-    if steps is None:
-        del origin["training.steps"]
+    for word, amount in amounts.items():
+        if amount is None:
+            del origin[f"training.{word}"]
     if eval_dataset is None:
         origin |= {"environment.eval_path": "no eval_dataset"}
     if unmeasured:

@@ -108,7 +108,9 @@ class TestHandOver:
         self, over: dict[str, Any], told: str, tmp_path: Path
     ) -> None:
         by_peft(tmp_path)
-        with pytest.raises(ModelError, match=rf"Policy 'ada' .*{told}.*team\.lora: {{rank: 2, alpha: 4\.0"):
+        with pytest.raises(
+            ModelError, match=rf"Policy 'ada' .*{told}.*team={{'lora': {{'rank': 2, 'alpha': 4\.0"
+        ):
             Trainer(**sections(team=team({**SAVED, **over})), start_from={"ada": tmp_path})
 
     def test_tensors_beside_the_adapter_are_refused(self, tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ class TestVerifiers:
         settings = json.loads((verifier / "adapter_config.json").read_text())
         fewer = {**settings, "target_modules": ["q_proj"]}
         (verifier / "adapter_config.json").write_text(json.dumps(fewer))
-        with pytest.raises(ModelError, match=r"`algorithm\.verifier` cannot start from"):
+        with pytest.raises(ModelError, match=r"`algorithm=\{'verifier': …\}` cannot start from"):
             self.run(verifier)
 
     def test_a_head_of_another_size_is_refused(self, verifier: Path) -> None:

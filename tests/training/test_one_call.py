@@ -19,9 +19,16 @@ from kapelle.one_call import Function, Trained
 from kapelle.runs.reader import read_config, read_episodes, read_status
 from kapelle.runs.summary import own_settings
 from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import TeamConfig
+from kapelle.settings.schema import TeamConfig, TrainingConfig
+from kapelle.setup.recipe import resolve
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
+ENDLESS: Mapping[str, Any] = {
+    "model": {"path": "embedded"},
+    "environment": {"name": "arithmetic"},
+    "workflow": {"name": "solo"},
+    "algorithm": {"name": "grpo"},
+}
 SMALL: Mapping[str, Any] = {
     "team": {"sampling": {"max_tokens": 2}, "lora": {"rank": 2}},
     "training": {"tasks_per_step": 2},
@@ -172,12 +179,23 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"num_generations": 8},
-            "`num_generations: 8` is read as `algorithm={'group_size': 8}`, and `algorithm={'group_size': …}` is 2",
+            r"`num_generations: 8` is read as `algorithm=GRPO\(group_size=8\)`, and `algorithm=GRPO\(group_size=…\)` is 2",
         ),
         ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
         ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast'. It is a section"),
         ((ROWS, vowel), {"team": None}, "`team` is None. It is a section"),
         ((ROWS, vowel), {"steps": True}, "`steps` is True"),
+        ((ROWS, vowel), {"tasks_per_step": True}, "`tasks_per_step` is True. Give a number of tasks"),
+        (
+            (ROWS, vowel),
+            {"tasks_per_step": 0, "training": {}},
+            "`tasks_per_step` cannot be 0: it must be greater than or equal to 1",
+        ),
+        (
+            (ROWS, vowel),
+            {"tasks_per_step": 3},
+            r"`tasks_per_step` is 3, and `training=\{'tasks_per_step': 2\}`. Leave one out",
+        ),
         ((ROWS, vowel, True), {}, "`agents` is True"),
         ((), {"reward": vowel}, "`dataset` has no rows. Give at least one"),
         (("nowhere.jsonl", vowel), {}, "`dataset` names 'nowhere.jsonl', but there is no /.*/nowhere.jsonl"),
@@ -313,6 +331,23 @@ def test_what_keeps_nothing_saves_no_checkpoint_and_has_no_tracker() -> None:
         ((), {"enviroment": {}}, "`Trainer` has no keyword 'enviroment'. Did you mean 'environment'"),
         ((), {"rundir": "x"}, "Did you mean 'run_dir'"),
         (({"environment": {}},), {}, "not dict. Sections are keywords"),
+        (
+            (),
+            {**ENDLESS, "training": {"epochs": 1}},
+            r"^`training=\{'epochs': …\}` counts tasks.*`training=\{'epochs': None\}`",
+        ),
+        (
+            (),
+            {**ENDLESS, "training": TrainingConfig(epochs=1)},
+            r"^`training=TrainingConfig\(epochs=…\)` counts tasks.*`training=TrainingConfig\(epochs=None\)`",
+        ),
+        ((), {**ENDLESS, "optimizer": {"lr": -1}}, r"^`optimizer=\{'lr': …\}` cannot be -1"),
+        (
+            (),
+            {**ENDLESS, "team": {"agents": [{"name": "a"}, {"name": "b c"}]}},
+            r"^`team\['agents'\]\[1\]\['name'\]` cannot be 'b c'",
+        ),
+        ((resolve({**ENDLESS, "training": {"epochs": 1}}),), {}, "^`training.epochs` counts tasks"),
         ((), {"model": None}, "`model` is None. Name a folder"),
         ((), {"model": object()}, r"kapelle.LanguageModel\(model, tokenizer\)"),
     ],

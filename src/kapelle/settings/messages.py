@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, get_args, get_origin
 
 import pydantic
@@ -319,13 +320,23 @@ def _meant(word: str, own: Collection[str]) -> str:
     return hint
 
 
-def _as_keyword(setting: str, value: str = "…") -> str:
-    """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`."""
+def _as_keyword(setting: str, value: str = "…", given: Mapping[str, Any] | None = None) -> str:
+    """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`, or `optimizer=OptimizerConfig(lr=…)` as `given`."""
     section, *inner = setting.split(".")
+    at: Any = (given or {}).get(section)
     while inner and inner[0].isdigit():  # an entry of a list: `trackers[0]`
-        section += f"[{inner.pop(0)}]"
-    for key in reversed(inner):
-        value = f"{{'{key}': {value}}}"
+        place = int(inner.pop(0))
+        section += f"[{place}]"
+        at = at[place] if isinstance(at, list | tuple) and place < len(at) else None
+    if any(key.isdigit() for key in inner):  # an entry of a list inside: `team['agents'][1]['name']`
+        return f"{section}{_as_place(inner)}{'' if value == '…' else f'={value}'}"
+    forms: list[tuple[str, str]] = []
+    for key in inner:
+        made = isinstance(at, Settings)
+        forms.append((f"{type(at).__name__}({key}=", ")") if made else (f"{{'{key}': ", "}"))
+        at = getattr(at, key, None) if made else at.get(key) if isinstance(at, Mapping) else None
+    for before, after in reversed(forms):
+        value = f"{before}{value}{after}"
     return section if section.endswith("]") and not inner and value == "…" else f"{section}={value}"
 
 
@@ -337,20 +348,46 @@ _QUOTED = re.compile(
 """A setting with its section in quotes, with or without a value: `team.sharing: lora`."""
 
 
+_WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in Python", default=None)
+"""Sections as the caller of a function of ours wrote them; None outside of such a call."""
+
+
 @contextmanager
 def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about settings name keywords: `optimizer.lr` is `optimizer={'lr': …}`, and those in `arguments` have names of their own."""
+    """Let errors about settings name keywords: `optimizer.lr` is `optimizer={'lr': …}`, and those in `arguments` have names of their own.
+
+    Within another one that one's `arguments` count: errors name what the outer call was given.
+    """
+    if _WRITTEN.get() is not None:
+        yield
+        return
+    given: dict[str, Any] = {}
+    mark = _WRITTEN.set(given)
     try:
         yield
     except KapelleError as error:
         if error.args and isinstance(error.args[0], str):
-            said = _QUOTED.sub(lambda found: _in_python(found, arguments), error.args[0])
+            said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), error.args[0])
             error.args = (said, *error.args[1:])
         raise
+    finally:
+        _WRITTEN.reset(mark)
 
 
-def _in_python(found: re.Match[str], arguments: Mapping[str, str]) -> str:
+def as_written(sections: Mapping[str, Any]) -> None:
+    """Within `in_python`, say how sections were written: below an object it is `optimizer=OptimizerConfig(lr=…)`.
+
+    The first that says so of a section counts.
+    """
+    given = _WRITTEN.get()
+    if given is not None:
+        given.update({name: section for name, section in sections.items() if name not in given})
+
+
+def _in_python(found: re.Match[str], arguments: Mapping[str, str], given: Mapping[str, Any]) -> str:
     path, value = found["path"], found["value"]
+    if path.startswith("model.") and re.search(r"\.(\d+|weight|bias)\b", path):
+        return found[0]  # the name of a weight
     if value is not None and value != "…":
         try:
             value = repr(parse_yaml(value))
@@ -358,8 +395,11 @@ def _in_python(found: re.Match[str], arguments: Mapping[str, str]) -> str:
             value = None
     own = next((key for key in arguments if path == key or path.startswith(f"{key}.")), None)
     if own is None:
-        return f"`{_as_keyword(path, value or '…')}`"
-    inside = "".join(
-        f"[{part if part.isdigit() else repr(part)}]" for part in path[len(own) :].split(".")[1:]
-    )
+        return f"`{_as_keyword(path, value or '…', given)}`"
+    inside = _as_place(path[len(own) :].split(".")[1:])
     return f"`{arguments[own]}{inside}{'' if value is None else f'={value}'}`"
+
+
+def _as_place(keys: Sequence[str]) -> str:
+    """Return keys as an index of Python: `[1]['name']`."""
+    return "".join(f"[{key if key.isdigit() else repr(key)}]" for key in keys)

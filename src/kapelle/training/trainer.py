@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from kapelle.settings.dictionaries import (
     TrainingDict,
     WarmupDict,
 )
-from kapelle.settings.messages import check_keywords
+from kapelle.settings.messages import as_written, check_keywords, in_python
 from kapelle.settings.schema import (
     CheckpointConfig,
     EpisodeConfig,
@@ -294,64 +294,68 @@ class Trainer:
         Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
         """
         given, said = dict(models or {}), dict[str, Any](**sections)
-        self.observer = observer or Silent()
-        engine = engine_of(said, engine, run_dir, self.observer)
-        recipe = _recipe(config, said, given, origin)
-        self.config = recipe.config
-        for note in recipe.notes:
-            self._note(note, observer)
-        if run_dir is None and self.config.trackers:
-            raise ConfigError(
-                f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
-                '`run_dir="runs/mine"`, or leave out `trackers`.'
+        # Settings are named as they were given: by keywords here, and as dotted keys where they come from a recipe.
+        named = {"model.path": "model"} if isinstance(said.get("model"), str | Path) else {}
+        with nullcontext() if config is not None else in_python(named):
+            as_written(said)
+            self.observer = observer or Silent()
+            engine = engine_of(said, engine, run_dir, self.observer)
+            recipe = _recipe(config, said, given, origin)
+            self.config = recipe.config
+            for note in recipe.notes:
+                self._note(note, observer)
+            if run_dir is None and self.config.trackers:
+                raise ConfigError(
+                    f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
+                    '`run_dir="runs/mine"`, or leave out `trackers`.'
+                )
+            self._idle = IdleSteps(self._tell)
+            self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
+            prepared = prepare(self.config, given)
+            self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
+            if prepared.config.training.steps != recipe.config.training.steps:
+                counted = {"training.steps": "counted from training.epochs"}
+                recipe = replace(recipe, origin={**recipe.origin, **counted})
+            for line in prepared.notes:
+                self.observer.phase("tasks", line)
+            for line in prepared.doubts:
+                self.observer.phase("note", line)
+            for line in rows_left_out(self.config):
+                self.observer.phase("data", line)
+            starts = check_weights(prepared, start_from, run_dir)
+            ranks = self.ranks = join_ranks(self.config)
+            if ranks.rank:
+                self.observer = Silent()
+            check_same_run(ranks, self.config, self.team, starts)
+            self._records = open_records(
+                run_dir, self.config, recipe.origin, self.observer, resume=resume, ranks=ranks
             )
-        self._idle = IdleSteps(self._tell)
-        self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
-        prepared = prepare(self.config, given)
-        self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
-        if prepared.config.training.steps != recipe.config.training.steps:
-            counted = {"training.steps": "counted from training.epochs"}
-            recipe = replace(recipe, origin={**recipe.origin, **counted})
-        for line in prepared.notes:
-            self.observer.phase("tasks", line)
-        for line in prepared.doubts:
-            self.observer.phase("note", line)
-        for line in rows_left_out(self.config):
-            self.observer.phase("data", line)
-        starts = check_weights(prepared, start_from, run_dir)
-        ranks = self.ranks = join_ranks(self.config)
-        if ranks.rank:
-            self.observer = Silent()
-        check_same_run(ranks, self.config, self.team, starts)
-        self._records = open_records(
-            run_dir, self.config, recipe.origin, self.observer, resume=resume, ranks=ranks
-        )
-        self._closing = ExitStack()
-        self._closing.callback(self._records.close)
-        try:
-            if run_dir is not None:
-                self._closing.enter_context(rank_log(Path(run_dir), ranks))
-            doing("loading the models")
-            say = partial(self._records.phase, 0)
-            place = None if run_dir is None else Path(run_dir)
-            made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks, place)
-            self._closing.push(made.closing)
-            self.models, self.base_hashes = made.models, made.base_hashes
-            self.engine, self.play, self._loop = made.engine, made.play, made.loop
-            self._held_out = HeldOut(self.config, self.algorithm, made)
-            run = self._records.run
-            damaged = partial(self.observer.phase, "checkpoint")
-            self._progress = Progress(self.config, made, self._held_out, run, damaged, ranks)
-            self._closing.callback(self._progress.end)
-            self._records.track(self.config)
-            if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
-                self._progress.go_back()
-            if run is not None:
-                note_start(run, self.config, self.team, self.done, starts, self.observer)
-        except BaseException as error:
-            RANK_LOG.error("did not start", exc_info=error)
-            self.close()
-            raise
+            self._closing = ExitStack()
+            self._closing.callback(self._records.close)
+            try:
+                if run_dir is not None:
+                    self._closing.enter_context(rank_log(Path(run_dir), ranks))
+                doing("loading the models")
+                say = partial(self._records.phase, 0)
+                place = None if run_dir is None else Path(run_dir)
+                made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks, place)
+                self._closing.push(made.closing)
+                self.models, self.base_hashes = made.models, made.base_hashes
+                self.engine, self.play, self._loop = made.engine, made.play, made.loop
+                self._held_out = HeldOut(self.config, self.algorithm, made)
+                run = self._records.run
+                damaged = partial(self.observer.phase, "checkpoint")
+                self._progress = Progress(self.config, made, self._held_out, run, damaged, ranks)
+                self._closing.callback(self._progress.end)
+                self._records.track(self.config)
+                if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
+                    self._progress.go_back()
+                if run is not None:
+                    note_start(run, self.config, self.team, self.done, starts, self.observer)
+            except BaseException as error:
+                RANK_LOG.error("did not start", exc_info=error)
+                self.close()
+                raise
 
     @classmethod
     def from_recipe(
