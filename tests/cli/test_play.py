@@ -123,19 +123,26 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     typed("Pass", "Pass")
     said = kapelle("play", "run", "--seat", "1")
     assert said.code == 0, said.err
-    assert "\n1/2 0 <Pass | Bet>\n" in said.out, "the deal is the task's"
+    assert (
+        "You are player 1 of 2 in Kuhn Poker.\nYour card: 0\nMoves so far: none\nLegal moves: <Pass | Bet>\n"
+        in said.out
+    )
+    assert "Kuhn poker: each of the 2 players" in said.out, "a person is told the rules"
     assert "you " in said.out
     assert "second" in said.out
     typed("Pass", "Pass")
     for opponent in ("random", "nash"):
         met = kapelle("play", "run", "--against", opponent)
         assert met.code == 0, met.err
-        assert met.out.startswith("\n1/2 "), "the run's game, in its words"
+        assert "You are player 1 of 2 in Kuhn Poker." in met.out
         typed("p", "p")
     typed("Pass", "Pass")
     other = kapelle("play", "kuhn_poker", "--against", "run")
     assert other.code == 0, other.err
-    assert "\n1/2 1 <Pass | Bet>\n" in other.out, "in the words that the team has learned to read"
+    assert "Your card: 1\nMoves so far: none\n" in other.out
+    typed("Pass", "Pass")
+    worded = kapelle("play", "run", "environment.wording=short")
+    assert worded.out.startswith("\n1/2 0 <Pass | Bet>\n"), "the team's own words, for whoever asks for them"
     exact = kapelle("play", "run", "--exact")
     assert exact.code == 0, exact.err
     lines = [line.split() for line in exact.out.splitlines()]
@@ -174,7 +181,7 @@ def recipes_with_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_recipe_can_be_played(
     kapelle: Kapelle, typed: Type, recipes_with_data: Path, name: str
 ) -> None:
-    typed(*["1", "Pass", "a0", "P0", "Call"] * 10)
+    typed(*["1", "Pass", "a0", "Play 0", "Call"] * 10)
     file = recipes_with_data / f"{name}.yaml"
     said = kapelle("play", file if file.is_file() else name)
     assert (said.code, said.err) == (0, "")

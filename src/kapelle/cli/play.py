@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ class PlayedTable:
     workflow: Workflow
     trained: Play | None
     """The run whose team plays the other seats; None for scripts and solvers."""
+    in_sentences: bool = True
+    """Whether the person reads a game in sentences, where the team that plays it reads less."""
     agents: tuple[Agent, ...] = ()
     """The team of a recipe, whose seats and prompts the game then has; empty for as many players as the environment takes."""
 
@@ -100,7 +103,7 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
         # Nobody learns here, so that what scores for learning (a verifier) need not be there.
         team = build_team(config, replace(build_algorithm(config), needs=()))
-        return PlayedTable(config.environment, config.workflow, None, team.agents)
+        return PlayedTable(config.environment, config.workflow, None, not _words(settings), team.agents)
     if (run / "config.yaml").is_file():
         # The run's game, with others in the seats of its team.
         from kapelle.training.provenance import config_of_run
@@ -130,8 +133,12 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
         )
     elif against != "random":
         table = _from_run(against, ())
-        return replace(table, environment=_worded_like(environment, table.environment))
-    return PlayedTable(environment, _workflow(environment), None)
+        return replace(
+            table,
+            environment=_worded_like(environment, table.environment),
+            in_sentences=not _words(settings),
+        )
+    return PlayedTable(environment, _workflow(environment), None, not _words(settings))
 
 
 def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
@@ -139,7 +146,28 @@ def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
 
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
-    return PlayedTable(_with_opponents(environment, {}), workflow, trainer.play)
+    return PlayedTable(_with_opponents(environment, {}), workflow, trainer.play, not _words(settings))
+
+
+def _words(settings: Sequence[str]) -> bool:
+    """Return whether settings choose the wording, which then is the person's too."""
+    return any(re.match(r"environment(\.parts\.\w+\.environment)?\.wording=", each) for each in settings)
+
+
+def _read_by(environment: Environment, person: str) -> Environment:
+    """Return a game, or a mixture of games, in which a person reads sentences in place of a line for tiny models."""
+    from kapelle.environments.mixture import Mixture
+    from kapelle.environments.openspiel.environment import OpenSpiel
+
+    if isinstance(environment, OpenSpiel):
+        return environment.read_by(person)
+    if isinstance(environment, Mixture):
+        parts = {
+            name: part.model_copy(update={"environment": _read_by(part.environment, person)})
+            for name, part in environment.parts.items()
+        }
+        return environment.model_copy(update={"parts": parts})
+    return environment
 
 
 def _workflow(environment: Environment) -> Workflow:
@@ -207,7 +235,7 @@ def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
     bases = team.bases if team else {}
     play = Play(
         Team(tuple(agents), policies, policy_of, bases, turns_of=turns_of),
-        table.environment,
+        _read_by(table.environment, person) if table.in_sentences else table.environment,
         table.workflow,
         ComposedEngine(engines),
         patience=Patience(episode=math.inf, engine=math.inf),  # people take their time

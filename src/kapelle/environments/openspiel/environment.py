@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, PrivateAttr
 
 from kapelle.environment import (
     Decision,
@@ -21,7 +21,7 @@ from kapelle.environment import (
     Progressive,
     Scripted,
 )
-from kapelle.environments.base import GameSettings
+from kapelle.environments.base import RULES, GameSettings
 from kapelle.environments.openspiel.games import (
     Choose,
     Demonstrator,
@@ -107,6 +107,15 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
     """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
     demonstrator: Demonstrator | None = None
     """Who shows a warm-up its moves, in Hanabi in one line; null shows the form of a move and not its sense."""
+
+    _reader: str = PrivateAttr(default="")
+    """The agent that is a person."""
+
+    def read_by(self, person: str) -> OpenSpiel:
+        """Return the game in which one agent reads sentences, with the rules and its moves, and the others what they always read."""
+        copy = self.model_copy()
+        copy._reader = person  # noqa: SLF001 - its own class
+        return copy
 
     @property
     def loaded(self) -> Any:
@@ -326,11 +335,20 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
                 names[seat] = player
         players = Players(seats, opponents, names, self.rotate)
         level = task.data.get("level")
-        colours = {
-            seat: Colours.drawn(game, derive_seed("other-play", seat, seed))
-            for seat in (range(1, count) if self.other_play else ())
-        }
-        return GameWorld(game, players, self._conduct(game), random.Random(chance), seed, level, colours)
+        conduct = self._conduct(game)
+        own = dict.fromkeys(seats.get(self._reader, ()), self._in_sentences._conduct(game))  # noqa: SLF001 - its own class
+        for seat in range(1, count) if self.other_play else ():
+            colours = Colours.drawn(game, derive_seed("other-play", seat, seed))
+            own[seat] = replace(own.get(seat, conduct), colours=colours)
+        return GameWorld(game, players, conduct, random.Random(chance), seed, level, own)
+
+    @property
+    def _in_sentences(self) -> OpenSpiel:
+        """The game as a person reads it: in full, with a rule text of the user's own, and without thoughts to be marked."""
+        rules = None if self.rules in RULES else self.rules
+        return self.model_copy(
+            update={"wording": "full", "rules": rules, "list_moves": True, "thinking": False}
+        )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a listed move: the `demonstrator`'s or, without one, half the time any, else the one that a hash of the view prefers.
@@ -454,7 +472,7 @@ class GameWorld(KnowsMoves):
         chance: random.Random,
         seed: int,
         level: int | None = None,
-        colours: Mapping[int, Colours] | None = None,
+        own: Mapping[int, Rules] | None = None,
     ) -> None:
         self._game = game
         self._tally = tally_of(game)
@@ -463,7 +481,7 @@ class GameWorld(KnowsMoves):
         """OpenSpiel's: everything, hidden things included."""
         self._players = players
         self._rules = rules
-        self._recoloured = {seat: replace(rules, colours=own) for seat, own in (colours or {}).items()}
+        self._own = own or {}
         self._chance = chance
         self._fallback = random.Random(f"{seed}/invalid")
         self._invalid: Counter[str] = Counter()
@@ -481,8 +499,8 @@ class GameWorld(KnowsMoves):
         return show(self.state, seat, self.rules_of(seat))
 
     def rules_of(self, seat: int) -> Rules:
-        """Return how a seat (from 0) is shown the game, by its own names of colours where it has some."""
-        return self._recoloured.get(seat, self._rules)
+        """Return how a seat (from 0) is shown the game: as all are, by its own names of colours, or as a person reads it."""
+        return self._own.get(seat, self._rules)
 
     def legal(self, agent: str) -> Sequence[str]:
         """Return the legal moves of the seat that the agent moves in now, in the words of the rules."""
