@@ -140,6 +140,71 @@ async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     assert "zoom=" not in page.url
 
 
+async def test_what_a_legend_hides_is_in_the_address(page: Page) -> None:
+    await page.goto("/run/pair-0")
+    figure = page.locator("figure[data-name=entropy]")
+    legend = figure.locator(".legend button")
+    await legend.first.wait_for()
+    hidden = await legend.first.get_attribute("data-key")
+    await legend.first.click()
+    assert f"off={hidden}" in page.url
+    await page.goto(page.url)
+    await legend.first.wait_for()
+    assert await legend.first.get_attribute("aria-pressed") == "false"
+    assert await legend.nth(1).get_attribute("aria-pressed") == "true"
+    await legend.first.click()
+    assert "off=" not in page.url
+    reward = page.locator("figure[data-name=success] .legend button")
+    shown = await reward.first.get_attribute("data-key")
+    await reward.first.dblclick()
+    assert f"only={shown}" in page.url.replace("+", " ")
+    await page.goto(page.url)
+    await legend.first.wait_for()
+    pressed = page.locator(".legend button[aria-pressed=true][data-key]")
+    assert {await button.get_attribute("data-key") for button in await pressed.all()} == {shown}
+    await page.goto("/run/pair-0?only=nobody")
+    await legend.first.wait_for()
+    assert await page.locator(".legend button[aria-pressed=false]").count() == 0, (
+        "names that are gone hide nothing"
+    )
+
+
+async def test_charts_are_zoomed_by_keyboard(page: Page) -> None:
+    await page.goto("/run/pair-0")
+    plot = page.locator("figure[data-name=entropy] .plot")
+    await plot.locator("canvas").wait_for()
+    label = await plot.get_attribute("aria-label")
+    assert label is not None
+    assert ", all steps. Plus and minus zoom" in label
+    await plot.focus()
+
+    async def ends() -> tuple[float, float]:
+        low, high = page.url.partition("zoom=")[2].split("_")
+        return float(low), float(high)
+
+    await page.keyboard.press("+")
+    low, high = await ends()
+    label = await page.locator("figure[data-name=success] .plot").get_attribute("aria-label")
+    assert label is not None
+    assert f"steps {low:.3g} to {high:.3g}" in label, "every panel"
+    await page.keyboard.press("ArrowRight")
+    assert (await ends())[0] > low
+    await page.keyboard.press("ArrowLeft")
+    assert await ends() == pytest.approx((low, high))
+    await page.keyboard.press("-")
+    assert "zoom=" not in page.url, "all of it"
+    await page.keyboard.press("=")
+    await page.keyboard.press("+")
+    again = await ends()
+    assert again[1] - again[0] < high - low
+    for _ in range(20):
+        await page.keyboard.press("+")
+    least = await ends()
+    assert least[1] - least[0] == pytest.approx(2.0, abs=0.01), "two steps at least"
+    await page.keyboard.press("0")
+    assert "zoom=" not in page.url
+
+
 async def test_keys_are_explained_and_the_theme_is_kept(page: Page) -> None:
     await page.goto("/")
     await page.keyboard.press("?")

@@ -178,25 +178,49 @@
       for (const button of figure.querySelectorAll(".legend button[data-key]")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.key)));
     }
   };
-  const turn = (key) => { if (!off.delete(key)) off.add(key); shift(); };
+  const everyKey = () => new Set([...place.querySelectorAll(".legend button[data-key]")].map((button) => button.dataset.key));
+  const turn = (key) => { if (!off.delete(key)) off.add(key); keep(); shift(); };
   const alone = (key) => {
-    const keys = new Set([...place.querySelectorAll(".legend button[data-key]")].map((button) => button.dataset.key));
+    const keys = everyKey();
     keys.delete(key);
     const already = !off.has(key) && [...keys].every((each) => off.has(each));
     off.clear();
     if (!already) keys.forEach((each) => off.add(each));
+    keep();
     shift();
   };
-  // Dragging over a panel zooms all of them; a double click or the button shows everything again.
+  // Dragging over a panel zooms all of them; a double click or the button shows everything again. So do the keys of one that has the focus.
   const zoomed = (chart) => {
     if (zoom) chart.setScale("x", { min: zoom[0], max: zoom[1] });
+  };
+  const spoken = ({ figure, panel }) => {
+    const { x } = settings();
+    const axis = x === "step" ? "steps" : x, range = zoom ? `${axis} ${short(zoom[0])} to ${short(zoom[1])}` : `all ${axis}`;
+    figure.querySelector(".plot").setAttribute("aria-label", `${panel.title}, ${range}. Plus and minus zoom, left and right arrow move, 0 shows all.`);
+  };
+  const magnifyByKey = (event, chart) => {
+    const all = chart.data[0];
+    const action = { "+": "in", "=": "in", "-": "out", "\u2212": "out", ArrowLeft: "left", ArrowRight: "right", 0: "all" }[event.key];
+    if (!action || event.ctrlKey || event.metaKey || event.altKey || all.length < 2) return;
+    event.preventDefault();
+    const first = all[0], last = all.at(-1), whole = last - first, least = settings().x === "step" ? 2 : whole / 5000;
+    const [from, to] = zoom || [first, last];
+    if (action === "all") return magnify(null);
+    const wide = action === "in" ? Math.max((to - from) / 2, Math.min(to - from, least)) : action === "out" ? 2 * (to - from) : to - from;
+    if (wide >= whole) return magnify(null);
+    const middle = (from + to) / 2 + { left: -wide / 4, right: wide / 4 }[action] || (from + to) / 2;
+    const start = Math.min(Math.max(middle - wide / 2, first), last - wide);
+    magnify([start, start + wide]);
   };
   const magnify = (found) => {
     zoom = found;
     const reset = controls.querySelector("[name=reset]");
     reset.hidden = !zoom;
     keep();
-    for (const { chart } of panels) zoom ? zoomed(chart) : chart.setData(chart.data);
+    for (const each of panels) {
+      zoom ? zoomed(each.chart) : each.chart.setData(each.chart.data);
+      spoken(each);
+    }
   };
   const dragging = {
     cursor: { drag: { x: true, y: false, setScale: false, dist: 6 }, bind: { dblclick: () => () => { magnify(null); return null; } } },
@@ -250,7 +274,13 @@
       caption.append(why);
     }
     caption.append(save);
-    figure.append(caption, make("p", "known quiet", (panel.known_as || "").replaceAll("`", "")), note, make("div", "plot"), make("ul", "legend"));
+    const plot = make("div", "plot");
+    plot.tabIndex = 0;
+    plot.setAttribute("role", "group");
+    plot.setAttribute("aria-roledescription", "chart");
+    plot.title = "drag, or + − ← → 0 to zoom";
+    plot.addEventListener("keydown", (event) => magnifyByKey(event, panels.find((each) => each.figure === figure).chart));
+    figure.append(caption, make("p", "known quiet", (panel.known_as || "").replaceAll("`", "")), note, plot, make("ul", "legend"));
     return figure;
   };
 
@@ -351,6 +381,7 @@
     const { q } = settings();
     const shown = new Set();
     for (const each of panels) {
+      spoken(each);
       const text = `${each.panel.title} ${each.panel.name} ${each.panel.known_as || ""} ${(each.panel.series || []).map((s) => s.column).join(" ")}`.toLowerCase();
       each.figure.hidden = Boolean(q) && !text.includes(q);
       if (!each.figure.hidden) shown.add(each.grid);
@@ -366,6 +397,11 @@
     const { x, smooth, q, log } = settings();
     const ends = zoom ? zoom.map((at) => Number(at.toPrecision(6))).join("_") : "";
     for (const [name, value] of [["x", x === "step" ? "" : x], ["smooth", smooth || ""], ["q", q], ["log", log ? "1" : ""], ["zoom", ends]]) value ? kept.set(name, value) : kept.delete(name);
+    // What is hidden, or, where that is most of it, what is shown.
+    const shown = [...everyKey()].filter((key) => !off.has(key)), few = off.size > shown.length && shown.length > 0;
+    kept.delete("off");
+    kept.delete("only");
+    for (const key of few ? shown : off) kept.append(few ? "only" : "off", key);
     history.replaceState(null, "", kept.size ? `?${kept}` : location.pathname);
   };
 
@@ -374,6 +410,16 @@
     const text = await (await fetch(place.dataset.from || `/curves.json?${place.dataset.curves || place.dataset.runs}`)).json();
     page = text;
     draw();
+    pick();
+  };
+
+  // What the address says is hidden, once it is known what there is.
+  let only = query.getAll("only");
+  const pick = () => {
+    const keys = [...everyKey()];
+    if (keys.some((key) => only.includes(key))) keys.forEach((key) => only.includes(key) || off.add(key));
+    if (only.length) shift();
+    only = [];
   };
 
   // The verdict on the run, a moment after its numbers have changed.
@@ -500,6 +546,7 @@
   controls.log.checked = query.get("log") === "1";
   const ends = (query.get("zoom") || "").split("_").map(Number);
   if (ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1]) zoom = ends;
+  query.getAll("off").forEach((key) => off.add(key));
   controls.reset.hidden = !zoom;
   controls.reset.addEventListener("click", () => magnify(null));
   const say = () => { controls.querySelector("output").textContent = controls.smooth.value; };
@@ -521,6 +568,7 @@
   if (embedded) {
     page = { ...JSON.parse(embedded.textContent), embedded: true };
     draw();
+    pick();
     reach();
     document.documentElement.dataset.ready = "1";
   } else {
