@@ -251,19 +251,10 @@
     link.href = `#panel-${panel.name}`; // a link to this curve, to be passed on
     title.append(link);
     caption.append(title, make("span", "quiet", panel.unit));
-    const save = make("details", "save"), choice = make("div");
-    save.append(make("summary", "", "save"), choice);
-    for (const form of ["csv", "svg", "png"]) {
-      const button = make("button", "", form.toUpperCase());
-      button.type = "button";
-      button.dataset.form = form;
-      button.addEventListener("click", () => {
-        const { chart } = panels.find((each) => each.figure === figure);
-        save.open = false;
-        kapelleSave(form, { chart, title: panel.title, unit: panel.unit, x: settings().x, paper: getComputedStyle(document.documentElement).backgroundColor, ink: getComputedStyle(document.body).color, colors: palette() });
-      });
-      choice.append(button);
-    }
+    const save = kapelleSave.menu((form) => {
+      const { chart } = panels.find((each) => each.figure === figure);
+      kapelleSave(form, { chart, title: panel.title, unit: panel.unit, x: settings().x, paper: kapelleSave.paper(), ink: kapelleSave.ink(), colors: palette() });
+    });
     const note = make("p", "note", [panel.meaning, panel.warning && `Watch for: ${panel.warning}`].filter(Boolean).join(" "));
     note.hidden = true;
     if (note.textContent) {

@@ -30,12 +30,41 @@
     why.type = "button";
     why.setAttribute("aria-expanded", "false");
     why.addEventListener("click", () => { note.hidden = !note.hidden; why.setAttribute("aria-expanded", String(!note.hidden)); });
-    caption.append(why);
+    const title = [map.title, map.who].filter(Boolean).join(" ");
+    const now = () => page.maps.find((each) => each.name === map.name) || map;
+    caption.append(why, kapelleSave.menu((form) => kapelleSave.write(form, title, () => numbers(now()), (penOf) => picture(now(), title, figure, penOf))));
     const canvas = make("canvas");
     canvas.setAttribute("role", "img");
     const said = make("p", "said quiet");
     figure.append(caption, make("p", "known quiet", map.known_as), note, canvas, said);
     return figure;
+  };
+
+  // As a file: a row for each bin that holds values, and the map as it is drawn.
+  const numbers = (map) => [
+    '"step","from","to","values"',
+    ...map.rows.flatMap((row, x) => row.map((count, y) => count && [page.steps[x], edge(map, y), edge(map, y + 1), count].join(",")).filter(Boolean)),
+  ].join("\n") + "\n";
+  const picture = (map, title, figure, penOf) => {
+    const paper = kapelleSave.paper(), ink = getComputedStyle(figure.querySelector("figcaption b")).color, quiet = getComputedStyle(figure.querySelector(".said")).color;
+    const columns = map.rows.length, bins = map.rows[0].length, wide = 560 / columns, tall = Math.min(240 / bins, 40), top = 34, floor = top + tall * bins;
+    const pen = penOf(640, floor + 40), shades = new Map();
+    const shade = (share) => {
+      const part = Math.round(64 * (0.12 + 0.88 * Math.sqrt(share))) / 64;
+      if (!shades.has(part)) shades.set(part, kapelleSave.over(ink, paper, part));
+      return shades.get(part);
+    };
+    pen.rect(0, 0, 640, floor + 40, paper);
+    pen.text(64, 20, map.unit ? `${title} (${map.unit})` : title, kapelleSave.ink(), { size: 13, bold: true });
+    map.rows.forEach((row, x) => {
+      const total = row.reduce((sum, n) => sum + n, 0);
+      row.forEach((count, y) => count && pen.rect(64 + x * wide, floor - (y + 1) * tall, wide, tall, shade(count / total)));
+    });
+    for (const k of bins > 1 ? [0, Math.floor(bins / 2), bins] : [0]) pen.text(58, floor - k * tall + 4, short(edge(map, k)), quiet, { anchor: "end" });
+    pen.text(64, floor + 16, String(page.steps[0]), quiet);
+    if (columns > 1) pen.text(624, floor + 16, String(page.steps.at(-1)), quiet, { anchor: "end" });
+    pen.text(344, floor + 32, "steps", quiet, { anchor: "middle" });
+    return pen.done();
   };
 
   // What a column says in words: most frequent bin and the middle of all values.

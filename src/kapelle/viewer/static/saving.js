@@ -1,5 +1,5 @@
 "use strict";
-// What a panel shows, as a file: its numbers as CSV, its picture as SVG (of lines and text) or PNG.
+// What a panel or a table of shaded cells shows, as a file: its numbers as CSV, its picture as SVG (of shapes and text) or PNG.
 const kapelleSave = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const WIDTH = 640, HEIGHT = 360, LEFT = 64, RIGHT = 16, TOP = 34, LINE = 18;
@@ -113,9 +113,89 @@ const kapelleSave = (() => {
     return pen.done();
   };
 
-  return async (form, what) => {
-    if (form === "csv") given(what.title, form, [csv(what)], "text/csv");
-    else if (form === "svg") given(what.title, form, [picture(what, svgPen)], "image/svg+xml");
-    else given(what.title, form, await picture(what, (width, height) => canvasPen(width, height, 3)));
+  // `numbers` returns the CSV's rows, `paint` the picture that a pen of a given size draws.
+  const write = async (form, title, numbers, paint) => {
+    if (form === "csv") given(title, form, [numbers()], "text/csv");
+    else if (form === "svg") given(title, form, [paint(svgPen)], "image/svg+xml");
+    else given(title, form, await paint((width, height) => canvasPen(width, height, 3)));
   };
+  const save = (form, what) => write(form, what.title, () => csv(what), (penOf) => picture(what, penOf));
+  save.write = write;
+  save.cell = cell;
+
+  // The menu of the three forms.
+  save.menu = (chosen) => {
+    const menu = document.createElement("details"), summary = document.createElement("summary"), choice = document.createElement("div");
+    menu.className = "save";
+    summary.textContent = "save";
+    for (const form of ["csv", "svg", "png"]) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.dataset.form = form;
+      button.textContent = form.toUpperCase();
+      button.addEventListener("click", () => { menu.open = false; chosen(form); });
+      choice.append(button);
+    }
+    menu.append(summary, choice);
+    return menu;
+  };
+
+  // A colour over another one, as every program reads it.
+  const dot = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  save.over = (color, paper, share = 1) => {
+    dot.globalAlpha = 1;
+    dot.fillStyle = paper;
+    dot.fillRect(0, 0, 1, 1);
+    dot.globalAlpha = share;
+    dot.fillStyle = color;
+    dot.fillRect(0, 0, 1, 1);
+    return `rgb(${[...dot.getImageData(0, 0, 1, 1).data].slice(0, 3).join(", ")})`;
+  };
+  save.paper = () => getComputedStyle(document.documentElement).backgroundColor;
+  save.ink = () => getComputedStyle(document.body).color;
+
+  // A table of shaded cells: what it says, without columns that are only drawn and with a name that stands for several rows in each.
+  const words = (element) => (element?.textContent || "").replace(/\s+/g, " ").trim();
+  const gridOf = (table) => {
+    const rows = [...table.rows].map((row) => [...row.cells]);
+    const columns = Math.max(...rows.map((row) => row.length));
+    const told = Array.from({ length: columns }, (_, k) => k).filter((k) => rows.slice(1).some((row) => words(row[k])));
+    return rows.map((row) => told.map((k) => row[k]));
+  };
+  const tableNumbers = (table) => {
+    const above = [];
+    return gridOf(table).map((row, n) => row.map((each, k) => {
+      const named = each && k < 2 && each.dataset.value === undefined && n > 0;
+      if (named && words(each)) above[k] = words(each);
+      return each?.dataset.value ?? cell((named && k === 0 && above[k]) || (words(each) === "·" ? "" : words(each)));
+    }).join(",")).join("\n") + "\n";
+  };
+  const tablePicture = (table, title, penOf) => {
+    const grid = gridOf(table), paper = save.paper(), ink = save.ink();
+    dot.font = "11px sans-serif";
+    const widths = grid[0].map((_, k) => Math.max(...grid.map((row) => dot.measureText(words(row[k])).width)) + 16);
+    const starts = widths.map((_, k) => 12 + widths.slice(0, k).reduce((sum, each) => sum + each, 0));
+    dot.font = "600 13px sans-serif";
+    const wide = 24 + Math.ceil(Math.max(widths.reduce((sum, each) => sum + each, 0), dot.measureText(title).width)), height = 44 + 24 * grid.length;
+    const pen = penOf(wide, height);
+    pen.rect(0, 0, wide, height, paper);
+    pen.text(12, 22, title, ink, { size: 13, bold: true });
+    grid.forEach((row, n) => row.forEach((each, k) => {
+      if (!each) return;
+      const top = 34 + 24 * n, style = getComputedStyle(each), value = each.tagName === "TD" && each.matches("[data-value], .number");
+      if (each.tagName === "TD") pen.rect(starts[k] + 1, top + 1, widths[k] - 2, 22, save.over(style.backgroundColor, paper));
+      pen.text(value ? starts[k] + widths[k] - 8 : starts[k] + 8, top + 16, words(each), n ? save.over(style.color, paper) : ink, { anchor: value ? "end" : "start", bold: each.tagName === "TH" });
+    }));
+    return pen.done();
+  };
+  for (const table of document.querySelectorAll("table.heat, table.credit")) {
+    const around = table.closest(".scroll") || table;
+    let heading = around;
+    while (heading && heading.tagName !== "H2") heading = heading.previousElementSibling;
+    const title = words(heading) || "table";
+    const menu = save.menu((form) => write(form, title, () => tableNumbers(table), (penOf) => tablePicture(table, title, penOf)));
+    menu.classList.add("of-table");
+    around.before(menu);
+  }
+  return save;
 })();
