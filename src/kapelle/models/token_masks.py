@@ -4,7 +4,8 @@ A mask is computed from the constraint and the tokens before, by the same functi
 scored for training: so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled once and
 kept; a completion's walk through its grammar begins as a copy.
 
-Special tokens are never allowed, but for those that end a turn, which are allowed exactly where the text is complete. Where a
+Special tokens are never allowed, but for those that end a turn, which are allowed exactly where the text is complete, and those
+that are marks of tool calls, where a forced call has that mark. Where a
 text can neither end nor go on (a vocabulary without the bytes, a grammar that grows beyond `LIMITS`) the turn ends.
 
 Shapes: R rows, T tokens of a completion, V vocabulary, W = ⌈V / 32⌉ words of 32 tokens each, the lowest bit first.
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapelle.errors import AbsentPackage, ConfigError
-from kapelle.runtime.constraints import lark_of
+from kapelle.runtime.constraints import CALL_MARKS, lark_of
 from kapelle.types import Constraint
 
 LOG = logging.getLogger(__name__)
@@ -70,11 +71,14 @@ def check_constraint(constraint: Constraint) -> None:
     compiled(constraint, LLTokenizer("byte"))
 
 
-def compiled(constraint: Constraint, tokenizer: Any) -> Any:
-    """Return the library's grammar for a constraint, nothing of it taken; ConfigError where it is refused or cannot begin."""
+def compiled(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None = None) -> Any:
+    """Return the library's grammar for a constraint, nothing of it taken; ConfigError where it is refused or cannot begin.
+
+    `marks` are the special tokens with which forced calls may be written.
+    """
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, lark_of(constraint), log_level=0, limits=_limits())
+    matcher = LLMatcher(tokenizer, lark_of(constraint, marks), log_level=0, limits=_limits())
     told = matcher.get_error()
     if not told:
         first = matcher.deep_copy()
@@ -177,9 +181,22 @@ class TokenMasks:
         words = [b"" if b"\xff" in word else word for word in words]
         allowed = np.zeros(self.words * 32, dtype=np.uint8)
         allowed[: self._size] = [bool(word) for word in words]
-        allowed[self._ends] = 1
+        allowed[[*self._ends, *self._marks.values()]] = 1
         read = LLTokenizer(cast("Any", _TokenBytes(words, self._ends[0])), eos_token=self._ends)
         return read, np.packbits(allowed, bitorder="little").view(np.int32)
+
+    @cached_property
+    def _marks(self) -> Mapping[str, int]:
+        """Special tokens that are marks of tool calls: text → token. No text of a grammar is one, but the rule of a mark may be."""
+        backend = self._tokenizer.backend_tokenizer
+        return {
+            added.content: token
+            for token, added in backend.get_added_tokens_decoder().items()
+            if added.special
+            and added.content in CALL_MARKS
+            and token < self._size
+            and token not in self._ends
+        }
 
     @cached_property
     def _executor(self) -> Any:
@@ -191,7 +208,7 @@ class TokenMasks:
         """Return a walk that has taken these tokens; ConfigError for a constraint that the library refuses."""
         found = self._compiled.get(constraint)
         if found is None:
-            found = self._compiled[constraint] = compiled(constraint, self._read[0])
+            found = self._compiled[constraint] = compiled(constraint, self._read[0], self._marks)
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kapelle.errors import ConfigError
 from kapelle.types import Constraint, Json
@@ -25,8 +26,11 @@ DEEPEST = 64
 """Most levels of a schema: compilers of schemas call themselves for each."""
 
 
-def lark_of(constraint: Constraint) -> str:
-    """Return a constraint as a grammar whose rule `start` is the whole completion; ConfigError where it is none."""
+def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) -> str:
+    """Return a constraint as a grammar whose rule `start` is the whole completion; ConfigError where it is none.
+
+    Marks of forced calls may be one of the `special` tokens, text → id, in place of their letters.
+    """
     text = constraint.text
     if len(text) > LONGEST:
         raise ConfigError(
@@ -43,7 +47,7 @@ def lark_of(constraint: Constraint) -> str:
         if not choices or not all(isinstance(each, str) and each for each in choices):
             raise ConfigError(f"Choices are texts, at least one and none of them empty, not {text:.80}.")
         return f"{HEADER}\nstart: {' | '.join(map(quoted, choices))}\n"
-    return f"{HEADER}\n{text}\n"
+    return f"{HEADER}\n{_with_special_tokens(text, special or {})}\n"
 
 
 def json_rule(schema: Json) -> str:
@@ -56,6 +60,18 @@ def json_rule(schema: Json) -> str:
 def quoted(text: str) -> str:
     """Return a text as a string of a grammar."""
     return json.dumps(text)
+
+
+def _with_special_tokens(grammar: str, special: Mapping[str, int]) -> str:
+    def either(found: re.Match[str]) -> str:
+        token = special.get(json.loads(found[2]))
+        return found[0] if token is None else f"{found[0]} | <[{token}]>"
+
+    return _MARK_RULE.sub(either, grammar)
+
+
+_MARK_RULE = re.compile(r'^(mark_\d+: )("[^\n]*")$', re.MULTILINE)
+"""How `forced_call` writes the rule of a mark."""
 
 
 def _pattern(regex: str) -> str:
@@ -91,20 +107,60 @@ def _name(constraint: Constraint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a model writes one call of a tool: a JSON object between two texts."""
+    """How a model writes calls of tools."""
 
-    begin: str = "<tool_call>\n"
-    """What stands before the object; only after a text of its own can words stand before a call."""
-    end: str = "\n</tool_call>"
-    name: str = "name"
-    """Key of the tool's name."""
-    arguments: str = "arguments"
-    """Key of the arguments."""
+    begin: str
+    """What stands before the first call; only after a text of its own can words stand before a call."""
+    call: str
+    """One call: `NAME` is its tool's name, and `ARGUMENTS` are its arguments, an object of JSON."""
+    end: str = ""
+    """What stands behind the last call."""
+    between: str | None = None
+    """What stands between two calls; None where an answer makes one."""
+    pairs: bool = False
+    """Whether the arguments are a key and a value in turns, texts without quotes, in place of an object."""
 
 
-HERMES = CallForm()
+HERMES = CallForm(
+    "<tool_call>\n",
+    '{"name": "NAME", "arguments": ARGUMENTS}',
+    "\n</tool_call>",
+    "\n</tool_call>\n<tool_call>\n",
+)
 """Hermes and Qwen."""
-LLAMA = CallForm("", "", arguments="parameters")
+LLAMA = CallForm("", '{"name": "NAME", "parameters": ARGUMENTS}')
+MISTRAL = CallForm("[TOOL_CALLS] [", '{"name": "NAME", "arguments": ARGUMENTS}', "]", ", ")
+MISTRAL_NAMED = CallForm("[TOOL_CALLS]", "NAME[ARGS]ARGUMENTS", between="[TOOL_CALLS]")
+"""Since Mistral's tokeniser 11."""
+DEEPSEEK = CallForm(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "NAME<｜tool▁sep｜>ARGUMENTS",
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
+)
+"""V3.1 and later."""
+DEEPSEEK_FENCED = CallForm(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```",
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>",
+)
+"""V3 and R1."""
+GLM = CallForm("<tool_call>", "NAME\nARGUMENTS", "</tool_call>", "</tool_call>\n<tool_call>", pairs=True)
+HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>json<|message|>ARGUMENTS")
+"""gpt-oss, whose turn ends after one call."""
+
+CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, HARMONY)
+
+_MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
+"""A piece of a form that models have as one token, often a special one."""
+CALL_MARKS = frozenset(
+    mark
+    for form in CALL_FORMS
+    for text in (form.begin, form.call, form.end, form.between or "")
+    for mark in _MARK.findall(text)
+)
+"""Special tokens that may be allowed: forced calls are written with them."""
 
 
 def forced_call(
@@ -118,30 +174,128 @@ def forced_call(
     """Return the constraint: the completion calls one of the tools, with arguments of its schema.
 
     `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. With a
-    `name` it is that tool. With `words` any text may stand before the call, and with `several` further calls may follow on
-    lines of their own. ConfigError where no tool is left.
+    `name` it is that tool. With `words` any text may stand before the call, whose first mark is then spelled and no special token,
+    and with `several` further calls may follow. ConfigError where no tool is left, and for what the form cannot write.
     """
     offered = [each.get("function", each) for each in tools]
     chosen = [each for each in offered if name is None or each["name"] == name]
     if not chosen:
         known = ", ".join(str(each["name"]) for each in offered) or "none"
         raise ConfigError(f"A call of the tool '{name}' is asked for, and the tools are: {known}.")
-    rules = [f"call_{number}" for number in range(len(chosen))]
-    lines = [HEADER]
-    call = f"({' | '.join(rules)})"
-    start = [call]
-    if form.begin:
-        start = ["opening", call] if words else [quoted(form.begin), call]
-    if form.end:
-        start.append(quoted(form.end))
-    if several and form.begin and form.end:
-        start.append(f"({quoted(chr(10) + form.begin)} {call} {quoted(form.end)})*")
-    lines.append(f"start: {' '.join(start)}")
+    marks: dict[str, str] = {}
+
+    def written(text: str) -> str:
+        """Return a text as pieces of a rule, marks by rules of their own (`_MARK_RULE`)."""
+        pieces = filter(None, _MARK.split(text))
+        return " ".join(
+            marks.setdefault(each, f"mark_{len(marks)}") if _MARK.fullmatch(each) else quoted(each)
+            for each in pieces
+        )
+
+    call = f"({' | '.join(f'call_{number}' for number in range(len(chosen)))})"
+    opening = "opening" if words and form.begin else written(form.begin)
+    start = [opening, call]
+    if several and form.between is not None:
+        start.append(f"({written(form.between)} {call})*")
+    start.append(written(form.end))
+    lines = [f"start: {' '.join(filter(None, start))}"]
     if words and form.begin:
         literal = "".join(f"\\x{{{ord(character):x}}}" for character in form.begin)
         lines.append(f"opening[lazy]: /(?s:.*){literal}/")
-    for rule, tool in zip(rules, chosen, strict=True):
-        schema = tool.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-        head = f"{{{json.dumps(form.name)}: {json.dumps(tool['name'])}, {json.dumps(form.arguments)}: "
-        lines.append(f"{rule}: {quoted(head)} {json_rule(schema)} {quoted('}')}")
-    return Constraint.grammar("\n".join(lines[1:]))
+    head, tail = form.call.split("ARGUMENTS")
+    for number, tool in enumerate(chosen):
+        called, schema = str(tool["name"]), tool.get("parameters")
+        if '"NAME"' in head:
+            called = json.dumps(called)[1:-1]
+        elif not _PLAIN_NAME.fullmatch(called):
+            raise ConfigError(
+                f"The tool '{called:.80}' cannot be called in this model's form: its name may have letters, digits, `_`, `.` and `-`."
+            )
+        if form.pairs:
+            arguments = _pairs(f"value_{number}", called, schema or {}, lines)
+        else:
+            nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+            arguments = json_rule(schema or nothing)
+        pieces = (written(head.replace("NAME", called)), arguments, written(tail))
+        lines.append(f"call_{number}: {' '.join(filter(None, pieces))}")
+    lines += [f"{rule}: {quoted(mark)}" for mark, rule in marks.items()]
+    return Constraint.grammar("\n".join(lines))
+
+
+_PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
+
+# -------- Arguments as keys and values in turns, as GLM writes them: texts as they are, everything else as JSON
+
+_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+_OF_TEXTS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
+_REMARKS = {"title", "description", "default", "examples", "deprecated", "$comment"}
+"""What a schema says that holds no value to anything."""
+
+
+def _pairs(rule: str, tool: str, schema: Json, lines: list[str]) -> str:
+    """Return the pairs of a tool's arguments as pieces of a rule, and add the rules of its texts, `rule` and a number, to the lines.
+
+    Arguments come in the order of the schema. ConfigError for what pairs cannot be held to.
+    """
+    if not isinstance(schema, Mapping):
+        raise ConfigError(f"The parameters of the tool '{tool}' are no schema of an object.")
+    beyond = sorted(set(schema) - _OF_OBJECTS - _REMARKS)
+    if beyond or schema.get("type", "object") != "object":
+        raise ConfigError(
+            f"The arguments of the tool '{tool}' are written one by one in this model's form, which cannot be held to "
+            f"`{(beyond or ['type'])[0]}`. Describe them by `properties` and `required`."
+        )
+    required: Any = schema.get("required") or []
+    given: Any = schema.get("properties") or {}
+    named = {key: given.get(key, {}) for key in [*given, *required]}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    pairs = []
+    for number, (key, value) in enumerate(named.items()):
+        if value is False and key not in required:
+            continue
+        if key != key.strip() or "<" in key:
+            raise ConfigError(
+                f"The argument '{key:.80}' of the tool '{tool}' cannot be written in this model's form."
+            )
+        if isinstance(value, Mapping) and value.get("type") == "string":
+            ending = _plain_text(f"{rule}_{number}", f"'{key}' of the tool '{tool}'", value, lines)
+        else:
+            inner = {**value, **shared} if isinstance(value, Mapping) else value
+            ending = f"{json_rule(inner)} {quoted('</arg_value>' + chr(10))}"
+        pair = f"{quoted(f'<arg_key>{key}</arg_key>{chr(10)}<arg_value>')} {ending}"
+        pairs.append(pair if key in required else f"({pair})?")
+    return " ".join(pairs)
+
+
+def _plain_text(rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
+    """Return a text without quotes and what follows it as a piece of a rule, whose own rules are added to the lines."""
+    beyond = sorted(set(schema) - _OF_TEXTS - _REMARKS)
+    if beyond:
+        raise ConfigError(
+            f"Texts have no quotes in this model's form, and cannot be held to `{beyond[0]}`, as {place} is. Use `pattern` or `enum`."
+        )
+    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength", ""), schema.get("pattern")
+    end = "</arg_value>"
+    if "enum" in schema or "const" in schema:
+        listed = [each for each in schema.get("enum", [schema.get("const")]) if isinstance(each, str)]
+        fitting = [
+            each
+            for each in listed
+            if least <= len(each) <= (len(each) if most == "" else most)
+            and schema.get("const", each) == each
+            and (pattern is None or re.search(pattern, each))
+            and end not in each
+        ]
+        if not fitting:
+            raise ConfigError(f"There is no text that {place} may be.")
+        return f"({' | '.join(map(quoted, fitting))}) {quoted(end + chr(10))}"
+    # The text ends at the first end of a value, which is a part of the lexeme: else it would be read as a part of the text.
+    ended = end.replace("/", r"\/")
+    texts = [f"/(?s:.{{{least},{most}}}){ended}/", f"~/(?s:.*){ended}(?s:.+)/"]
+    if pattern is not None:
+        before = "" if pattern.startswith("^") else "(?s:.*)"
+        behind = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
+        inner = pattern.removeprefix("^") if behind else pattern.removeprefix("^").removesuffix("$")
+        texts.append(_pattern(f"{before}(?:{inner}){behind}{end}"))
+    lines += [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {' & '.join(texts)}"]
+    return f'{rule} "\\n"'

@@ -109,6 +109,10 @@ def test_sessions_record_conversations_alone(client: OpenAI) -> None:
         client.completions.create(**ASKED, prompt="x")
 
 
-def test_a_team_has_no_embedder(plain: OpenAI) -> None:
-    with pytest.raises(NotFoundError, match="no embedder"):
-        plain.embeddings.create(model="duo/first", input="x")
+@pytest.mark.parametrize("model", ["duo/first", "text-embedding-3-small"])
+def test_a_team_has_no_embedding_model_and_says_what_to_do(plain: OpenAI, model: str) -> None:
+    """As a framework's memory asks: a client finds an error of OpenAI's form, and does not try again."""
+    with pytest.raises(NotFoundError, match="a `base_url` and a key of its own") as refused:
+        plain.embeddings.create(model=model, input=["x"])
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    assert refused.value.response.headers.get("x-should-retry") is None

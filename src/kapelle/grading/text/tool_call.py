@@ -241,7 +241,7 @@ def _harmony(text: str) -> list[ReadCall] | None:
 
 _ARGUMENTS = ("parameters", "arguments", "input")
 _MISTRAL = "[TOOL_CALLS]"
-_NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,127})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 def _unwrapped(value: Json) -> list[Json]:

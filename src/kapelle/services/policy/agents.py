@@ -34,7 +34,7 @@ from kapelle.services.policy.chat_form import (
     usage_row,
 )
 from kapelle.services.policy.service_metrics import ServiceMetrics
-from kapelle.services.policy.speech import MARKS, Speech, SpeechForm, form_of
+from kapelle.services.policy.speech import MARKS, Speech, SpeechForm, call_form, form_of
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
@@ -157,10 +157,11 @@ class Agents:
         policy = self.play.team.policy(agent).name
         if policy not in self._readers:
             renderer = self.play.engine.renderer(policy)
-            found = form_of(renderer.template) if isinstance(renderer, HasTemplate) else None
+            template = renderer.template if isinstance(renderer, HasTemplate) else ""
+            found = form_of(template)
             form = self._form or found or "hermes"
             structured = form == found and isinstance(renderer, HasTemplate) and renderer.takes_tools
-            self._readers[policy] = MessageReader(form, structured)
+            self._readers[policy] = MessageReader(form, structured, call_form(form, template))
         return self._readers[policy]
 
     def texts(self, agent: str) -> MarkedTexts | None:
@@ -556,7 +557,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     known, reader = agents.play.team[agent], agents.reader(agent)
     messages = tuple(reader.conversation(request.messages, tools, known.system))
     sampling = request.sampling(known.sampling)
-    asked = form_asked(request, reader.form, agents.play, agent)
+    asked = form_asked(request, reader, agents.play, agent)
     if asked is not None:
         sampling = replace(sampling, constraint=asked)
     else:

@@ -6,19 +6,15 @@ from typing import Any
 
 from kapelle.engines.rollout.protocol import Recites
 from kapelle.errors import ConfigError
-from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
-from kapelle.runtime.constraints import HERMES, LLAMA, forced_call, json_rule
-from kapelle.services.policy.chat_form import ChatRequest
+from kapelle.runtime.constraints import forced_call, json_rule
+from kapelle.services.policy.chat_form import ChatRequest, MessageReader
 from kapelle.services.refusals import wrong
 from kapelle.types import Constraint, Json
 
-_CALLS = {"hermes": HERMES, "llama": LLAMA}
-"""Form → how a call is written, in the forms whose calls can be forced."""
 
-
-def form_asked(request: ChatRequest, form: Form, play: Play, agent: str) -> Constraint | None:
-    """Return what the answer is held to; None where the caller leaves it free.
+def form_asked(request: ChatRequest, reader: MessageReader, play: Play, agent: str) -> Constraint | None:
+    """Return what the answer is held to, calls in the form of the agent's `reader`; None where the caller leaves it free.
 
     Raises Refusal (400) for what no text can be, and where nothing holds the agent to it.
     """
@@ -39,17 +35,18 @@ def form_asked(request: ChatRequest, form: Form, play: Play, agent: str) -> Cons
             place,
         )
     calls = forced or (request.calls_tools and bool(tools))
-    if calls and form not in _CALLS:
+    if calls and reader.calls is None:
         raise wrong(
-            f"`{place}`: calls in the form `{form}` cannot be forced yet; those in {' and '.join(_CALLS)} can.",
+            f"`{place}`: calls in the form `{reader.form}` cannot be forced, as their arguments are no JSON. Ask for a call in words, "
+            "or serve the team with `--tool-form hermes`.",
             place,
         )
     try:
         constraint = Constraint.json_schema(schema or {}) if schema is not None else Constraint.json_object()
-        if calls:
+        if calls and reader.calls is not None:
             name = _name(chosen) if isinstance(chosen, dict) else None
             called = forced_call(
-                tools, name, _CALLS[form], several=request.parallel_tool_calls and name is None
+                tools, name, reader.calls, several=request.parallel_tool_calls and name is None
             )
             constraint = called
             if not forced and schema is not None:  # either: the agent calls a tool, or answers

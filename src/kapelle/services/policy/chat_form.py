@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from kapelle.engines.rollout.protocol import Likeliest
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import Speech
 from kapelle.services.refusals import Body, read_body, wrong
 from kapelle.types import Json, Message, Sampling
@@ -222,6 +223,8 @@ class MessageReader:
     """How calls are written where the template does not write them itself."""
     structured: bool = False
     """Whether the template writes tools, calls and their results itself."""
+    calls: CallForm | None = HERMES
+    """How a call that is forced is written; None where none can be."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None

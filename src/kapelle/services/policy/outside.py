@@ -208,7 +208,7 @@ class OutsideDesk(Recorder):
             raise _over()
         heard = chat.prompt.messages if place.after is None else place.heard
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
-        asked_form = form_asked(chat.request, chat.reader.form, self._agents.play, place.agent)
+        asked_form = form_asked(chat.request, chat.reader, self._agents.play, place.agent)
         asked: Mapping[str, Json] = {
             "messages": [[message.role, message.content, message.structured] for message in heard],
             "after": None if place.after is None else place.after.turn.index,

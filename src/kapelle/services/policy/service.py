@@ -244,12 +244,13 @@ class PolicyService:
         return await self._within(form.answers, ask, stream=form.given.stream)
 
     async def embed(self, call: Call) -> Response:
-        """Refuse: a team has no embedder."""
+        """Refuse: a team has no embedding model. OpenAI's client raises NotFoundError at once, without a retry."""
         raise Refusal(
             404,
-            "This server has no embedder: its models are the agents of a team, which answer in words.",
+            "There is no embedding model here: the models of this server are the agents of a team, which answer in words. Give the "
+            "embedder of your program a `base_url` and a key of its own, or take one that runs in the program itself.",
             "model",
-            "no_embedder",
+            "model_not_found",
         )
 
     async def metrics(self, call: Call) -> Response:

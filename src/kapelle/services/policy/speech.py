@@ -18,6 +18,8 @@ from kapelle.grading.text.tool_call import (
     harmony_messages,
     parse_calls,
 )
+from kapelle.runtime import constraints
+from kapelle.runtime.constraints import CallForm
 from kapelle.types import Json
 
 
@@ -189,3 +191,22 @@ MARKS: Mapping[Form, frozenset[str]] = {
 def form_of(template: str) -> Form | None:
     """Return the form of tool calls that a chat template writes; None where it writes none."""
     return next((form for sign, form in _SIGNS if sign in template), None)
+
+
+def call_form(form: Form, template: str) -> CallForm | None:
+    """Return how a forced call is written in a form, as this template writes calls; None where none can be forced."""
+    if form == "mistral" and "[ARGS]" in template:
+        return constraints.MISTRAL_NAMED
+    if form == "deepseek" and "```json" in template:
+        return constraints.DEEPSEEK_FENCED
+    return _FORCED.get(form)
+
+
+_FORCED: Mapping[Form, CallForm] = {
+    "hermes": constraints.HERMES,
+    "llama": constraints.LLAMA,
+    "mistral": constraints.MISTRAL,
+    "deepseek": constraints.DEEPSEEK,
+    "glm": constraints.GLM,
+    "harmony": constraints.HARMONY,
+}
