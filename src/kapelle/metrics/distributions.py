@@ -29,6 +29,8 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "log_ratio": ("log importance ratio of a token, of the episodes whose credit is kept", "nats", "Log of how many times more likely the update has made each token, in the best and worst episodes. Beyond ±0.2 the clip range of PPO begins."),
 }  # fmt: skip
 """What is recorded: the part of a name before the slash → what it is of, its unit and what to see in it."""
+TRACED = ("entropy", "log_ratio")
+"""Those of traced episodes alone: they need a pass over the tokens with the updated weights."""
 
 
 @dataclass(frozen=True, slots=True)

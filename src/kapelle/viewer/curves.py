@@ -13,9 +13,10 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from kapelle.metrics.definitions import Metric, describe
-from kapelle.metrics.distributions import KINDS, stacked
+from kapelle.metrics.distributions import KINDS, TRACED, stacked
 from kapelle.metrics.statistics import t_quantile
 from kapelle.metrics.timeline import ACTIVITIES
+from kapelle.viewer.episode import traced
 from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
 
@@ -167,6 +168,7 @@ STRETCHES = 240
 def distributions_page(run: ViewedRun) -> dict[str, Any]:
     """Return the heat maps of a run's distributions over steps, as JSON: one for each name that was recorded, agent by agent."""
     with run.lock:
+        run.refresh()
         steps, rows = run.distributions()
     width = max(1, -(-len(steps) // STRETCHES))
     agents = run.agents()
@@ -180,6 +182,9 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
         if made is None:
             continue
         title, unit, meaning = KINDS[kind]
+        if kind in TRACED:
+            newest = max(step for step, row in zip(steps, rows, strict=True) if name in row)
+            title = f"{title}: {_traced(run, newest)}"
         found.append(
             {
                 "name": name, "title": kind.replace("_", " "), "who": who, "color": color(who, agents), "known_as": title, "unit": unit,
@@ -190,6 +195,15 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
     found.sort(key=lambda each: order.index(str(each["name"]).partition("/")[0]))
     ends = [steps[min(start + width, len(steps)) - 1] for start in range(0, len(steps), width)]
     return {"steps": ends, "width": width, "maps": found}
+
+
+def _traced(run: ViewedRun, step: int) -> str:
+    """Return of how many of a step's episodes tokens were traced."""
+    kept, all_steps = len(traced(run.path, step)), run.metrics.axes["step"]
+    k = bisect_right(all_steps, step) - 1
+    played = run.metrics.columns["samples"][k] if k >= 0 and "samples" in run.metrics.columns else None
+    among = f" of {played:,.0f}" if played is not None and all_steps[k] == step else ""
+    return f"{kept or 'some'}{among} episodes at step {step}"
 
 
 def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median") -> list[CurveSource]:

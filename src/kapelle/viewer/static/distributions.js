@@ -77,6 +77,7 @@
   };
 
   const draw = (map, figure) => {
+    figure.querySelector(".known").textContent = map.known_as;
     const canvas = figure.querySelector("canvas"), said = figure.querySelector(".said");
     const width = Math.max(200, figure.clientWidth), density = devicePixelRatio || 1;
     canvas.width = width * density;
