@@ -288,3 +288,44 @@ def test_several_adapters_on_a_gpu_are_stacked_twice_in_the_compute_type(tmp_pat
     assert adapters() == 2 * adapters("model.device=cpu")
     both = "team.agents=[{name: reasoner, weights: {adapter: one}}, {name: actor, weights: {adapter: one}}]"
     assert adapters(both) == adapters(both, "model.device=cpu")
+
+
+def test_judges_are_counted_in_the_process_that_plays(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    found = []
+    for name, judge in (
+        ("far", {"endpoint": "http://localhost:1/v1", "model": "x"}),
+        ("near", {"path": "embedded"}),
+    ):
+        rewards = [{"rubric": {"good": "Is it?"}, "judge": judge}]
+        recipe = {
+            "workflow": {"name": "solo"},
+            "algorithm": {"name": "grpo"},
+            "environment": {
+                "name": "rewarded",
+                "path": str(rows),
+                "eval_path": "none",
+                "rewards": rewards,
+            },
+            "evaluation": {"before_and_after": False},
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
+        found.append(plan(str(tmp_path / f"{name}.yaml")))
+    plain, judged = found
+    [before], [after] = plain.processes, judged.processes
+    [model] = judged.run.judges
+    assert plain.run.judges == ()
+    weights = 4 * model.outlines["base"].parameters
+    for one, other in zip(before.phases, after.phases, strict=True):
+        assert (one.name, one.kinds.get("judges")) == (other.name, None)
+        assert other.kinds["judges"] == weights
+    assert after.phases[0].total > before.phases[0].total + weights, "its answers take memory too"
+    assert after.phases[1].total == before.phases[1].total + weights, "nobody is asked in an update"
+
+
+def test_how_names_were_read_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "learning_rate=1e-3"]) == 0
+    assert capsys.readouterr().out.count("# learning_rate is read as optimizer.lr\n") == 1
+    assert main(["plan", "demo", "learning_rate=1e-3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == ["learning_rate is read as optimizer.lr"]

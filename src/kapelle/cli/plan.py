@@ -24,7 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.planning import plan
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
+    notes: tuple[str, ...] = ()
     if staged is not None:
+        notes = tuple(dict.fromkeys(note for stage in staged.stages for note in stage.recipe.notes))
         plans = {
             stage.name: plan(
                 config, gpu_memory=arguments.gpu_memory, ranks=arguments.processes, probed=arguments.probe
@@ -32,13 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
             for stage, config in staged.checked()
         }
     else:
-        config = read_recipe(arguments.words, real=arguments.real).config
-        ranks = arguments.processes
-        plans = {"": plan(config, gpu_memory=arguments.gpu_memory, ranks=ranks, probed=arguments.probe)}
+        recipe = read_recipe(arguments.words, real=arguments.real)
+        ranks, notes = arguments.processes, recipe.notes
+        plans = {
+            "": plan(recipe.config, gpu_memory=arguments.gpu_memory, ranks=ranks, probed=arguments.probe)
+        }
     if arguments.json:
         rows = {name: found.row() for name, found in plans.items()}
-        say(json.dumps(rows.get("", {"stages": rows}), indent=1))
+        say(json.dumps({**rows.get("", {"stages": rows}), "notes": list(notes)}, indent=1))
     else:
+        for note in notes:
+            say(f"# {note}")
         for name, found in plans.items():
             for line in (*([f"stage {name}", ""] if name else []), *lines(found), ""):
                 say(line)

@@ -9,6 +9,8 @@ weights      4 bytes where they train; frozen ones in the compute type; linear l
              half a byte with a scale of one byte for 64 of them, and one of four bytes for 256 scales; adapters, critics' heads
              and references of adapters in float32; a reference of whole weights is a second copy; on a GPU, several adapters of a
              base are stacked twice in the compute type
+judges       weights and adapters of the frozen models that an environment asks, in the process that plays, from the first
+             question on; each has an engine, with one answer for each episode in its KV cache while others are sampled
 gradients    4 bytes for each number that trains, from an update's first pass to its step
 optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two scales of four bytes for 256 numbers
 
@@ -21,7 +23,7 @@ gathers what lies outside the blocks (embeddings, head), and one block (two on a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from kapelle.models.outline import Outline
@@ -47,6 +49,7 @@ MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 + 2 * 4 / 256, "paged_adamw_8bit": 2 + 
 KINDS = (
     "process",
     "weights",
+    "judges",
     "adapters",
     "references",
     "optimiser",
@@ -100,12 +103,16 @@ class Process:
 def processes(run: PlannedRun) -> list[Process]:
     """Return every process of a run, device by device."""
     found = []
-    for device in dict.fromkeys(run.device(base) for base in run.shapes):
+    judged = [judge.device("base") for judge in run.judges if run.players is None and not run.overlap]
+    for device in dict.fromkeys([*map(run.device, run.shapes), *judged]):
         bases = [base for base in run.shapes if run.device(base) == device]
         count = run.ranks if device == "cpu" else 1
         found.append(Process("training", device, tuple(_training(run, bases, device)), count))
         if run.overlap and not run.pools:
-            kinds = _added(_resident(run, bases, device, learns=False), *_sampling(run, bases, run.own_tasks))
+            held = (_resident(run, bases, device, learns=False), _judges(run, device))
+            kinds = _added(
+                *held, *_sampling(run, bases, run.own_tasks), *_judging(run, device, run.own_tasks)
+            )
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
     if run.players is not None:
         found += _samplers(run, "rollout worker", run.players)
@@ -137,6 +144,11 @@ def _samplers(run: PlannedRun, name: str, pool: PlannedPool) -> Iterator[Process
             "sampling": _sampling(own, bases, own.work.tasks) if own.plays else None,
             "evaluation": _sampling(own, bases, own.problems, 1) if own.problems else None,
         }
+        if pool is run.players:
+            resident = _added(resident, _judges(own, device))
+            for phase, tasks, group in (("sampling", own.work.tasks, None), ("evaluation", own.problems, 1)):
+                if (sampled := moments[phase]) is not None:
+                    sampled += _judging(own, device, tasks, group)
         phases = [
             Phase(phase, _vllm(own, bases, _added(resident, *kinds), starts=True))
             for phase, kinds in moments.items()
@@ -168,6 +180,9 @@ def _scoring(run: PlannedRun) -> Iterator[Process]:
 
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
     resident = _resident(run, bases, device, learns=True)
+    asks = not run.overlap and not run.pools
+    if asks:
+        resident = _added(resident, _judges(run, device))
     learning = resident
     if run.shared_out is not None:
         gathered = max((_gathered_bytes(run, base) for base in bases), default=0)
@@ -184,13 +199,13 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         ]
         left = {"merged weights": sum(merged)} if merged else {}
     if run.plays and not run.overlap and not run.pools:
-        yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
+        sampled = [*_sampling(run, bases, run.own_tasks), *_judging(run, device, run.own_tasks)]
+        yield Phase("sampling", _vllm(run, bases, _added(resident, *sampled)))
     yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
     if run.problems and not run.pools:
-        yield Phase(
-            "evaluation",
-            _vllm(run, bases, _added(resident, *_sampling(run, bases, -(-run.problems // run.ranks), 1))),
-        )
+        problems = -(-run.problems // run.ranks)
+        sampled = [*_sampling(run, bases, problems, 1), *(_judging(run, device, problems, 1) if asks else ())]
+        yield Phase("evaluation", _vllm(run, bases, _added(resident, *sampled)))
 
 
 def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | None = None) -> list[Kinds]:
@@ -199,6 +214,24 @@ def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | No
         return []
     found = [list(sampling_moments(run, base, tasks, group or run.work.group)) for base in bases]
     return [_worst(moments) for moments in found if moments]
+
+
+def _judges(run: PlannedRun, device: str) -> Kinds:
+    """Return what judges on a device keep in memory."""
+    own = [judge for judge in run.judges if judge.device("base") == device]
+    weights = sum(size for judge in own for _, size in base_copies(judge))
+    return {"judges": weights + sum(adapter_bytes(judge, "base") for judge in own)} if own else {}
+
+
+def _judging(run: PlannedRun, device: str, tasks: int, group: int | None = None) -> list[Kinds]:
+    """Return the worst moment of each judge's answers; each reads the longest text of an episode."""
+    found = []
+    for judge in run.judges:
+        if judge.device("base") == device:
+            turns = tuple(replace(turn, prompt=run.work.longest) for turn in judge.work.turns)
+            asked = replace(judge, work=replace(judge.work, turns=turns))
+            found.append(_worst(sampling_moments(asked, "base", tasks, group or run.work.group)))
+    return found
 
 
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:

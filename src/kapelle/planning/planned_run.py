@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from kapelle.algorithm import CriticSpec
+from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
-from kapelle.models.adapters import adapted_layers, linear_layers
+from kapelle.environment import AsksModels, offers
+from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
 from kapelle.models.embedded import settings_of
-from kapelle.models.outline import Outline, adapter_parameters, read_settings
+from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
 from kapelle.models.renderer import light_renderer
-from kapelle.planning.workload import Workload, workload
+from kapelle.planning.workload import PlannedTurn, Workload, workload
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.frozen_models import FROZEN
 from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.team import Place, Team, split_scored
+from kapelle.team import Agent, Place, Policy, Team, split_scored
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
@@ -118,6 +122,8 @@ class PlannedRun:
     """Processes like this one that hold all of it, where this is what scoring workers hold."""
     pools: tuple[PlannedPool, ...] = ()
     """Pools of sampling workers (`ray.pools`); with them, rollout workers play and processes that train sample nothing."""
+    judges: tuple[PlannedRun, ...] = ()
+    """Frozen models that the environment asks where episodes are played, each as a team of its own with one answer an episode."""
     players: PlannedPool | None = None
     """The rollout workers, which hold the policies that are in no pool; None without pools."""
 
@@ -237,6 +243,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         ranks=ranks,
         shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
     )
+    whole = replace(whole, judges=tuple(_judges(config, whole, device)))
     if config.ray.pools:
         whole = replace(whole, **_pools(config, team))
     here, scored = split_scored(team)
@@ -244,6 +251,41 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
     if not workers or not scored.bases:
         return whole
     return replace(_with(whole, here), scoring=replace(_with(whole, scored), workers=workers))
+
+
+def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[PlannedRun]:
+    """Yield the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does, with an engine of its own."""
+    models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
+    for model in models:
+        path, adapter = base_and_adapter(model.path)
+        policy = Policy(
+            FROZEN, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
+        )
+        team = Team((Agent(FROZEN),), {FROZEN: policy}, {FROZEN: FROZEN}, {"base": path})
+        outlines, nf4 = read_outlines(team, config.model), in_four_bits(config, team)
+        settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
+        shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}
+        where = config.model.device or ("cpu" if path == "embedded" else device)
+        turn = PlannedTurn(FROZEN, FROZEN, 1, 1, model.max_tokens, tempered=False)
+        engine = Local()
+        yield replace(
+            run,
+            team=team,
+            outlines=outlines,
+            shapes=shapes,
+            adapters=_adapters(team, outlines, shapes),
+            places={"base": Place(config.model.dtype, where)},
+            nf4=nf4,
+            work=replace(run.work, turns=(turn,)),
+            critic=None,
+            references=False,
+            embedders=False,
+            engine="local",
+            max_rows=engine.max_rows,
+            kept_tokens=engine.kept_tokens,
+            kv_gib=0.0,
+            shared_out=None,
+        )
 
 
 def _pools(config: RunConfig, team: Team) -> dict[str, Any]:
