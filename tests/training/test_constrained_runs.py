@@ -127,6 +127,12 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
         "algorithm": {"name": "grpo"},
     }
     assert "'arithmetic' lists none" in refused(**sums)
+    game = {"name": "openspiel", "game": "kuhn_poker", "thinking": True}
+    thought = refused(environment=game)
+    assert "`environment.thinking: true` asks agent" in thought
+    assert "Set `environment.thinking: false`, or leave `choices` out." in thought
+    mixed = refused(environment={"name": "mixture", "parts": {"kuhn": {"environment": game}}})
+    assert "Set `environment.parts.kuhn.environment.thinking: false`" in mixed
     assert "Set `max_tokens: 11`" in refused(team=team(choices=["yes", "everything"]))
     assert "unclosed group" in refused(team=team(regex="(yes"))
     assert "exists. Set a higher `max_tokens`" in refused(team=team(regex="a{30}"))

@@ -205,6 +205,14 @@ def _check_constraints(config: RunConfig, team: Team, *, elsewhere: bool) -> Non
                 "Write the texts themselves, `choices: [a, b]`, or let its class declare `ListsMoves` and its world `KnowsMoves` "
                 "(`kapelle.environment`)."
             )
+        if constraint.is_legal:
+            for at, part in parts_of(config.environment):
+                if getattr(part, "thinking", None) is True:
+                    key = ".".join(["environment", *([at] if at else []), "thinking"])
+                    raise ConfigError(
+                        f"`{key}: true` asks agent '{agent.name}' to think before it moves, and its `sampling.choices: legal` allows a "
+                        f"move alone. Set `{key}: false`, or leave `choices` out."
+                    )
         if not elsewhere and len(served) < len(policies):
             from kapelle.models.token_masks import check_constraint, check_installed
 
