@@ -20,6 +20,7 @@ from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.train.batch import pack
 from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.large_head import statistics_in_pieces
 from kapelle.errors import ConfigError, ParityError
 from kapelle.models.language_model import LanguageModel
@@ -289,10 +290,17 @@ def cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def gradients(
-    constraint: Constraint, texts: Sequence[str], returns: Sequence[float]
+    constraint: Constraint,
+    texts: Sequence[str],
+    returns: Sequence[float],
+    engine: TorchTrainEngine | None = None,
+    sampled: Mapping[tuple[int, ...], float] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradient of the expected return, and the expectation of the engine's own with and without masks."""
-    engine = train_engine([policy_of()])
+    """Return the gradient of the expected return, and the expectation of the engine's own with and without masks.
+
+    `sampled` are the log-probs of completions as a sampler says them; without it they are the exact ones.
+    """
+    engine = engine or train_engine([policy_of()])
     model = engine.model_of("p")
     prompt = model.renderer.start([Message("user", "?")])
     words = [model.renderer.completion(text) for text in texts]
@@ -313,6 +321,8 @@ def gradients(
     expected = (logps.exp() * torch.tensor(returns)).sum()
     exact = dict(zip(weights, torch.autograd.grad(expected, list(weights.values())), strict=True))
 
+    said = logps.detach() if sampled is None else torch.tensor([sampled[word] for word in words])
+
     # The engine's: each completion as a sample, weighed by its probability times its return.
     def of_engine(asked_for: Constraint | None) -> dict[str, Tensor]:
         samples = [
@@ -324,7 +334,7 @@ def gradients(
                 constraint=asked_for,
                 begin=len(prompt),
             )
-            for word, logp, paid in zip(words, logps.detach(), returns, strict=True)
+            for word, logp, paid in zip(words, said, returns, strict=True)
         ]
 
         def loss(outputs: Outputs, targets: Targets) -> object:

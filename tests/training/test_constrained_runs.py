@@ -13,6 +13,7 @@ from kapelle import Trainer
 from kapelle.errors import ConfigError
 from kapelle.evaluation.exploitability import language_table
 from kapelle.runs.reader import read_groups
+from kapelle.settings.base import Settings
 from kapelle.setup.preparation import check_prompts
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -109,6 +110,15 @@ def test_demonstrations_have_the_form_that_their_script_gives_them() -> None:
     assert {turn.text for g in step.groups for e in g.episodes for turn in e.turns} <= {"x", "y"}
 
 
+class Unsure(Settings):
+    """An engine that does not say that it holds completions to a form."""
+
+    name: str
+
+    def build(self, *_: object) -> Any:
+        raise AssertionError("refused before")
+
+
 def refused(**changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         Trainer(resolve(poker(**changes)))
@@ -146,7 +156,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}
     agents = [{"name": "a"}, {"name": "b", "weights": served}]
     assert "'b' is an endpoint" in refused(team={**team(choices="legal"), "agents": agents})
-    assert "samples by masks of its own" in refused(engine={"name": "vllm"})
+    assert "samples by masks of its own" in refused(engine={"name": f"{__name__}:Unsure"})
 
 
 def test_forms_that_fit_are_taken() -> None:

@@ -55,6 +55,8 @@ class Kind:
     """Its answers depend on seeds and obey limits and stops; a script answers as it was written."""
     cuts: bool = True
     """Its log-probs are those of what top-k and top-p leave."""
+    holds: bool = False
+    """It holds completions to a form, and its log-probs are those over what was allowed."""
     breaks_off: bool = False
     """Its requests can be broken off and continued."""
     marks: Sequence[pytest.MarkDecorator] = ()
@@ -178,11 +180,11 @@ def scripted() -> Subject:
 
 
 KINDS: Mapping[str, Kind] = {
-    "local": Kind(local, weights=True, breaks_off=True),
-    "stand-in for vllm": Kind(vllm_stand_in, weights=True),
-    "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True),
+    "local": Kind(local, weights=True, holds=True, breaks_off=True),
+    "stand-in for vllm": Kind(vllm_stand_in, weights=True, holds=True),
+    "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True, holds=True),
     "stand-in for an SGLang server": Kind(sglang_server_stand_in, weights=True, cuts=False),
-    "vllm": Kind(vllm, weights=True, marks=(pytest.mark.vllm,)),
+    "vllm": Kind(vllm, weights=True, holds=True, marks=(pytest.mark.vllm,)),
     "endpoint": Kind(endpoint),
     "scripted": Kind(scripted, samples=False),
 }

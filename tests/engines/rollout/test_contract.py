@@ -9,15 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.engines.rollout.subjects import KINDS, NAMES, POLICIES, Subject, bare, own_weights
+from tests.engines.test_constraints import EVERY, YES_NO, legal
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, frozen_copy, stir
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
-from kapelle.errors import EngineError
+from kapelle.errors import ConfigError, EngineError
+from kapelle.functional.masking import allowed_words
 from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.event_loop import run_async
-from kapelle.types import Message, Sampling
+from kapelle.types import Constraint, Message, Sampling
 
 PROMPT = (7, 100, 8, 33, 12)
 """Ids that no text becomes: whoever tokenises the conversation again samples after another prompt."""
@@ -87,10 +89,14 @@ def truth(policy: str, weights: Mapping[str, Tensor], request: Request, ids: Seq
     tokens = torch.tensor([(*request.prompt_ids, *ids)])
     with torch.no_grad(), model.computing([(adapter, 0, 1)]):
         logits_LV = model.model(input_ids=tokens, use_cache=False).logits[0].double()
-    asked = request.sampling
+    asked, begin = request.sampling, len(request.prompt_ids) - 1
+    if asked.constraint is not None:
+        bits_TW = torch.from_numpy(model.masks.of(asked.constraint, tuple(ids)))
+        allowed_TV = allowed_words(bits_TW, 0, logits_LV.shape[1])
+        logits_LV[begin : begin + len(ids)].masked_fill_(~allowed_TV, -torch.inf)
     found = []
     for k, token in enumerate(ids):
-        logits_V = logits_LV[len(request.prompt_ids) + k - 1] / (asked.temperature or 1.0)
+        logits_V = logits_LV[begin + k] / (asked.temperature or 1.0)
         ranked = logits_V.softmax(-1).sort(descending=True)
         kept = len(logits_V) if not asked.top_k else asked.top_k
         share_K = ranked.values[:kept] / ranked.values[:kept].sum()
@@ -194,6 +200,16 @@ class TestTemperedDistributions:
             assert isinstance(each, EngineError)
             assert "`top_p: 1` and `top_k: 0`" in str(each)
 
+    def test_a_form_is_refused_for_its_request_alone(self, engine: RolloutEngine) -> None:
+        async def both() -> list[Completion | BaseException]:
+            asked = [ask_for("a", 0), ask_for("a", 1, Sampling(constraint=YES_NO))]
+            return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
+
+        answer, refused = asyncio.run(both())
+        assert isinstance(answer, Completion)
+        assert isinstance(refused, EngineError)
+        assert "SGLang's masks are its own" in str(refused)
+
 
 @asked_of(weights=True, cuts=True)
 class TestDistributions:
@@ -216,6 +232,41 @@ class TestDistributions:
         for ids, logp in said.items():
             share = sum(answer.ids == ids for answer in answers) / len(answers)
             assert share == pytest.approx(float(torch.tensor(logp).exp()), abs=0.12)  # 4 standard deviations
+
+
+@asked_of(holds=True)
+class TestForms:
+    """Completions of a given form, from several adapters and their base."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_log_probs_are_those_over_what_was_allowed(self, engine: RolloutEngine, way: str) -> None:
+        forms = [*EVERY.items(), ("free", None)] * 3
+        requests = [
+            ask_for(NAMES[k % 3], k, replace(WAYS[way], max_tokens=40, constraint=form))
+            for k, (_, form) in enumerate(forms)
+        ]
+        ended = 0
+        for (kind, form), request, answer in zip(
+            forms, requests, asyncio.run(ask(engine, requests)), strict=True
+        ):
+            assert answer.constraint == form
+            assert_true(own_weights(), request, answer)
+            if form is not None and answer.finish_reason == "stop":
+                ended += 1
+                assert legal(kind, answer.text)
+        assert ended >= 6
+
+    def test_a_form_that_is_refused_fails_its_request_alone(self, engine: RolloutEngine) -> None:
+        async def both() -> list[Completion | BaseException]:
+            forms = (YES_NO, Constraint.regex("(yes"))
+            asked = [ask_for("a", 0, Sampling(constraint=form)) for form in forms]
+            return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
+
+        answer, refused = asyncio.run(both())
+        assert isinstance(answer, Completion)
+        assert legal("choices", answer.text)
+        assert isinstance(refused, ConfigError)
+        assert "unclosed group" in str(refused)
 
 
 @WEIGHED

@@ -15,8 +15,9 @@ from tests.engines.rollout.vllm.stand_in import StandIn
 
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row
 from kapelle.engines.rollout.vllm.served import ServedModel
+from kapelle.runtime.constraints import HEADER
 from kapelle.runtime.tensors import load_tensors
-from kapelle.types import Sampling
+from kapelle.types import Constraint, Sampling
 
 
 class StandInServer(ThreadingHTTPServer):
@@ -49,8 +50,14 @@ class StandInServer(ThreadingHTTPServer):
             return 500, {"error": "out of memory"}
         if body["model"] not in (*self.adapters, "their-base"):
             return 404, {"error": f"no model {body['model']}"}
+        form = body.get("structured_outputs")
         sampling = Sampling(
-            body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], tuple(body["stop"])
+            body["max_tokens"],
+            body["temperature"],
+            body["top_p"],
+            body["top_k"],
+            tuple(body["stop"]),
+            None if form is None else Constraint.grammar(form["grammar"].removeprefix(HEADER)),
         )
         try:
             self.sampler.add(

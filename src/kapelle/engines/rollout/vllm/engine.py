@@ -129,12 +129,9 @@ class VllmEngine(HasNotes):
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, sampled together with the other requests of this moment."""
-        if request.sampling.constraint is not None:
-            raise EngineError(
-                "Completions of a given form are sampled by kapelle's own engine, whose masks training applies too. Leave "
-                "`engine: {name: vllm}` out, or the constraint."
-            )
         queue = self._queue(request.policy)
+        if request.sampling.constraint is not None:
+            queue.model.masks.begin(request.sampling.constraint)  # a refused one never reaches vLLM
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
@@ -291,6 +288,7 @@ class VllmEngine(HasNotes):
                         text,
                         loaded.version,
                         loaded.hash,
+                        constraint=pending.request.sampling.constraint,
                     )
                 )
 

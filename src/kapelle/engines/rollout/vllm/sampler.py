@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kapelle.engines.rollout.vllm.masks import SCHEDULER
 from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.errors import EngineError
+from kapelle.runtime.constraints import lark_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.types import Json, Sampling
 
@@ -193,6 +195,8 @@ def arguments(
             k < int(str(options.get("tensor_parallel_size", 1))) for k in about.trained_on
         ),
         "worker_extension_cls": WORKER,
+        "scheduler_cls": SCHEDULER,
+        "structured_outputs_config": {"backend": "guidance"},  # in which form grammars are read first
         "disable_log_stats": True,
         "seed": 0,
         **lora,
@@ -226,12 +230,16 @@ class InProcess(VllmModel):
         """Let a row join the batch."""
         from vllm import SamplingParams  # type: ignore[import-not-found]
         from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
-        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+        from vllm.sampling_params import (  # type: ignore[import-not-found]
+            RequestOutputKind,
+            StructuredOutputsParams,
+        )
 
         if self._asleep:
             self._wake(self._asleep)
             self._engine.reset_prefix_cache()
         asked = row.sampling
+        form = asked.constraint and StructuredOutputsParams(grammar=lark_of(asked.constraint))
         params = SamplingParams(
             max_tokens=asked.max_tokens,
             temperature=asked.temperature,
@@ -243,6 +251,7 @@ class InProcess(VllmModel):
             ignore_eos=True,  # the ends of a turn are those above, for every model
             logprobs=0,
             detokenize=bool(asked.stop),
+            structured_outputs=form,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         adapter = row.adapter
@@ -258,7 +267,9 @@ class InProcess(VllmModel):
                 continue
             (completion,) = output.outputs
             if completion.finish_reason not in ("stop", "length"):
-                raise EngineError(f"vLLM ended a request without an answer ({completion.finish_reason}).")
+                reason = f"vLLM ended a request without an answer ({completion.finish_reason})."
+                finished.append(FinishedRow(output.request_id, (), (), stopped=False, error=reason))
+                continue
             ids = tuple(completion.token_ids)
             if completion.logprobs is None or len(completion.logprobs) != len(ids):
                 raise EngineError("vLLM returned tokens without their log-probs.")

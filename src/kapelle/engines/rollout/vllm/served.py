@@ -37,6 +37,7 @@ from kapelle.engines.rollout.vllm.sampler import (
 )
 from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
+from kapelle.runtime.constraints import lark_of
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.guard import end, guarded
 from kapelle.runtime.http import exchange, post
@@ -318,7 +319,11 @@ class Dialect(NamedTuple):
 
 def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
     asked = row.sampling
+    form: Json = {}
+    if asked.constraint is not None:
+        form = {"structured_outputs": {"grammar": lark_of(asked.constraint)}}
     return {
+        **form,
         "model": base if row.adapter is None else row.adapter.name,
         "prompt": list(row.prompt),
         "max_tokens": asked.max_tokens,
@@ -341,6 +346,11 @@ def _parts_of_vllm(found: Any) -> tuple[Any, Any, Any]:
 
 def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
     asked = row.sampling
+    if asked.constraint is not None:
+        raise ValueError(
+            "SGLang's masks are its own, of which training could not be sure. Leave the constraint out, or sample with vLLM or without "
+            "`engine`."
+        )
     if asked.top_p < 1 or asked.top_k > 0:
         raise ValueError(
             "SGLang returns log-probs of the distribution before top-k and top-p. Set `top_p: 1` and `top_k: 0`."

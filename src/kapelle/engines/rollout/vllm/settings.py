@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kapelle.engines.rollout.protocol import ChecksItself
+from kapelle.engines.rollout.protocol import ChecksItself, HoldsToConstraints
 from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.models.adapters import of_experts
 from kapelle.runtime.credentials import bearer
@@ -45,6 +45,8 @@ OURS = (
     "max_loras",
     "max_lora_rank",
     "enable_sleep_mode",
+    "structured_outputs_config",
+    "reasoning_parser",
 )
 """Arguments of vLLM on which the engine depends."""
 
@@ -80,7 +82,7 @@ be right, these rows are kept apart. `tests/engines/rollout/vllm/test_real.py` m
 """
 
 
-class Vllm(Settings, ChecksItself):
+class Vllm(Settings, ChecksItself, HoldsToConstraints):
     """Settings of the engine that samples with vLLM, in this process or on a server."""
 
     name: Literal["vllm"] = "vllm"
