@@ -86,8 +86,36 @@ def test_each_seat_is_a_measure_where_one_wins_what_another_loses(tmp_path: Path
     ]
     again = compared(tmp_path / "other", {"grpo": [0.0]})
     (again / "compare.json").write_text(json.dumps({**values, "recipe": "other"}))
-    with pytest.raises(ConfigError, match="different units"):
+    with pytest.raises(ConfigError, match=r"different units.*take the mean as it is: --metric return/ada"):
         summarise(read_scores([tmp_path / "poker", again]), "tokens", 0)
+    both = read_scores([tmp_path / "poker", again])
+    [seat] = summarise(both, "tokens", 0, "return/ben")
+    assert (seat.measure, seat.runs, seat.means["grpo"][0]) == ("return/ben", {"grpo": 2}, -1.0)
+    with pytest.raises(ConfigError, match=r"--metric return/adda: .* Did you mean 'return/ada'"):
+        summarise(both, "tokens", 0, "return/adda")
+
+
+@pytest.mark.slow
+def test_returns_of_several_tasks_are_drawn_where_that_is_asked_for(tmp_path: Path) -> None:
+    for task, offset in (("one", 0.0), ("two", 10.0)):
+        folder = compared(tmp_path / task, {"grpo": [0.4, 0.6], "rloo": [0.1, 0.2]})
+        values = json.loads((folder / "compare.json").read_text())
+        for k, run in enumerate(values["runs"]):
+            run |= {"success": None, "reward": {"solver": offset + k}, "curve": []}
+        (folder / "compare.json").write_text(json.dumps(values))
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for metric in ("return", "success"):
+        drawn = plot(folders, tmp_path / "figure.svg", metric=metric)
+        [found] = drawn.measures
+        assert found.measure == "return"
+        assert found.improvements["rloo", "grpo"][0] == 1.0, "within each task"
+        assert "The mean of returns of several tasks (one, two) weighs" in str(drawn)
+        assert ("None of these runs has a success" in str(drawn)) == (metric == "success")
+    solved = compared(tmp_path / "three", {"grpo": [0.5], "rloo": [0.5]})
+    with pytest.raises(
+        DataError, match=r"No contender has a success on each of one, three\. All have .*--metric return"
+    ):
+        summarise(read_scores([tmp_path / "one", solved]), "tokens", 0)
 
 
 def test_evaluations_are_runs_of_a_team_and_its_baselines(tmp_path: Path) -> None:

@@ -463,7 +463,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "plot": Command(
-        "RESULTS … --output FIGURE [--output FIGURE …] [--against tokens|step] [--seed N]",
+        "RESULTS … --output FIGURE [--output FIGURE …] [--metric NAME] [--against tokens|step] [--seed N]",
         "draw results for a paper: interquartile means, probabilities of improvement and curves, with intervals",
         "plot",
         (
@@ -489,6 +489,12 @@ COMMANDS: Mapping[str, Command] = {
                     "default": "tokens",
                     "help": "what curves are drawn over: tokens sampled to train, or steps (default: tokens)",
                 },
+            ),
+            option(
+                "--metric",
+                "NAME",
+                "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
+                "success in any run, `success` draws returns and says so",
             ),
             option("--seed", "N", "seed of the bootstrap (default: 0)", type=whole(0), default=0),
         ),

@@ -13,5 +13,12 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     from kapelle.comparison import plot
 
-    say(str(plot(arguments.results, arguments.output, against=arguments.against, seed=arguments.seed)))
+    drawn = plot(
+        arguments.results,
+        arguments.output,
+        against=arguments.against,
+        metric=arguments.metric,
+        seed=arguments.seed,
+    )
+    say(str(drawn))
     return 0

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from kapelle.comparison.results import FORMATS, MISSING, can_draw, figure_file
-from kapelle.errors import ConfigError, DataError, OutputError
+from kapelle.errors import ConfigError, DataError, OutputError, did_you_mean
 from kapelle.metrics.statistics import (
     Interval,
     interquartile_mean,
@@ -86,11 +86,14 @@ class Plotted:
 
     files: tuple[Path, ...]
     measures: tuple[Summarised, ...]
+    notes: tuple[str, ...] = ()
+    """What was drawn in place of what was asked for, and what a mean over tasks means."""
 
     def __str__(self) -> str:
         """Return the numbers, and where the figure is."""
         few = any(count < 3 for each in self.measures for count in each.runs.values())
         note = ["An interval over fewer than three runs says nothing about other seeds."] if few else []
+        note = [*self.notes, *note]
         return "\n".join([*map(str, self.measures), *note, f"figure: {', '.join(map(str, self.files))}"])
 
 
@@ -99,12 +102,14 @@ def plot(
     output: str | Path | Sequence[str | Path],
     *,
     against: Against = "tokens",
+    metric: str | None = None,
     seed: int = 0,
 ) -> Plotted:
     """Draw the figure of `results` into `output`, whose ending says the format (.pdf, .png, .svg), and return its numbers.
 
     `results` are files of `kapelle compare` (`compare.json`, or its folder), each a task, or of `kapelle eval --output`, each a run;
     `LABEL=FILE` names the team of an evaluation. `against` is what curves are drawn over: tokens sampled to train, or steps.
+    `metric` is what is drawn: `success`, `return` or `return/SEAT`; by default the success, or the returns of one task that has none.
     `seed` draws the bootstrap. Contenders with runs on some tasks only are left out of the first two panels. Raises ConfigError for
     what cannot be drawn or written, DataError for a file that holds something else.
     """
@@ -117,7 +122,8 @@ def plot(
             raise ConfigError(f"--output {path}: end its name with .pdf, .png or .svg.")
     if against not in ("tokens", "step"):
         raise ConfigError(f"Curves are drawn over `tokens` or `step`, not over {against!r}.")
-    found = summarise(read_scores(given), against, seed)
+    runs = read_scores(given)
+    found = summarise(runs, against, seed, metric)
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +131,7 @@ def plot(
     except OSError as error:
         where = error.filename or paths[0]
         raise OutputError(f"{where} cannot be written: {error.strerror}. Name another --output.") from error
-    return Plotted(paths, found)
+    return Plotted(paths, found, _measures(runs, metric)[1])
 
 
 # -------- What is read
@@ -207,18 +213,43 @@ def _scores(row: Mapping[str, Any], *, apart: bool) -> dict[str, float]:
 # -------- What is computed
 
 
-def summarise(runs: Sequence[ScoredRun], against: Against, seed: int) -> tuple[Summarised, ...]:
-    """Return the numbers of each measure that is drawn: success where there is one, else returns."""
-    names = list(dict.fromkeys(name for run in runs for name in run.final))
-    measures = ["success"] if "success" in names else names
-    if not measures:
+def summarise(
+    runs: Sequence[ScoredRun], against: Against, seed: int, metric: str | None = None
+) -> tuple[Summarised, ...]:
+    """Return the numbers of each measure that is drawn: the `metric`, or else success where there is one, else returns."""
+    measures, _ = _measures(runs, metric)
+    return tuple(_summarised(measure, runs, _tasks(runs), against, seed) for measure in measures)
+
+
+def _tasks(runs: Sequence[ScoredRun]) -> list[str]:
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str], tuple[str, ...]]:
+    """Return the measures that are drawn, the success where there is one, and what to say of the choice."""
+    names, tasks = list(dict.fromkeys(name for run in runs for name in run.final)), _tasks(runs)
+    if not names:
         raise DataError("These results hold neither a success nor a return.")
-    tasks = list(dict.fromkeys(run.task for run in runs))
+    notes = []
+    if metric == "success" and metric not in names and "return" in names:
+        notes.append("None of these runs has a success, so their returns are drawn.")
+        metric = "return"
+    if metric is not None and metric not in names:
+        known = ", ".join(f"`{name}`" for name in names)
+        raise ConfigError(f"--metric {metric}: these results have {known}.{did_you_mean(metric, names)}")
+    measures = [metric] if metric is not None else ["success"] if "success" in names else names
     if len(tasks) > 1 and measures != ["success"]:
-        raise ConfigError(
-            f"Returns of several tasks ({', '.join(tasks)}) have different units, so no mean is taken over them. Draw each by itself."
+        if metric is None:
+            named = "return" if "return" in names else names[0]
+            raise ConfigError(
+                f"Returns of several tasks ({', '.join(tasks)}) have different units, so no mean is taken over them unasked. Draw each by "
+                f"itself, or take the mean as it is: --metric {named}."
+            )
+        notes.append(
+            f"The mean of returns of several tasks ({', '.join(tasks)}) weighs those with larger returns more. Probabilities of "
+            "improvement compare runs of one task, and do not depend on its unit."
         )
-    return tuple(_summarised(measure, runs, tasks, against, seed) for measure in measures)
+    return measures, tuple(notes)
 
 
 def _summarised(
@@ -238,7 +269,14 @@ def _summarised(
     }
     table = {label: strata for label, strata in table.items() if all(strata)}
     if not table:
-        raise DataError(f"No contender has a {measure} on each of {', '.join(tasks)}.")
+        others = sorted({name for run in runs for name in run.final} - {measure})
+        known = ", ".join(
+            f"--metric {name}"
+            for name in others
+            if set(tasks) == {run.task for run in runs if name in run.final}
+        )
+        instead = f" All have what {known} draws." if known else " Draw each by itself."
+        raise DataError(f"No contender has a {measure} on each of {', '.join(tasks)}.{instead}")
 
     def mean(strata: Sequence[Sequence[float]]) -> float:
         return interquartile_mean([value for values in strata for value in values])
