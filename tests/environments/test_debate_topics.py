@@ -14,10 +14,13 @@ from kapelle.conformance import conform
 from kapelle.engines.rollout.judge import ask_engine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import environment_class
+from kapelle.environment import FrozenModel, environment_class
 from kapelle.environments.debate_topics import DebateTopics
-from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.judge import JudgeEndpoint, ask_endpoint
+from kapelle.errors import ConfigError, DataError, EpisodeError, TrainingHalted
+from kapelle.grading.asking import EndpointJudge
+from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import resolve
 from kapelle.types import Message, Task
 from kapelle.workflows.parallel import Parallel
 
@@ -122,6 +125,51 @@ async def test_a_judge_that_prefers_a_place_finds_nobody_better() -> None:
     environment = DebateTopics(rounds=1).judged_by(ask_engine(ScriptedEngine({"j": first}), "j"))
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert episode.rewards == {"ada": 0.5, "ben": 0.5}
+
+
+async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[Message]] = []
+
+    def ask_endpoint(judge: JudgeEndpoint) -> Ask:
+        engine = ScriptedEngine({"j": verdict("fun")})
+
+        async def ask(messages: Sequence[Message]) -> str:
+            asked.append(messages)
+            return await ask_engine(engine, "j")(messages)
+
+        return ask
+
+    monkeypatch.setattr("kapelle.environments.judged.ask_endpoint", ask_endpoint)
+    server = {"endpoint": "http://judge/v1", "model": "big", "cache": str(tmp_path / "verdicts.jsonl")}
+    environment = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 2}})
+    speeches = {"ada": lines(GOOD), "ben": lines("Zoos are fun.")}
+    for _ in range(2):
+        assert (await debate(environment, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
+    assert len(asked) == 2, "each order once"
+    assert environment.costs() == {"judge/calls": 2.0, "judge/cached": 2.0, "judge/ungraded": 0.0}
+    again = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 1}})
+    assert (await debate(again, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
+    assert len(asked) == 2, "a resumed run repeats its verdicts"
+    with pytest.raises(TrainingHalted, match=r"`judge.budget` allows"):
+        await debate(again, {"ada": lines("A new speech."), "ben": lines("Zoos are fun.")})
+    one = JudgeEndpoint(endpoint="http://judge/v1", model="big")
+    assert DebateTopics.model_validate({"judge": one}) == DebateTopics(
+        judge=EndpointJudge(**one.model_dump())
+    )
+    near = DebateTopics.model_validate({"judge": {"path": "embedded", "max_tokens": 9}})
+    assert near.frozen_models == [FrozenModel("embedded", 9)]
+    with pytest.raises(ConfigError, match="this process has none"):
+        near.start(near.task("train", 0), ("ada", "ben"), 0)
+    settings = {
+        "environment": near,
+        "workflow": {"name": "play"},
+        "algorithm": {"name": "grpo"},
+        "team": {"agents": 2},
+    }
+    with pytest.raises(ConfigError, match="Set it to 0, or name an endpoint"):
+        prepare(resolve({**settings, "episode": {"environment_workers": 1}}))
 
 
 async def test_a_judge_without_a_verdict_makes_a_failed_episode() -> None:

@@ -13,14 +13,25 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from kapelle.environment import Alive, Opposed, Outcome, Scripted
+from kapelle.environment import (
+    Alive,
+    AsksModels,
+    CountsCosts,
+    FrozenModel,
+    ModelsInPlace,
+    Opposed,
+    Outcome,
+    Scripted,
+)
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.judged import Judges
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
+from kapelle.grading.asking import Asking, EndpointJudge, ModelJudge
 from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
 from kapelle.grading.text.argument import score_argument
 from kapelle.settings.base import Settings
@@ -75,7 +86,12 @@ MOTIONS = (
 Reward = Literal["score", "win", "zero_sum"]
 
 
-class DebateTopics(Settings, Alive, Opposed, Scripted):
+def _limited(judge: object) -> object:
+    """Let a `JudgeEndpoint` of Python be one without limits."""
+    return judge.model_dump() if type(judge) is JudgeEndpoint else judge
+
+
+class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"
@@ -90,9 +106,11 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
     reward: Reward = "win"
     """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: what winners gain the losers
     lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
-    judge: Literal["rules"] | JudgeEndpoint = "rules"
-    """`rules`, or an endpoint whose model judges; in Python also any engine, with `judged_by`."""
+    judge: Literal["rules"] | Annotated[EndpointJudge | ModelJudge, BeforeValidator(_limited)] = "rules"
+    """`rules`, an endpoint whose model judges (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
+    and `concurrency`; in Python also any engine, with `judged_by`."""
     _ask: Ask | None = PrivateAttr(default=None)
+    _judges: Judges = PrivateAttr(default_factory=Judges)
 
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
@@ -105,6 +123,27 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
         copy = self.model_copy()
         copy._ask = ask  # noqa: SLF001 - its own class
         return copy
+
+    @property
+    def frozen_models(self) -> Sequence[FrozenModel]:
+        """The judge where it is a model in this process."""
+        if self._ask is not None or not isinstance(self.judge, ModelJudge):
+            return []
+        return [FrozenModel(self.judge.path, self.judge.max_tokens)]
+
+    def asking(self, models: ModelsInPlace) -> DebateTopics:
+        """Return the same debates before this model."""
+        copy = self.model_copy()
+        copy._judges = Judges(None, models)  # noqa: SLF001 - its own class
+        return copy
+
+    def release_models(self) -> None:
+        """Free the judge in this process."""
+        self._judges.close()
+
+    def costs(self) -> Mapping[str, float]:
+        """Return how often the judge was asked, was spared the question, and gave no verdict."""
+        return self._judges.costs()
 
     @property
     def constant_sum(self) -> bool:
@@ -154,8 +193,8 @@ class DebateTopics(Settings, Alive, Opposed, Scripted):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateWorld:
         """Open the debate of one motion."""
         ask = self._ask
-        if ask is None and isinstance(self.judge, JudgeEndpoint):
-            ask = ask_endpoint(self.judge)
+        if ask is None and not isinstance(self.judge, str):
+            ask = self._judges.of(self.judge)
         return DebateWorld(self, task, agents, ask)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
@@ -242,6 +281,8 @@ class DebateWorld(BaseWorld):
             texts = ["\n\n".join(self._texts(side)) for side in (one, other)]
             grade = await judge_pair(self._ask, f"Who argues better on: {self.task.question}", *texts)
             if grade.status == "ungraded":
+                if isinstance(self._ask, Asking):
+                    self._ask.ungraded += 1
                 raise EpisodeError(f"The judge gave up on {one} against {other}: {grade.explanation}")
             points[one].append(grade.score)
             # What is left for the other text: nothing for one that is empty too.

@@ -19,8 +19,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
 
-from kapelle.grading.asking import EndpointJudge, ModelJudge
-from kapelle.grading.judge import CRITERION
+from kapelle.environment import FrozenModel, ModelsInPlace
+from kapelle.errors import ConfigError
+from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
+from kapelle.grading.judge import CRITERION, Ask, ask_endpoint
 from kapelle.settings.base import Settings
 from kapelle.types import Json
 
@@ -86,3 +88,53 @@ class Ranking(Settings):
 def shown(value: Json) -> str | None:
     """Return a column's value as a judge reads it; None where a row has none."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+class Judges:
+    """Whom an environment asks: each judge of its settings once, so that all who ask it share its replies and its budget."""
+
+    def __init__(self, ask: Ask | None = None, models: ModelsInPlace | None = None) -> None:
+        """Ask `ask` in the place of every judge, or frozen models among `models`."""
+        self._ask, self._models = ask, models
+        self._asked: dict[AnyJudge, Asking] = {}
+        self._told: dict[str, float] = {}
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the same are asked: what was asked so far makes no difference, as settings that hold this are compared."""
+        return isinstance(other, Judges) and (self._ask, self._models) == (other._ask, other._models)
+
+    def __hash__(self) -> int:
+        return hash((self._ask, self._models))
+
+    def of(self, judge: AnyJudge) -> Asking:
+        """Return who is asked for a judge; DataError for a `cache` that cannot be read or written."""
+        if judge not in self._asked:
+            if self._ask is not None:
+                ask = self._ask
+            elif isinstance(judge, EndpointJudge):
+                ask = ask_endpoint(judge)
+            elif self._models is None:
+                raise ConfigError(
+                    f"The judge '{judge.path}' is a model of the process that plays, and this process has none. Name an endpoint."
+                )
+            else:
+                ask = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
+            self._asked[judge] = Asking(judge, ask)
+        return self._asked[judge]
+
+    def close(self) -> None:
+        """Free the frozen models."""
+        if self._models is not None:
+            self._models.close()
+
+    def costs(self) -> Mapping[str, float]:
+        """Return how often judges were asked, were spared the question, and gave no verdict, since the last call."""
+        every = self._asked.values()
+        now = {
+            "judge/calls": float(sum(each.calls for each in every)),
+            "judge/cached": float(sum(each.cached for each in every)),
+            "judge/ungraded": float(sum(each.ungraded for each in every)),
+        }
+        row = {name: count - self._told.get(name, 0.0) for name, count in now.items()}
+        self._told = now
+        return row if every else {}

@@ -47,12 +47,12 @@ from kapelle.environments.data.source import (
     system_in,
     usable,
 )
-from kapelle.environments.judged import Ranking, Rubric, shown
+from kapelle.environments.judged import Judges, Ranking, Rubric, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.errors import AbsentCode, ConfigError, DataError, EpisodeError, did_you_mean, need_known
-from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
-from kapelle.grading.judge import Ask, ask_endpoint, judge_attempts, judge_rubric
+from kapelle.grading.asking import Asking, ModelJudge
+from kapelle.grading.judge import Ask, judge_attempts, judge_rubric
 from kapelle.metrics.definitions import FAILED, PAID_BY
 from kapelle.metrics.statistics import finite
 from kapelle.models.adapters import base_and_adapter, read_lora
@@ -290,9 +290,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
     _ask: Ask | None = PrivateAttr(default=None)
-    _models: ModelsInPlace | None = PrivateAttr(default=None)
-    _asked: dict[AnyJudge, Asking] = PrivateAttr(default_factory=dict)
-    _told: dict[str, float] = PrivateAttr(default_factory=dict)
+    _judges: Judges = PrivateAttr(default_factory=Judges)
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -315,7 +313,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     def judged_by(self, ask: Ask) -> Rewarded:
         """Return the same rows before a judge of yours, in the place of all that the settings name."""
         copy = self.model_copy()
-        copy._ask, copy._asked = ask, {}  # noqa: SLF001 - its own class
+        copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
         return copy
 
     @property
@@ -332,13 +330,12 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     def asking(self, models: ModelsInPlace) -> Rewarded:
         """Return the same rows, whose judges in this process are these models."""
         copy = self.model_copy()
-        copy._models, copy._asked = models, {}  # noqa: SLF001 - its own class
+        copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
         return copy
 
     def release_models(self) -> None:
         """Free the judges in this process."""
-        if self._models is not None:
-            self._models.close()
+        self._judges.close()
 
     @property
     def in_memory(self) -> Sequence[str]:
@@ -678,29 +675,11 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
 
     def judge_of(self, reward: Rubric | Ranking) -> Asking:
         """Return whom a reward asks: one for all rewards with the same judge, so that they share its budget."""
-        judge = reward.judge
-        if judge not in self._asked:
-            if self._ask is not None:
-                ask = self._ask
-            elif isinstance(judge, EndpointJudge):
-                ask = ask_endpoint(judge)
-            else:
-                assert self._models is not None, "whoever plays gives the models"
-                ask = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
-            self._asked[judge] = Asking(judge, ask)
-        return self._asked[judge]
+        return self._judges.of(reward.judge)
 
     def costs(self) -> Mapping[str, float]:
         """Return how often judges were asked, were spared the question, and gave no verdict."""
-        every = self._asked.values()
-        now = {
-            "judge/calls": float(sum(each.calls for each in every)),
-            "judge/cached": float(sum(each.cached for each in every)),
-            "judge/ungraded": float(sum(each.ungraded for each in every)),
-        }
-        row = {name: count - self._told.get(name, 0.0) for name, count in now.items()}
-        self._told = now
-        return row if every else {}
+        return self._judges.costs()
 
 
 UNSCORED = "unscored"

@@ -118,6 +118,12 @@ def check_run(
                 f"The test set `evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process, which only the run's "
                 "own environment can have. Name an endpoint as its judge."
             )
+    models = environment.frozen_models if offers(environment, AsksModels) else ()
+    if config.episode.environment_workers and models and not offers(environment, PaysEpisodes):
+        raise ConfigError(
+            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process, and with "
+            "`episode.environment_workers` they are in others. Set it to 0, or name an endpoint as the judge."
+        )
     if training and not elsewhere and offers(environment, PlayedFromOutside):
         with noting(absent):
             environment.check_server()
