@@ -213,6 +213,12 @@ class TestNash:
         for one, other in zip(meta_strategy([first, -first], "nash"), ([2 / 5, 3 / 5],) * 2, strict=True):
             assert one == pytest.approx(other, abs=1e-9)
 
+    def test_what_nobody_plays_binds_too(self) -> None:
+        """Nothing is at stake in the first column; the second, which is not played, asks p₁ ≥ p₂ + p₃."""
+        first = np.array([[0.0, 1.0], [0.0, -1.0], [0.0, -1.0]])
+        found, _ = meta_strategy([first, -first], "nash")
+        assert found == pytest.approx([1 / 2, 1 / 4, 1 / 4], abs=1e-7)
+
     @pytest.mark.parametrize(
         ("table", "first", "second"),
         [
@@ -238,6 +244,18 @@ class TestNash:
         p, q = meta_strategy([first, other], "nash")
         assert (first @ q).max() - p @ first @ q < 1e-8
         assert (p @ other).max() - p @ other @ q < 1e-8
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_members_that_play_nearly_alike_hide_no_equilibrium(self, seed: int) -> None:
+        """Rock, paper and scissors nearly pure, and beginners who draw nearly evenly, in payoffs of five digits: who is played is a matter of rounding."""
+        generator = np.random.default_rng(seed)
+        pure = [[0.94, 0.04, 0.02], [0.03, 0.95, 0.02], [0.01, 0.03, 0.96]]
+        members = np.vstack([pure, 1 / 3 + generator.normal(0, 0.03, (1 + seed % 4, 3))])
+        members /= members.sum(1, keepdims=True)
+        table = members @ np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]]) @ members.T
+        table = np.round((table - table.T) / 2, 5)
+        for share in meta_strategy([table, table.T], "nash"):
+            assert (table @ share).max() < 1e-7
 
     @pytest.mark.parametrize("seed", range(10))
     def test_no_equilibrium_is_more_even(self, seed: int) -> None:

@@ -420,15 +420,31 @@ def _most_even(payoffs_AB: Array) -> Array:
     """
     check_packages("scipy")
     import numpy as np
-    from scipy.optimize import minimize
 
     size = float(np.abs(payoffs_AB - payoffs_AB.mean()).max()) or 1.0
     scaled_AB = (payoffs_AB - payoffs_AB.mean()) / size
-    share_A, slack_B, value = _reach(scaled_AB)
-    share_B, slack_A, _ = _reach(-scaled_AB.T)
-    # One of the two is 0 but for rounding, in which their product is about 1e-9.
-    rows, columns = share_A > slack_A, share_B > slack_B
-    excess_RB = scaled_AB[rows] - value
+    share_A, slack_B, value, middle_A = _reach(scaled_AB)
+    share_B, slack_A, _, _ = _reach(-scaled_AB.T)
+    # Of a row's share and its slack one is 0 but for rounding, in which their product is about 1e-9. Where a row is played
+    # alike with others within a millionth, both are small; it is left out if with it no strategy holds what the game is worth.
+    for sure in (1.0, 1e3, 1e6):
+        rows, columns = share_A > sure * slack_A, share_B > sure * slack_B
+        if rows.any() and columns.any():
+            found_A = _most_even_on(scaled_AB - value, rows, columns)
+            if (found_A @ scaled_AB).min() >= value - 1e-8:
+                return found_A
+    return middle_A
+
+
+def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> Array:
+    """Return the strategy of the highest entropy on `rows` that concedes nothing to any column, and nothing more to `columns`.
+
+    `excess_AB`: payoffs above the value of the game.
+    """
+    import numpy as np
+    from scipy.optimize import minimize
+
+    excess_RB = excess_AB[rows]
 
     def shares(price_B: Array) -> Array:
         weight_R = excess_RB @ price_B
@@ -470,33 +486,37 @@ def _most_even(payoffs_AB: Array) -> Array:
     return found_A
 
 
-def _reach(payoffs_AB: Array) -> tuple[Array, Array, float]:
-    """Return, over all equilibrium strategies of the rows, each row's largest share and each column's largest excess, and the value.
+def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
+    """Return, over all equilibrium strategies of the rows, each row's largest share and each column's largest excess, the value, and a strategy in their midst.
 
     A zero-sum table of the rows' payoffs, of a size of about 1.
     """
     import numpy as np
     from scipy.optimize import linprog
 
-    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
     A, B = payoffs_AB.shape
     # Variables: the rows' shares, and the value that every column concedes.
-    limits = {
-        "A_ub": np.hstack([-payoffs_AB.T, np.ones((B, 1))]), "b_ub": np.zeros(B),
-        "A_eq": np.append(np.ones(A), 0.0)[None, :], "b_eq": [1.0], "options": tight,
-    }  # fmt: skip
-    best = linprog(np.append(np.zeros(A), -1.0), bounds=[(0, 1)] * A + [(None, None)], **limits)
+    best = linprog(
+        np.append(np.zeros(A), -1.0), A_ub=np.hstack([-payoffs_AB.T, np.ones((B, 1))]), b_ub=np.zeros(B),
+        A_eq=np.append(np.ones(A), 0.0)[None, :], b_eq=[1.0], bounds=[(0, 1)] * A + [(None, None)], options=options,
+    )  # fmt: skip
     assert best.success, f"every finite table has a value: {best.message}"
     value = float(best.x[-1])
-    at_value = [(0, 1)] * A + [(value - 1e-9, value)]
-    share_A, excess_B = best.x[:A], best.x[:A] @ payoffs_AB - value
+    share_A = best.x[:A].copy()
+    excess_B, known = share_A @ payoffs_AB - value, [best.x[:A]]
     for reached, goals in ((share_A, np.eye(A)), (excess_B, payoffs_AB.T)):
         for k in np.flatnonzero(reached < 1e-3):
-            most = linprog(np.append(-goals[k], 0.0), bounds=at_value, **limits)
-            if most.success:
-                np.maximum(share_A, most.x[:A], out=share_A)
-                np.maximum(excess_B, most.x[:A] @ payoffs_AB - value, out=excess_B)
-    return share_A, excess_B, value
+            most = linprog(
+                -goals[k], A_ub=-payoffs_AB.T, b_ub=np.full(B, 1e-9 - value), A_eq=np.ones((1, A)), b_eq=[1.0],
+                bounds=(0, 1), options=options,
+            )  # fmt: skip
+            if most.success and (most.x @ payoffs_AB).min() > value - 2e-9:
+                np.maximum(share_A, most.x, out=share_A)
+                np.maximum(excess_B, most.x @ payoffs_AB - value, out=excess_B)
+                known.append(most.x)
+    middle_A = np.maximum(np.mean(known, axis=0), 0.0)
+    return share_A, excess_B, value, middle_A / middle_A.sum()
 
 
 def _best_equilibrium(table: Array) -> list[Array]:
