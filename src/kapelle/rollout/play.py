@@ -107,6 +107,8 @@ class Play:
     """What is kept of a conversation that no longer fits; None lets its episode fail."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
     """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
+    run: str = field(default="", compare=False)
+    """The run's name, by which outside programs may call the team; empty where there is none."""
 
     one_seat: bool = field(init=False, compare=False)
     """Whether the environment's worlds take one text a move (`OneSeat`); asked once, since every episode needs it."""
@@ -164,6 +166,7 @@ def make_play(
         ranks=ranks,
         workers=workers,
         compaction=config.episode.compaction,
+        run=config.name,
     )
 
 

@@ -82,9 +82,9 @@ def session(client: OpenAI, task: dict[str, Any]) -> OpenAI:
     return client.with_options(default_headers={"x-kapelle-session": task["session"]})
 
 
-def say(client: OpenAI, agent: str, messages: list[Any]) -> Any:
+def say(client: OpenAI, agent: str, messages: list[Any], of: str = "team") -> Any:
     """Ask with settings of the program's own; the recipe's are what training needs."""
-    said = client.chat.completions.create(model=f"team/{agent}", messages=messages, temperature=0.1, seed=3)
+    said = client.chat.completions.create(model=f"{of}/{agent}", messages=messages, temperature=0.1, seed=3)
     messages.append(said.choices[0].message.model_dump(exclude_none=True))
     return said
 
@@ -102,6 +102,7 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
             own,
             "coder",
             [{"role": "system", "content": "Code."}, {"role": "user", "content": plan[-1]["content"] or "?"}],
+            of="sums",  # the run's name, by which it is served later
         )
         plan.append({"role": "user", "content": "again"})
         last = say(own, "planner", plan).choices[0].message.content or ""
@@ -110,7 +111,7 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
 
     watching = Watching()
     steps: list[Step] = []
-    with trainer(watching) as made, programs(watching.url, play) as wrong:
+    with trainer(watching, name="sums") as made, programs(watching.url, play) as wrong:
         steps = list(made.steps())
         made.close()
     assert [getattr(error, "status_code", error) for error in wrong] == [410, 410], "training is over"

@@ -75,7 +75,7 @@ def serve_outside(
     limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
     # Of several agents a program names the one that it means: a guess would train the wrong one.
     alone = play.team.names[0] if len(play.team.names) == 1 else None
-    service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone)
+    service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone, play.run)
     # An open connection shows that a program lives, so the server keeps those that a program may still use.
     idle = play.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)

@@ -162,13 +162,17 @@ class PolicyService:
         started: int,
         recorder: Recorder | None = None,
         spokesman: str | None = None,
+        run: str = "",
     ) -> None:
         """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds.
+
+        In training, where every team has one name, `run` is a second one: the run's, by which the team is known where it is served.
 
         Of a team that outside programs play, which has no workflow here, `spokesman` is the agent that answers calls of the team.
         """
         self.name, self.limits = name, limits
         self._spokesman = spokesman
+        self._run = run.replace("/", "-") or name
         self.under_way = 0
         """How many answers are being made; used by one thread."""
         self._agents = agents
@@ -330,9 +334,9 @@ class PolicyService:
         return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.play.team.names)]
 
     def _known(self, model: str) -> str:
-        """Return one of `names` for what a caller calls it: an agent's own name will do, and `team` for the team, as in training."""
-        called = self.name if model == ANY_TEAM else f"{self.name}/{own_name(model, self.name)}"
-        for name in (model, called):
+        """Return one of `names` for what a caller calls it: an agent's own name will do, and `team` or the run's name for the team."""
+        agent = f"{self.name}/{own_name(own_name(model, self.name), self._run)}"
+        for name in (model, agent, self.name if model in (ANY_TEAM, self._run) else ""):
             if name in self.names:
                 return name
         hint = did_you_mean(model[:200], [*self.names, *self._agents.play.team.names])
