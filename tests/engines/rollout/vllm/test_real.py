@@ -48,7 +48,7 @@ from kapelle.models.weights import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.constraints import forced_call
 from kapelle.settings.schema import ModelConfig
-from kapelle.setup.recipe import resolve
+from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message, Sampling
 
@@ -307,6 +307,41 @@ def test_a_league_plays_past_selves_as_adapters(tmp_path: Path) -> None:
         again = frozen_copy(second.engine.weights("player"))
     for name, weights in expected.items():
         torch.testing.assert_close(again[name], weights)
+
+
+KUHN = [
+    "model.embedded.heads=2",  # vLLM computes none below 32 on a CPU
+    "model.embedded.kv_heads=1",
+    "warmup.steps=20",
+    "warmup.demonstrations=80",
+    "training.steps=2",
+    "training.tasks_per_step=16",
+    "evaluation.problems=4",
+    "league.enter.every=1",
+    "league.members={base: frozen}",
+    "team.sampling.choices=legal",
+    "engine.name=vllm",
+    "engine.kv_gib=0.05",
+]
+
+
+@pytest.mark.parametrize("server", ["", "start"], ids=["in process", "server"])
+def test_the_recipe_of_a_league_is_played(server: str) -> None:
+    """Poker against past selves and the frozen base, in legal moves; on a server that the run starts too."""
+    settings = [*KUHN, f"engine.server={server or chr(39) * 2}"]
+    said: dict[str, set[str]] = {}
+    with Trainer(load_recipe("kuhn_league", settings=settings).config) as trainer:
+        for step in trainer.steps():
+            for group in step.groups:
+                for turn in (turn for episode in group.episodes for turn in episode.turns):
+                    cast = group.task.cast.get(turn.agent)
+                    assert turn.trained == (cast is None)
+                    said.setdefault(cast.player if cast else "player", set()).add(turn.weights_hash)
+            assert max(step.metrics["parity/max"], step.metrics["league/parity"]) <= 1e-4
+            assert step.metrics["league/invalid"] == 0
+    assert {"player", "base"} < said.keys()
+    assert all(len(hashes) == 1 for name, hashes in said.items() if name != "player")
+    assert len(said["player"]) == 2
 
 
 def test_parity_stops_a_league_whose_base_meets_adapters_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

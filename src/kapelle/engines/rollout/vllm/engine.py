@@ -443,6 +443,8 @@ def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseM
         for policy in policies
         if policy.trained
     ]
+    config = model.model.config.get_text_config()
+    head_size = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
     return BaseModel(
         path,
         next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
@@ -451,6 +453,7 @@ def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseM
         len(loras),
         max((lora.rank for lora in loras), default=0),
         kept_free=3 * 4 * sum(tensor.numel() for each in learning for tensor in each.values()),
+        head_size=head_size,
     )
 
 

@@ -36,6 +36,9 @@ ENVIRONMENT = {
 WORKER = "kapelle.engines.rollout.vllm.worker.TakesWeights"
 """What vLLM's workers inherit from."""
 
+SMALLEST_HEAD = 32
+"""Size of the smallest attention heads that vLLM computes on a CPU; it starts with smaller ones and fails at the first row."""
+
 OF_FREE = 0.9
 """Share of a GPU's free memory that vLLM's models may take together, weights and KV cache."""
 
@@ -97,6 +100,8 @@ class BaseModel:
     """GPUs on which the trainer's models lie."""
     kept_free: int = 0
     """Bytes of a device that the trainer has not taken yet and will: gradients and moments of what learns."""
+    head_size: int = SMALLEST_HEAD
+    """Of its attention."""
 
 
 class VllmModel:
@@ -147,10 +152,11 @@ def start_in_process(
     """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    given = arguments(kv_gib, max_rows, options, about)
     # Random generators and torch's threads are left as they are here.
     drawn, threads, setter = capture_random(), torch.get_num_threads(), torch.set_num_threads
     try:
-        return InProcess(arguments(kv_gib, max_rows, options, about), about)
+        return InProcess(given, about)
     except Exception as error:
         raise EngineError(
             f"vLLM did not start on '{about.path}': {error}. Arguments of vLLM's own can be given as `engine.options`."
@@ -164,7 +170,15 @@ def start_in_process(
 def arguments(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> dict[str, Any]:
-    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes what is free on a GPU."""
+    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes what is free on a GPU.
+
+    EngineError for a model or adapters that vLLM does not compute here.
+    """
+    if about.head_size < SMALLEST_HEAD and not torch.cuda.is_available():
+        raise EngineError(
+            f"The model '{about.path}' has attention heads of {about.head_size}, and vLLM computes none below {SMALLEST_HEAD} on a CPU. Sample without "
+            "`engine`, or give the model fewer heads: `model.embedded: {hidden: 64, heads: 2, kv_heads: 1}`."
+        )
     room: dict[str, Any] = {"kv_cache_memory_bytes": int((kv_gib or KV_GIB) * 2**30)}
     if kv_gib is None and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
