@@ -191,6 +191,10 @@ def train(
             raise ConfigError(
                 f"`reward` has no function for '{unpaid[0]}', which could not learn. Give it one, or add one for '{TEAM}'."
             )
+    if algorithm is None:
+        raise ConfigError(
+            "`algorithm` is None. Name one, such as 'grpo', or give its settings: GRPO(group_size=8)."
+        )
     if isinstance(algorithm, str):
         # Agents with functions of their own keep what they earn, unless settings say otherwise.
         shares = "team_reward" in getattr(algorithm_class(algorithm), "model_fields", {})
@@ -316,6 +320,12 @@ def _environment(
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
     told: Any = success
+    if question_field is not None and not isinstance(question_field, str):
+        raise ConfigError(
+            f"`question_field` is {question_field!r:.40}. Name the column that asks, as a text."
+        )
+    if isinstance(told, float) and not math.isfinite(told):
+        raise ConfigError(f"`success` is {told}. Give a finite number, the least reward of a solved episode.")
     if isinstance(told, bool) or not (
         told is None or callable(told) or isinstance(told, int | float) or ":" in str(told)
     ):
@@ -324,6 +334,11 @@ def _environment(
             "least reward of one that is."
         )
     path, train = _where(dataset, "dataset")
+    if config is not None and (path == IN_MEMORY or Path(path).exists()):
+        raise ConfigError(
+            f"`dataset_config` names a configuration of a data set on the hub, and `dataset` is {'rows' if path == IN_MEMORY else path}. "
+            "Leave it out."
+        )
     share: dict[str, float] = {}
     test_path, test = "none", ()
     if isinstance(eval_dataset, int | float):
@@ -404,7 +419,8 @@ def _rewards(
                 f"A judge in `reward` names the agent '{each.agent}'. Name it as the key instead: `reward={{'{each.agent}': …}}`."
             )
     if weights is not None and not all(
-        isinstance(weight, int | float) and math.isfinite(weight) for weight in _listed(weights)
+        isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight)
+        for weight in _listed(weights)
     ):
         raise ConfigError(
             f"`reward_weights` is {weights!r}. Give one finite number for each reward function."

@@ -145,10 +145,10 @@ class Team:
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
         if not names:
-            raise ConfigError("team.agents is empty. Name at least one agent.")
+            raise ConfigError("`team.agents` is empty. Name at least one agent.")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"team.agents names '{twice[0]}' twice. Give every agent a name of its own.")
+            raise ConfigError(f"`team.agents` names '{twice[0]}' twice. Give every agent a name of its own.")
         for agent, policy in self.policy_of.items():
             if agent not in names:
                 raise ConfigError(

@@ -158,6 +158,8 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
     assert DebateTopics.model_validate({"judge": one}) == DebateTopics(
         judge=EndpointJudge(**one.model_dump())
     )
+    with pytest.raises(ValidationError, match=r"`\{endpoint: …, model: …\}` or"):
+        DebateTopics.model_validate({"judge": "gpt"})
     near = DebateTopics.model_validate({"judge": {"path": "embedded", "max_tokens": 9}})
     assert near.frozen_models == [FrozenModel("embedded", 9)]
     with pytest.raises(ConfigError, match="this process has none"):

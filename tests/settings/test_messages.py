@@ -48,6 +48,8 @@ def said(text: str, folder: Path) -> str:
         ("team:\n  agents:\n   - name: a\n  - name: b\n", "Recipe r.yaml is not YAML: line 4 (`- name: b`): a `-` that is not below the others of its list; give them the same indentation"),
         ("a:\n  prompt: Question: what\n", "Recipe r.yaml is not YAML: line 2 (`prompt: Question: what`): a `:` where no key can stand. Quote a text that holds `: `, and write `key: value` with a space"),
         ("name: 'a\nteam: {}\n", "Recipe r.yaml is not YAML: line 1 (`name: 'a`): a quotation mark or bracket is never closed"),
+        ("seed: 1\n---\nseed: 2\n", "Recipe r.yaml is not YAML: line 2 (`---`): a second document begins here; keep one, without `---` between them"),
+        (REST.replace("solo", "null"), "The recipe has no `workflow.name`. Add `workflow: {name: …}`."),
         ("algorithm: {name: grpo}\nseed: 1\nalgorithm: {name: rloo}\n", "Recipe r.yaml is not YAML: `algorithm` stands twice in one mapping, in line 1 and in line 3; keep one"),
         ("environment: {name: 'nomodule:Env'}\n", "The environment 'nomodule:Env' cannot be imported: No module named 'nomodule'. Is its package installed?"),
     ],

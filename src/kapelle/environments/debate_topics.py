@@ -86,8 +86,10 @@ MOTIONS = (
 Reward = Literal["score", "win", "zero_sum"]
 
 
-def _limited(judge: object) -> object:
-    """Let a `JudgeEndpoint` of Python be one without limits."""
+def _judge(judge: object) -> object:
+    """Let a `JudgeEndpoint` of Python be one without limits; ValueError for a name that is not `rules`."""
+    if isinstance(judge, str) and judge != "rules":
+        raise ValueError("it is `rules`, `{endpoint: …, model: …}` or `{path: …}`")
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
@@ -106,7 +108,7 @@ class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
     reward: Reward = "win"
     """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: what winners gain the losers
     lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
-    judge: Literal["rules"] | Annotated[EndpointJudge | ModelJudge, BeforeValidator(_limited)] = "rules"
+    judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
     """`rules`, an endpoint whose model judges (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
     and `concurrency`; in Python also any engine, with `judged_by`."""
     _ask: Ask | None = PrivateAttr(default=None)

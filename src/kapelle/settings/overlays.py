@@ -87,6 +87,7 @@ _PROBLEMS = (
     ),
     ("but found '-'", "a `-` that is not below the others of its list; give them the same indentation"),
     ("expected <block end>", "its indentation fits no line above it; use the same number of spaces"),
+    ("found another document", "a second document begins here; keep one, without `---` between them"),
     ("found unexpected end of stream", "a quotation mark or bracket is never closed"),
 )
 """What the library says, and the same in words for people."""

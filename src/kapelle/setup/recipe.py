@@ -582,7 +582,7 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
         )
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"`{section}` is {given!r}. It is a section: write `{section}: {{name: …}}`.")
-    if given is None or "name" not in given:
+    if given is None or given.get("name") is None:
         recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
         raise ConfigError(f"{recipe} has no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))

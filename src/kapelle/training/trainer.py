@@ -130,10 +130,12 @@ def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) ->
     """Return the engine that was passed; settings of an engine become a section of `said`. ConfigError for anything else."""
     if run_dir is not None and not isinstance(run_dir, str | Path):
         raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
+    if run_dir == "":
+        raise ConfigError("`run_dir` is an empty text. Give the path of a folder, or None to write nothing.")
     missing = [name for name in ("phase", "warmup", "step", "evaluation") if not hasattr(observer, name)]
     if missing:
         raise ConfigError(
-            f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give what `training.observer` describes."
+            f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give what `kapelle.training.observer` describes."
         )
     if isinstance(engine, str | Mapping | Settings):
         said["engine"] = {"name": engine} if isinstance(engine, str) else engine
