@@ -31,7 +31,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_train_engine, load_models, teacher
-from kapelle.setup.problems import untested
+from kapelle.setup.problems import drawn, untested
 from kapelle.team import Team
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import machine, versions
@@ -120,6 +120,7 @@ def train_stage(
 def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
     """Return `count` episodes on training tasks as the script plays them, one in each group.
 
+    A program sees the number of its task, so that of an endless split it gets those that training draws.
     Failed ones are left out; TrainingHalted if none is left.
     """
     environment = play.environment
@@ -130,7 +131,11 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
     left_out = 0
     while len(tasks) < count:
         index = len(tasks) + left_out
-        task = task_of(environment, "train", index if size is None else index % size, played=len(tasks))
+        if size is not None:
+            index %= size
+        elif offers(environment, PlayedFromOutside):
+            index = drawn(config.seed, index)
+        task = task_of(environment, "train", index, played=len(tasks))
         if fits is None or fits(task):
             tasks.append(task)
         elif (left_out := left_out + 1) > REDRAWN * count:

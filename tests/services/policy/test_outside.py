@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -328,6 +329,41 @@ def test_a_warm_up_learns_what_the_teacher_says_in_the_program(
         [step] = made.steps(1)
     said = [turn.text for episode in step.groups[0].episodes for turn in episode.turns]
     assert all(set(text) <= set("coder!") and text.endswith("er!") for text in said), said
+
+
+def numbered(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+    with (Path(os.environ["KAPELLE_CACHE"]) / "shown").open("a") as shown:
+        shown.write(f"{task.data['index']}\n")
+    return "!"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [None, 2])
+def test_demonstrations_are_of_the_tasks_that_training_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int | None
+) -> None:
+    """A program writes the number of its task into its prompts: it is as long in demonstrations as in training."""
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    environment = {
+        "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'none'")],
+        "teacher": "tests.services.policy.test_outside:numbered",
+        "tasks": tasks,
+    }
+    over: dict[str, Any] = {
+        "warmup": {"steps": 1, "demonstrations": 2},
+        "training": {"steps": 1, "tasks_per_step": 2},
+        "team": {
+            "agents": [{"name": "coder"}],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 2},
+        },
+        "algorithm": {"name": "grpo", "group_size": 2},
+    }
+    with trainer(Watching(), environment, **over) as made:
+        [step] = made.steps(1)
+    shown = set(map(int, (tmp_path / "shown").read_text().split()))
+    assert shown == {group.task.data["index"] for group in step.groups}
+    assert (shown == {0, 1}) == (tasks == 2)
 
 
 async def test_sessions_of_programs_that_broke_off_make_room() -> None:
