@@ -6,6 +6,8 @@ kapelle train examples/apps/recipe.yaml environment.command='[python, examples/a
 
 import asyncio
 import os
+from functools import partial
+from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.tools import AgentTool
@@ -13,16 +15,19 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from openai import OpenAI
 
 
-def model(agent: str) -> OpenAIChatCompletionClient:
+def model(agent: str, **more: Any) -> OpenAIChatCompletionClient:
     """Return an agent's model; AutoGen asks what a model can do that it does not know."""
     able = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False}
-    return OpenAIChatCompletionClient(model=f"team/{agent}", model_info={"family": "unknown", **able})
+    return OpenAIChatCompletionClient(model=f"team/{agent}", model_info={"family": "unknown", **able}, **more)
 
+
+calling = model("planner", parallel_tool_calls=False)  # its tool is an agent
+calling.create = partial(calling.create, tool_choice="required")  # it always calls
 
 solver = AssistantAgent("solver", model("solver"), description="Replies.", system_message="Reply.")
 planner = AssistantAgent(
     "planner",
-    model("planner"),
+    calling,
     tools=[AgentTool(solver, return_value_as_last_message=True)],
     system_message="Let reply.",
 )

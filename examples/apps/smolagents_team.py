@@ -12,10 +12,8 @@ from smolagents import OpenAIModel, ToolCallingAgent
 
 
 def agent(name: str, task: str, **more: Any) -> ToolCallingAgent:
-    """Return an agent with a short prompt; its model may answer without a tool call too."""
-    made = ToolCallingAgent(
-        [], OpenAIModel(f"team/{name}", tool_choice="auto"), name=name, max_steps=2, **more
-    )
+    """Return an agent with a short prompt; smolagents forces a call in every step."""
+    made = ToolCallingAgent([], OpenAIModel(f"team/{name}"), name=name, max_steps=2, **more)
     made.prompt_templates["system_prompt"] = task
     return made
 
@@ -25,4 +23,7 @@ planner = agent("planner", "Let reply.", managed_agents=[solver])
 
 if __name__ == "__main__":
     done = planner.run(f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.")
-    OpenAI().post("/reward", body={"reward": float("thanks" in str(done))}, cast_to=object)
+    # Half for what the solver replied, which the planner observed, and half for what the planner made of it.
+    seen = "".join(getattr(step, "observations", None) or "" for step in planner.memory.steps)
+    kind = ("thanks" in seen) / 2 + ("thanks" in str(done)) / 2
+    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)

@@ -13,7 +13,7 @@ from kapelle.types import Message, Task
 ROOT = Path(__file__).parents[2]
 APPS = ROOT / "examples" / "apps"
 ADDED = re.compile(
-    r"team/|OpenAI\(\)|from openai import|set_tracing_disabled\(|model_info|able = |tool_choice|base_url"
+    r"team/|OpenAI\(\)|from openai import|set_tracing_disabled\(|model_info|able = |tool_choice|base_url|partial|parallel_tool_calls"
 )
 """What stands in lines that a user of a framework adds."""
 PROGRAMS = sorted(path.stem.removesuffix("_team") for path in APPS.glob("*_team.py"))

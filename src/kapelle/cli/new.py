@@ -311,10 +311,11 @@ environment:
   command: [python, NAME_.py]
   teacher: "teacher.py:say"   # what a model that has never spoken learns to say first; a pretrained one needs no teacher and no warmup
   port: 0
+  tasks: 24
 workflow: {name: external}
-warmup: {steps: 150, demonstrations: 24}
+warmup: {steps: 100, demonstrations: 24}
 algorithm: {name: m_grpo, group_size: 8}
-optimizer: {lr: 2.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
+optimizer: {lr: 1.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
 training: {steps: 10, tasks_per_step: 4}
 evaluation: {problems: 4, before_and_after: false}
 """
