@@ -20,7 +20,6 @@ from kapelle.models.outline import Outline, adapter_parameters, read_outlines, r
 from kapelle.models.renderer import light_renderer
 from kapelle.planning.workload import PlannedTurn, Workload, workload
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.frozen_models import FROZEN
 from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -29,6 +28,9 @@ from kapelle.team import Agent, Place, Policy, Team, split_scored
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
+
+JUDGE = "judge"
+"""How a plan names a frozen model that the environment asks."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -259,14 +261,14 @@ def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[Planned
     for model in models:
         path, adapter = base_and_adapter(model.path)
         policy = Policy(
-            FROZEN, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
+            JUDGE, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
         )
-        team = Team((Agent(FROZEN),), {FROZEN: policy}, {FROZEN: FROZEN}, {"base": path})
+        team = Team((Agent(JUDGE),), {JUDGE: policy}, {JUDGE: JUDGE}, {"base": path})
         outlines, nf4 = read_outlines(team, config.model), in_four_bits(config, team)
         settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
         shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}
         where = config.model.device or ("cpu" if path == "embedded" else device)
-        turn = PlannedTurn(FROZEN, FROZEN, 1, 1, model.max_tokens, tempered=False)
+        turn = PlannedTurn(JUDGE, JUDGE, 1, 1, model.max_tokens, tempered=False)
         engine = Local()
         yield replace(
             run,
