@@ -20,7 +20,7 @@ E head size, T places of a tail, n blocks of a pool, G most readers of a block, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -714,8 +714,7 @@ class Prefixes:
         for number in range(self._indexed, self._made):
             _, texts = self._pieces.get(number, (None, ()))
             for row, (owner, ids) in enumerate(texts):
-                *_, digest = _digests(ids)
-                self._where[owner, digest] = (number, row)
+                self._where[owner, _digests(ids)[-1]] = (number, row)
         self._indexed = self._made
         if not self._where:
             return None
@@ -740,6 +739,7 @@ class Prefixes:
                 self._keep(kept.chosen(rows), [texts[row] for row in rows])
 
 
-def _digests(ids: Sequence[int]) -> Iterator[int]:
+def _digests(ids: Sequence[int]) -> list[int]:
     """Return a hash of every beginning of a text, shortest first."""
-    return accumulate(ids, lambda digest, token: hash((digest, token)))
+    digest = 0
+    return [digest := hash((digest, token)) for token in ids]
