@@ -390,7 +390,8 @@ def _in_python(found: re.Match[str], arguments: Mapping[str, str], given: Mappin
         return found[0]  # the name of a weight
     if value is not None and value != "…":
         try:
-            value = repr(parse_yaml(value))
+            read = parse_yaml(value)  # an address such as `::` is a text that YAML reads as a mapping
+            value = repr(value if isinstance(read, Mapping) and not value.startswith("{") else read)
         except ValueError:
             value = None
     own = next((key for key in arguments if path == key or path.startswith(f"{key}.")), None)

@@ -41,6 +41,15 @@ def spoiled(samples: list[Sample], learner: str, value: float = math.nan) -> lis
     return with_columns(samples, advantage=columns)
 
 
+def alike(one: TorchTrainEngine, other: TorchTrainEngine, *, exactly: bool) -> None:
+    """In one microbatch with others' rows a product may round a learner's otherwise, as some processors do; alone it is the same to the bit."""
+    if exactly:
+        assert same_bits(one.state(), other.state())
+    for name in "ab":
+        for key, weights in one.weights(name).items():
+            torch.testing.assert_close(weights, other.weights(name)[key], rtol=1e-5, atol=1e-6)
+
+
 class TestNotFinite:
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_it_stops_with_the_learners_name_and_moves_nothing(self, bad: float) -> None:
@@ -61,11 +70,11 @@ class TestNotFinite:
         assert "loss/b" not in metrics
         assert all(math.isfinite(value) for value in metrics.values())
         other.update([s for s in samples if s.learner == "a"], OBJECTIVE)
-        assert same_bits(engine.state(), other.state())
+        alike(engine, other, exactly=budget == 1)
         # And the next step starts from nothing.
         engine.update(ready(engine, "a", "b"), OBJECTIVE)
         other.update(ready(other, "a", "b"), OBJECTIVE)
-        assert same_bits(engine.state(), other.state())
+        alike(engine, other, exactly=budget == 1)
 
     def test_a_learner_whose_tokens_are_all_masked_is_not_moved(self) -> None:
         engine = train_engine(lora_policies("a", "b"), weight_decay=0.1)
