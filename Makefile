@@ -28,6 +28,9 @@ PROGRAMS_VENV := .venv-programs
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# Python keeps what it has compiled, whatever the shell says: hundreds of processes here import the same sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 # How the suite is shared out: one process more than cores (tests/conftest.py), and who has nothing left takes over.
 PARALLEL := -n auto --dist worksteal
 
@@ -43,7 +46,7 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps and not long" $(TESTS)
 
-test-long: $(STAMPS)/test ## run what takes long, and the cases of which `make test` takes a sample (20 minutes on two cores)
+test-long: $(STAMPS)/test ## run what takes long, and the cases of which `make test` takes a sample (30 minutes on two cores)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "long and not vllm and not ranks and not models and not apps" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)

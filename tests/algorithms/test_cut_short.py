@@ -284,6 +284,7 @@ GAMES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "gae"),
     [

@@ -50,7 +50,7 @@ def run_of(name: str) -> dict[str, Any]:
         "algorithm": {"name": name, **SETTINGS.get(name, {"group_size": 2})},
         "training": {"steps": 3, "tasks_per_step": 2},
         "optimizer": {"lr": 1e-2},
-        "evaluation": {"before_and_after": False},
+        "evaluation": {"before_and_after": False, "problems": 8},
         "checkpoint": {"every": 10},
     }
 

@@ -122,6 +122,7 @@ def test_agents_that_read_the_same_are_attempts_at_the_same(words: tuple[Words, 
     assert positive(update("grpo", game, group_size=2, **settings))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -174,6 +175,7 @@ def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how
     assert positive(update(name, game, team_reward=how, **settings))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -334,6 +336,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_pairs_by_hand() -> None:
     assert loss.metrics["verifier_accuracy"][0].item() == 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "lr", "steps"), [("labels", 1e-2, 60), ("pairs", 5e-3, 80)])
 def test_it_learns_to_judge_questions_it_was_never_shown(objective: str, lr: float, steps: int) -> None:

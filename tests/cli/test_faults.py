@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 def test_damaged_files_end_in_one_line_or_are_repaired(kapelle: Kapelle, run: Path, what: str) -> None:

@@ -176,6 +176,7 @@ def recipes_with_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "recipes"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_every_recipe_can_be_played(

@@ -251,6 +251,7 @@ def test_any_other_ends_the_run_with_its_name_and_a_resume_goes_on(
     check_same(folder, undisturbed)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_is_the_run_without_ray_to_the_bit(tmp_path: Path) -> None:
     one = tmp_path / "one"

@@ -330,6 +330,7 @@ def test_stop_strings_end_the_same_rows_as_on_a_cpu(recorder_on: Any) -> None:
     assert any(one.text is not None for one in here), "a stop string ended a row"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
 @pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
 def test_rows_that_join_at_different_times_say_what_they_say_alone(
@@ -432,7 +433,7 @@ def test_a_run_on_two_gpus_goes_on_with_one(
     assert apart(run, whole) == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @two_devices
 @pytest.mark.parametrize("cases", [FEW, SHARDED], ids=["ddp", "fsdp"])
 def test_two_gpus_learn_what_a_cpu_learns(cases: list[Case]) -> None:

@@ -246,6 +246,7 @@ FAULTS = {
 """Each with the check that finds it and what that says."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_is_found_by_its_check(fault: str) -> None:

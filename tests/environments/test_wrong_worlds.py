@@ -301,6 +301,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.out + said.err
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("method", "body", "why"), WORLDS.values(), ids=WORLDS)
 def test_a_wrong_world_is_a_finding(
     method: str,
@@ -314,6 +315,7 @@ def test_a_wrong_world_is_a_finding(
     assert why in refused(words, capsys)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("method", "body", "why"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 def test_a_wrong_environment_is_a_finding(
     method: str,
@@ -463,7 +465,7 @@ NAMES = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}", "int = 3"])
 def test_a_setting_may_have_the_name_of_a_capabilitys_method(

@@ -81,7 +81,7 @@ def covered(players: int, games: int, drawn: float, spread: float) -> float:
     return sum(inside) / len(inside)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", [0.0, 0.3])
 @pytest.mark.parametrize(("players", "games"), [(3, 10), (5, 5), (5, 30), (4, 300)])

@@ -127,6 +127,7 @@ def test_every_field_of_the_installed_peft_is_in_the_table_with_its_default() ->
             assert default in PLAIN[name], name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in MADE.items() for v in values], ids=repr)
 def test_what_peft_makes_is_read_as_peft_computes_it_or_refused_by_name(
@@ -148,6 +149,7 @@ def test_what_peft_makes_is_read_as_peft_computes_it_or_refused_by_name(
         assert float((found - plain).abs().max()) > 0.01, "an adapter that changes nothing shows nothing"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("field", sorted({*FIELDS} - {*TAKEN, *HARMLESS}))
 def test_any_other_value_of_any_other_field_is_refused_by_name(field: str, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ PLANTED = {
 """Imports that break a contract, each as a line of a module."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("contract", "module", "line"), [(name, *each) for name, planted in PLANTED.items() for each in planted]

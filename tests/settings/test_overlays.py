@@ -1,10 +1,12 @@
-"""Short texts of YAML that would take very long are refused at once."""
+"""Texts of YAML are read alike with and without libyaml; short ones that would take very long are refused at once."""
 
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from kapelle.settings.overlays import MOST_DIGITS, MOST_OTHER_KEYS, parse_yaml
+from kapelle.setup.recipe import builtin_recipes
 
 ONE_HASH = 2**61 - 1
 """Whole numbers that differ by this have one hash."""
@@ -27,3 +29,28 @@ def test_what_people_write_stays() -> None:
     text = "1: a\n2.5: b\ntime: 1:30:00\nlong: " + "x" * 10_000
     assert parse_yaml(text) == {1: "a", 2.5: "b", "time": 5400, "long": "x" * 10_000}
     assert len(parse_yaml("\n".join(f"k{number}: 1" for number in range(2000)))) == 2000
+
+
+ODD = [
+    "a:\t1", "\ta: 1", "a: b: c", "a: b\n c: d", "'a':1", "a: @x", "...", "", "a: 1\n---\nb: 2", "x: [1,\n2", '"\\x"', '"\\ud800"', "\ud800",
+    "a: \x00b", "{a:1}", "[http://x, a:b, {c:d}]", "? a\n: b", "a: &x 1\nb: *x", "a: *b", "<<: {a: 1}\nb: 2", "a: !x 1", "a: \u2028b", "\ufeffa: 1",
+    "a: 2024-13-45", "a: 1e-3", "a: yes", "a: 0o7", "a: |\n  x\n   y\n", "a: >-\n\n  x\n", "a: {b: [c, {d: e}]}", "a: [b", "a: 1\na: 2", "[" * 3000, "- " * 100_000,
+]  # fmt: skip
+"""What the two readers of the library see with other eyes, what is no YAML, and what is nested deeply."""
+
+
+def outcome(text: str) -> object:
+    try:
+        return parse_yaml(text)
+    except ValueError as refused:
+        return f"refused: {refused}"
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="this PyYAML was built without libyaml")
+@pytest.mark.parametrize(
+    "text", [*builtin_recipes().values(), *ODD], ids=[*builtin_recipes(), *map(repr, map(len, ODD))]
+)
+def test_libyaml_changes_neither_values_nor_what_is_said(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = outcome(text)
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    assert outcome(text) == quick

@@ -185,6 +185,7 @@ def test_a_built_in_recipe_is_found_by_its_file_too_unless_there_is_one(
 
 
 class TestRerun:
+    @pytest.mark.sample(3)
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [*builtin_recipes()])
     def test_the_resolved_file_gives_the_same_run(self, name: str, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class TestName:
 class TestAnotherEngine:
     """A run that learns by an engine of its own, which keeps its weights where nobody else looks."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "algorithm",

@@ -124,6 +124,7 @@ WRONG_CREDIT: dict[str, tuple[Callable[[dict[TurnKey, Credit]], object], str]] =
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wrong", WRONG_CREDIT, ids=str)
 def test_wrong_credit_is_one_sentence(wrong: str) -> None:
     change, says = WRONG_CREDIT[wrong]

@@ -163,6 +163,7 @@ def test_tokens_that_are_no_text_let_nothing_be_known_too_early() -> None:
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("train", ["lora", "full", "head"])
 @pytest.mark.parametrize("name", ["marft", "ippo"])
 def test_only_what_is_to_learn_learns_and_a_stopped_run_goes_on_alike(

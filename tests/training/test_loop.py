@@ -176,6 +176,7 @@ class TestWhatActedIsWhatLearns:
             }
         assert len({digest for _, digest in published.values()}) == 3
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", [IgnoresAdapters, MixesAdapters, ShiftsLogProbs, ForgetsTemperature])
     def test_an_engine_that_plays_something_else_is_caught_at_the_first_step(

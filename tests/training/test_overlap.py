@@ -86,7 +86,7 @@ class Moment:
         monkeypatch.setattr(SamplingProcess, "ask", asking)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "how"),

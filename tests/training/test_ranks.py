@@ -127,11 +127,13 @@ FROZEN: list[Case] = [
 """All weights train beside frozen copies of them: references for a KL in the loss or in the reward, or for pairs; embedders."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_share_out_what_trains_in_full_and_its_frozen_copies() -> None:
     check(FROZEN[:2], 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> None:
     check(SHARDED, 2)

@@ -56,7 +56,7 @@ def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
     return {part: found[part] for part in ("policies", "metrics", "evaluations", "episodes")}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:

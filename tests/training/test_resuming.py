@@ -154,7 +154,7 @@ def test_no_setting_is_free_without_a_test_or_a_reason() -> None:
     assert found == of_runs | ELSEWHERE
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("key", OTHERWISE)
 def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def weights(trainer: Trainer) -> dict[str, Any]:
     return {name: frozen_copy(each.parameters) for name, each in learners_of(trainer.engine).items()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "tasks",
     [

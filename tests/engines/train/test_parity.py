@@ -360,6 +360,7 @@ class TestFaultsInHalfPrecision:
         assert found["parity/rounded"] == 1
         assert found["parity/max"] > 2 * BOUND
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "other", [{"adapter": "b"}, {"adapter": None}, {"temperature": 0.8}, {"temperature": 0.9}], ids=str
     )
