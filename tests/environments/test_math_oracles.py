@@ -57,7 +57,9 @@ def answered(source: Path, target: Path, answer: str) -> str:
             "deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40, marks=pytest.mark.long
         ),
         ("deepscaler_parts/train_aime.json.gz", "problem", "answer", 975, 10),
-        ("deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40),
+        pytest.param(
+            "deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40, marks=pytest.mark.long
+        ),
     ],
 )
 async def test_gold_answers_pay_and_cheats_do_not(

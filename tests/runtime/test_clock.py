@@ -20,7 +20,7 @@ from kapelle.runtime.clock import SuspendAwareClock, suspend_aware_timeout
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("children_too", [False, True], ids=["the parent", "all"])
 def test_a_pause_beyond_every_limit_fails_nothing_that_is_right(

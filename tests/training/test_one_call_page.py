@@ -39,6 +39,7 @@ def test_the_first_one_learns_and_prints_what_the_page_says(
     assert "step 10/10  reward planner" in "\n".join(said)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_agents_own_function_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

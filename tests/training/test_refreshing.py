@@ -50,6 +50,7 @@ def judge(rank: int = 4) -> TorchTrainEngine:
 class TestLearning:
     """The team says a word that begins with `a` or `b`; once it has found out that `a` pays, it says `a` alone."""
 
+    @pytest.mark.long
     def test_it_learns_to_judge_what_the_team_says_by_now(self) -> None:
         drawn = random.Random(0)
 

@@ -207,8 +207,7 @@ class Recipe:
 
 def to_yaml(config: RunConfig) -> str:
     """Return all settings, defaults included, as YAML."""
-    dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper  # they write the same
-    return yaml.dump(config.model_dump(mode="json"), Dumper=dumper, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def builtin_recipes() -> dict[str, str]:

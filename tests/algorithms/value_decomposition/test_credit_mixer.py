@@ -131,6 +131,7 @@ def size(step: Step, credit: Mapping[TurnKey, Credit], agent: int) -> float:
 class TestWhoDeservesWhat:
     """No word of the step that is judged was fitted on before."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     def test_modelled_credit_ranks_true_contributions(self, settings: type[VDN | QMIX]) -> None:
         step, credit, _ = judged(settings, "modelled")
@@ -148,6 +149,7 @@ class TestWhoDeservesWhat:
         assert share["credit_share/a"] > 2 * share["credit_share/b"] > 3 * share["credit_share/c"]
         assert sum(share[f"credit_share/{agent}"] for agent in "abc") == pytest.approx(1.0)
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     def test_the_difference_ranks_far_better_than_the_return_and_pays_the_lazy_one_far_less(
         self, settings: type[VDN | QMIX]

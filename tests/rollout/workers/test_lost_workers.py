@@ -223,6 +223,7 @@ run_async(watch)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 def test_workers_end_with_a_player_that_is_killed(stopped: bool) -> None:

@@ -153,6 +153,7 @@ def test_tls(torrent: Torrent, tmp_path: Path) -> None:
             httpx.get(f"{served.url.replace('https', 'http')}/good", headers=headers)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("speaks", [True, False])
 def test_a_peer_that_does_not_end_its_side_leaves_no_socket(
     torrent: Torrent, tmp_path: Path, speaks: bool
