@@ -238,7 +238,7 @@ class TestDistributions:
 class TestForms:
     """Completions of a given form, from several adapters and their base."""
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_those_over_what_was_allowed(self, engine: RolloutEngine, way: str) -> None:
         forms = [*EVERY.items(), ("free", None)] * 3

@@ -71,7 +71,7 @@ def finish(url: str) -> None:
         own.post("/reward", body={"reward": 1.0}, cast_to=object)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("client", BEGIN)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_dead_programs_place_is_free_soon(client: str, end: str, play: Play) -> None:

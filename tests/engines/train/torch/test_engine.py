@@ -175,7 +175,6 @@ class TestGradient:
         engine.update(masked, objective())
         assert apart(first_gradient(engine, "a"), expected) < ROUNDING
 
-    @pytest.mark.sample(2)
     @pytest.mark.parametrize("dropout", [0.0, 0.3])
     def test_the_step_is_the_same_for_any_split(self, dropout: float) -> None:
         results = []
