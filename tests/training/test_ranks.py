@@ -100,6 +100,7 @@ FEW: list[Case] = [
     ("dpo", {"training": {"tasks_per_step": 3}}),
     ("qmix", {}),
     ("reinforce_plus_plus", {"training": {"tasks_per_step": 1}}),
+    ("magrpo", {"team": {"sampling": {"max_tokens": 3, "regex": "[a-d]{2}"}}}),
 ]
 
 
