@@ -209,3 +209,15 @@ def test_nli_and_code_read_verls_form_too(tmp_path: Path) -> None:
         format="stdio", question_field="prompt", tests_field="reward_model.ground_truth",
     )  # fmt: skip
     assert code.task("train", 0).question == "Print one more."
+
+
+def test_where_no_row_can_be_used_no_share_is_named(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "d", train=BAD[:2], test=GOOD[200:])
+    with pytest.raises(DataError, match=r"train: 2 of 2 rows cannot be used: .*line 1"):
+        Math(path=path).check(["solver"])
+
+
+def test_a_share_that_holds_nothing_out_is_named_with_its_number_of_rows(tmp_path: Path) -> None:
+    folder = jsonl(tmp_path / "d", rows=GOOD[:4])
+    with pytest.raises(DataError, match=r"Of 4 rows of .* none is left to test on .*test_share` = 0.01"):
+        Math(path=f"{folder}/rows.jsonl", test_share=0.01).check(["solver"])

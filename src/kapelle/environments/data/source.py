@@ -54,7 +54,8 @@ class Skipped:
 
     def refused(self, where: str, share: float) -> DataError:
         """Return the error for more of them than may be left out."""
-        more_than = f", more than `environment.max_unusable` = {share:.1%}"
+        allowed = f", more than `environment.max_unusable` = {share:.1%}"
+        more_than = "" if self.count == self.total else allowed  # no share of all would do
         return DataError(f"{where}: {self._said(more_than)}")
 
 
@@ -191,6 +192,12 @@ class DataSource:
             train, test = found.rows, other.rows
             skipped["test"] = other.skipped
         for split, rows in (("train", train), ("test", test)):
+            if not rows and second is None and found.rows:
+                raise DataError(
+                    f"Of {len(found.rows):,} rows of '{self.path}' none is left to {split} on where a share of "
+                    f"`environment.test_share` = {self.test_share:g} is held out, by a hash of the question. Give more rows, another "
+                    "share, or rows of their own to test on."
+                )
             if not rows:
                 named = self.path if second is None or split == "train" else self.test
                 raise DataError(f"The {split} split of '{named}' is empty. Name another file, or more rows.")
