@@ -1,0 +1,138 @@
+"""Lead and follow on a tiny language model: what a follower learns with its own leader, with many leaders, and with one whose letters are renamed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any, cast
+
+from experiments.claim import Claim, Prediction, Result
+from kapelle.engines.rollout.protocol import WritingRenderer
+from kapelle.environments.yardsticks import Speaker
+from kapelle.rows import Sample
+from kapelle.setup.recipe import resolve
+from kapelle.training.trainer import Trainer
+from kapelle.types import Constraint, Message
+
+LETTERS = "ABCDEF"
+GAME: dict[str, Any] = {"name": "speaker", "speaker": "leads", "letters": len(LETTERS)}
+STEPS, TASKS, PARTNERS, RUNS = 150, 12, 12, 2
+SIZE = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 96, "context": 64}
+Answers = Mapping[tuple[int, str], Mapping[str, float]]
+"""(seat, what it reads) → the chance of each letter."""
+
+ARMS: dict[str, dict[str, Any]] = {
+    "self-play": {},
+    "other-play": {"environment": {**GAME, "other_play": True}},
+    "fcp": {
+        "league": {
+            "population": {"name": "fcp", "partners": PARTNERS, "alone": 0.5},
+            "enter": {"every": 25},
+            "start": False,
+            "keep": 4 * PARTNERS,
+            "slots": 4 * PARTNERS,
+        }
+    },
+}
+
+
+def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
+    """Let teams learn apart from one another; measure them with themselves and with one another, by the model's own chances."""
+    teams = [learned(arm, RUNS * seed + number, rate) for number in range(RUNS)]
+    game = Speaker(speaker="leads", letters=len(LETTERS))
+    paid = {
+        (one, other): game.expected(lambda seat, seen: teams[(one, other)[seat]][seat, seen])[1]  # noqa: B023
+        for one, other in product(range(RUNS), repeat=2)
+    }
+    own = fmean(paid[one, one] for one in range(RUNS))
+    cross = fmean(worth for (one, other), worth in paid.items() if one != other)
+    return Result({"own": own, "cross": cross, "gap": own - cross})
+
+
+def learned(arm: Mapping[str, Any], seed: int, rate: float) -> Answers:
+    """Train a team from nothing, and return what it says."""
+    recipe = {
+        "model": {"path": "embedded", "embedded": {**SIZE, "seed": seed}},
+        "environment": GAME,
+        "workflow": {"name": "play"},
+        "team": {
+            "sharing": "lora",
+            "sampling": {"max_tokens": 2, "choices": list(LETTERS)},
+            "agents": [{"name": "leader"}, {"name": "follower"}],
+        },
+        "algorithm": {"name": "grpo", "group_size": 4, "scale": "none", "team_reward": "individual"},
+        "warmup": None,
+        "optimizer": {"lr": rate, "betas": (0.0, 0.95)},
+        "training": {"steps": STEPS, "tasks_per_step": TASKS},
+        "evaluation": None,
+        "record": {"credit_episodes": 0},
+        "seed": seed,
+        **arm,
+    }
+    with Trainer(resolve(recipe)) as trainer:
+        for _ in trainer.steps():
+            pass
+        return answers(trainer)
+
+
+def answers(trainer: Trainer) -> Answers:
+    """Return what both seats say to all that they may read, by scored chances."""
+    asked = [(0, "1/2"), *((1, f"2/2 {letter}") for letter in LETTERS)]
+    samples = [_sample(trainer, seat, seen, letter) for seat, seen in asked for letter in LETTERS]
+    found = [math.exp(float(logps.sum())) for logps in trainer.engine.score(samples)]
+    rows = [found[at : at + len(LETTERS)] for at in range(0, len(found), len(LETTERS))]
+    return {key: dict(zip(LETTERS, row, strict=True)) for key, row in zip(asked, rows, strict=True)}
+
+
+def _sample(trainer: Trainer, seat: int, seen: str, letter: str) -> Sample:
+    policy = trainer.play.team.policy(trainer.play.team.names[seat]).name
+    renderer = cast("WritingRenderer", trainer.play.engine.renderer(policy))
+    prompt: Sequence[int] = renderer.start([Message("user", seen)])
+    held = Constraint.choices(tuple(LETTERS))
+    tokens = (*prompt, renderer.completion(letter)[0])
+    return Sample(policy, tokens, (len(prompt),), constraint=held, begin=len(prompt))
+
+
+CLAIM = Claim(
+    name="strangers_language",
+    algorithms=(),
+    claim="A tiny language model that learned with itself is lost with strangers; other-play teaches it to read what they say, and fictitious co-play to follow what its partners said",
+    source="other-play, 2003.02979, §4; fictitious co-play, 2110.08176, §4",
+    setting=(
+        "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first seat says one of six letters, and both earn 1 if the second says the same. A tiny language model (two layers of width 32) that has learned nothing, "
+        "with a LoRA adapter for each seat, 150 steps of 48 games by GRPO without momentum, letters alone (`sampling.choices`). Two teams with every seed, whose bases differ: *own* is what the follower earns with its own leader, *cross* with the other "
+        "team's, exact from the scored chances of the letters, without renaming. `fcp`: twelve pairs learn by themselves for half of the steps and enter the pool every 25; the team then learns with all of them."
+    ),
+    arms=ARMS,
+    measure=measure,
+    rates=(5e-3,),
+    seeds=10,
+    predictions=(
+        Prediction(
+            "gap of `other-play` less half of that of `self-play`",
+            lambda found: found["other-play"]["gap"] - 0.5 * found["self-play"]["gap"],
+            at_most=0.0,
+        ),
+        Prediction(
+            "gap of `fcp` less half of that of `self-play`",
+            lambda found: found["fcp"]["gap"] - 0.5 * found["self-play"]["gap"],
+            at_most=0.0,
+        ),
+        Prediction(
+            "`other-play` less `self-play`, cross",
+            lambda found: found["other-play"]["cross"] - found["self-play"]["cross"],
+            at_least=0.2,
+            turned=0.0,
+        ),
+        Prediction(
+            "it costs little at home: `other-play` less `self-play`, own",
+            lambda found: found["other-play"]["own"] - found["self-play"]["own"],
+            at_least=-0.05,
+        ),
+    ),
+    remark="",
+    plot="bars",
+    plotted=("cross", "", "earned with strangers"),
+)
