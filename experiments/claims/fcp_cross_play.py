@@ -84,7 +84,7 @@ CLAIM = Claim(
         "The follower of self-play has heard the word of its own leader often, and the others as often as a beginner says them. Letters, partners and steps were chosen after first tries over three teams: with eight letters and "
         "eight partners in 100 steps the gap of `fcp` was 0.13 to 0.15, and that of `self-play` 0.16 at the slow rate that suited it best and 0.41 at a fast one; sixteen partners say most letters, eight do not. "
         "Where a leader of `fcp` has a letter that another's partners hardly said, it loses as much as self-play does (seed 2: 0.40). In other games that were tried self-play took the safe move, or two who followed "
-        "each other changed letters for ever, and there was nothing to gain. Not tried on a language model."
+        "each other changed letters for ever, and there was nothing to gain. [On a language model](#strangers_language) partners are less varied."
     ),
     plot="bars",
     plotted=("gap", "", "cross-play gap"),

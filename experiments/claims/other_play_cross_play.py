@@ -60,7 +60,7 @@ CLAIM = Claim(
     remark=(
         "No team of `other-play` lost anything with strangers. What self-play loses depends on chance: in three of ten seeds both teams had come to follow the same letters and lost nothing either, so that the first interval begins "
         "at 0.12, below its bound. In games where the speaker sees which letter is right (`speaker: helps`, four letters, a first try) some teams of `other-play` learned the only other code that no rename "
-        "undoes, any letter but the one said, which is worth a third: they earned 0.63 on average with themselves and nothing with one another. Not tried on a language model, nor in Hanabi."
+        "undoes, any letter but the one said, which is worth a third: they earned 0.63 on average with themselves and nothing with one another. [On a language model](#strangers_language) it holds too; not tried in Hanabi."
     ),
     plot="bars",
     plotted=("cross", "", "earned with strangers"),
