@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from pydantic import ValidationError
+
 from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.judged import Ranking, Rubric
@@ -37,7 +39,7 @@ from kapelle.runs.writer import new_folder
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
-from kapelle.settings.messages import as_written, check_keywords, in_python
+from kapelle.settings.messages import as_written, check_keywords, explain, in_python
 from kapelle.settings.schema import AgentConfig
 from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
@@ -106,6 +108,9 @@ SAID_AS = {
     "environment.path": "dataset",
     "environment.eval_path": "eval_dataset",
     "environment.test_share": "eval_dataset",
+    "environment.train": "dataset",
+    "environment.test": "eval_dataset",
+    "environment.max_unusable": "max_unusable",
     "environment.rewards": "reward",
     "environment.success": "success",
     "environment.question_field": "question_field",
@@ -131,6 +136,7 @@ def train(
     success: float | Callable[..., Any] | str | None = None,
     question_field: str | None = None,
     dataset_config: str | None = None,
+    max_unusable: float | None = None,
     steps: int | None = None,
     tasks_per_step: int | None = None,
     algorithm: str | AlgorithmSettings = "grpo",
@@ -149,7 +155,7 @@ def train(
     number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
     `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions, `dataset_config` a
-    configuration of a hub's data set.
+    configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
     The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
     run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
@@ -176,7 +182,7 @@ def train(
         )
     _check_run_dir(run_dir, resume, own)
     environment = _environment(
-        dataset, eval_dataset, reward, reward_weights, success, question_field, dataset_config
+        dataset, eval_dataset, reward, reward_weights, success, question_field, dataset_config, max_unusable
     )
     names, seats = _seats(agents)
     apart = isinstance(reward, Mapping)
@@ -211,6 +217,11 @@ def train(
             )
         training |= {} if amount is None else {word: amount}
     evaluation = _plain("evaluation", own)
+    if eval_dataset is None and evaluation.get("every") and not evaluation.get("sets"):
+        raise ConfigError(
+            f"`evaluation={{'every': {evaluation['every']}}}` plays unseen rows, and there are none. Give `eval_dataset`: other "
+            "rows, or a share such as 0.1 to hold out."
+        )
     unmeasured = eval_dataset is None and "before_and_after" not in evaluation
     if unmeasured:
         evaluation["before_and_after"] = False
@@ -316,6 +327,7 @@ def _environment(
     success: float | Callable[..., Any] | str | None,
     question_field: str | None,
     config: str | None,
+    max_unusable: float | None,
 ) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
@@ -355,17 +367,20 @@ def _environment(
         else _target(success, functions),
         "question_field": question_field,
         "config": config,
+        "max_unusable": max_unusable,
     }
-    made = Rewarded.model_validate(
-        {
-            "path": path,
-            "eval_path": test_path,
-            "rewards": rewards,
-            **{key: value for key, value in optional.items() if value is not None},
-            **share,
-        }
-    )
-    return made.holding(RowsInMemory(train, test, functions))
+    values = {
+        "path": path,
+        "eval_path": test_path,
+        "rewards": rewards,
+        **{key: value for key, value in optional.items() if value is not None},
+        **share,
+    }
+    try:
+        made = Rewarded.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(Rewarded, values, error, {}, "environment")) from None
+    return made.holding(RowsInMemory(train, test, functions, ("`dataset`", "`eval_dataset`")))
 
 
 def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from tests.support.tiny import tiny_model
 import kapelle
 from kapelle.algorithms import GRPO
 from kapelle.environments import Rewarded
-from kapelle.errors import ConfigError, DataError, TrainingHalted
+from kapelle.errors import ConfigError, DataError, RunDirectoryError, TrainingHalted
 from kapelle.one_call import Function, Trained
 from kapelle.runs.reader import read_config, read_episodes, read_status
 from kapelle.runs.summary import own_settings
@@ -23,6 +23,7 @@ from kapelle.settings.schema import TeamConfig, TrainingConfig
 from kapelle.setup.recipe import resolve
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
+EMPTY = [*ROWS[:6], {"question": " ", "answer": "a"}]
 ENDLESS: Mapping[str, Any] = {
     "model": {"path": "embedded"},
     "environment": {"name": "arithmetic"},
@@ -222,6 +223,37 @@ def broken(completion: str) -> float:
         ((lambda: ROWS, vowel), {}, r"`dataset` is function. Give the rows that it returns: dataset\(\)"),
         (({"question": ["a"]}, vowel), {}, "`dataset` is dict. Give a list of rows"),
         ((type("DataFrame", (list,), {})(), vowel), {}, r"`dataset` is DataFrame. .*\.to_dict\('records'\)"),
+        (
+            (EMPTY, vowel),
+            {},
+            r"^`dataset`: 1 of 7 rows cannot be used, more than `max_unusable` = 1.0%: Row 7 of `dataset`: the field 'question' is empty. Fix",
+        ),
+        (
+            (),
+            {"train_dataset": EMPTY, "reward_fn": vowel, "max_unusable": 0.1},
+            "^`train_dataset`: 1 of 7 rows .* more than `max_unusable` = 10.0%: Row 7 of `train_dataset`: the field",
+        ),
+        (
+            (ROWS, vowel),
+            {"eval_dataset": EMPTY},
+            "^`eval_dataset`: 1 of 7 rows cannot be used, .*: Row 7 of `eval_dataset`: the field",
+        ),
+        (
+            (ROWS, vowel),
+            {"eval_dataset": ROWS},
+            "^Every train row of `dataset` is a test row too. Set `dataset` and `eval_dataset` to different data",
+        ),
+        ((ROWS[:1], vowel), {"eval_dataset": 0.1}, "^Of 1 rows of `dataset` none is left to test on"),
+        ((ROWS, vowel), {"max_unusable": 2}, "^`max_unusable` cannot be 2: it must be less than 1"),
+        (("a/b", vowel), {"dataset_config": 3}, "^`dataset_config` cannot be 3"),
+        (
+            (ROWS, vowel),
+            {"evaluation": {"every": 1}},
+            "plays unseen rows, and there are none. Give `eval_dataset`",
+        ),
+        ((ROWS, vowel), {"learnin_rate": 1}, "Did you mean 'learning_rate'"),
+        ((ROWS,), {"reward_funcs": {"b": vowel}}, "^`reward_funcs` pays the unknown agent 'b'"),
+        ((ROWS, vowel), {"output_dir": 3}, "^`output_dir` is 3. Give the path of a folder"),
         ((["2+2"], vowel), {}, r"Row 1 of `dataset` is str, not a mapping.*\{'question': …\}"),
         ((ROWS, vowel), {"run_dir": 3}, "`run_dir` is 3. Give the path of a folder"),
         (
@@ -316,6 +348,10 @@ def test_a_run_is_kept_in_a_new_folder_by_default_and_that_is_said(
     assert capsys.readouterr().out.count(f"the run is kept in {kept}\n") == 1
     with pytest.raises(ConfigError, match="`resume` goes on with a run"):
         kapelle.train(tiny_model(), ROWS, vowel, resume=True, **SMALL)
+    with pytest.raises(
+        RunDirectoryError, match="There is no run at other to resume. Leave out `resume=True`"
+    ):
+        kapelle.train(tiny_model(), ROWS, vowel, run_dir="other", resume=True, **SMALL)
 
 
 @pytest.mark.parametrize("success", [lambda completion, answer: completion[:1] == answer, 1])

@@ -218,6 +218,8 @@ class RowsInMemory:
     train: tuple[DataRow, ...] = ()
     test: tuple[DataRow, ...] = ()
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    called: tuple[str, str] = ("the rows in memory", "the rows in memory to test on")
+    """What messages call `train` and `test`."""
 
 
 def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
@@ -481,9 +483,9 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
         first, second, _ = self._read_rows
         key, setting, words = self._key()
         if self.eval_path == "none":
-            found = usable(first, self._read, self.max_unusable, self.path)
+            found = usable(first, self._read, self.max_unusable, self._called[0])
             return Splits(found.rows, (), 0, {"train": found.skipped})
-        source = replace(self.source, test=self.eval_path)
+        source = replace(self.source, test=self.eval_path, called=self._called)
         return source.apart(
             first,
             None if self.eval_path in _HELD_OUT else second,
@@ -493,6 +495,16 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             self._read,
             self.max_unusable,
         )
+
+    @property
+    def _called(self) -> tuple[str, str]:
+        """What messages call the rows to train on and those to test on."""
+        train, test = self._held.called
+        if self.path != IN_MEMORY:
+            train = self.path
+        if self.eval_path != IN_MEMORY:
+            test = train if self.eval_path in _HELD_OUT else self.eval_path
+        return train, test
 
     def contents(self) -> Mapping[str, str]:
         """Return what is read, and every function, each with a hash."""

@@ -315,6 +315,9 @@ def _meant(word: str, own: Collection[str]) -> str:
         inside_too = f", or `{inside[0]}`" if inside else ""
         return f" `kapelle.train(model, dataset, reward)` takes it{inside_too}."
     hint = did_you_mean(word, [*own, *RunConfig.model_fields])
+    if not hint.startswith(" Did you mean"):
+        theirs = did_you_mean(word, [alias.name for alias in TABLE if "." not in alias.name])
+        hint = theirs if theirs.startswith(" Did you mean") else hint
     if inside and not hint.startswith(" Did you mean"):
         hint = f" Did you mean {' or '.join(f'`{each}`' for each in inside)}?"
     return hint
@@ -348,6 +351,14 @@ _QUOTED = re.compile(
 """A setting with its section in quotes, with or without a value: `team.sharing: lora`."""
 
 
+_KEYWORDS = {"--resume": "`resume=True`", "--run-dir": "`run_dir`"}
+"""Options of the command line → keywords that say the same."""
+_OPTION = re.compile(rf"\b(out|with|another) ({'|'.join(_KEYWORDS)})\b")
+"""One of them in a sentence (`choose another --run-dir`), and not in a command to type."""
+_IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
+"""What a message says to both, for those who write Python."""
+
+
 _WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in Python", default=None)
 """Sections as the caller of a function of ours wrote them; None outside of such a call."""
 
@@ -368,6 +379,11 @@ def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
     except KapelleError as error:
         if error.args and isinstance(error.args[0], str):
             said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), error.args[0])
+            said = _OPTION.sub(lambda found: f"{found[1]} {_KEYWORDS[found[2]]}", _IN_PYTHON.sub("", said))
+            for theirs, ours in ARGUMENTS.items():
+                # What was given by another library's name has that name, unless the message explains how it is read.
+                if theirs in given and theirs not in said:
+                    said = re.sub(rf"`{ours}(?=[`=\[])", f"`{theirs}", said)
             error.args = (said, *error.args[1:])
         raise
     finally:

@@ -112,6 +112,8 @@ class DataSource:
     """Names of the splits: files in the folder (suffix optional), or splits on the hub."""
     test_share: float
     """Share held out, by a hash of the row's key field, where `path` is one file."""
+    called: tuple[str, str] | None = None
+    """What messages call the rows to train on and those to test on; None for `path`, which has both."""
 
     def describe(self, split: Split) -> str:
         """Return where a split comes from, in words."""
@@ -181,31 +183,34 @@ class DataSource:
             if read is not None:
                 read(row)
 
-        found = usable(first, check, max_unusable, self.path if second is None else self.describe("train"))
+        both = (self.path, self.path) if second is None else (self.describe("train"), self.describe("test"))
+        named, other_named = self.called or both
+        of_these = f"'{self.path}'" if self.called is None else named
+        found = usable(first, check, max_unusable, named)
         skipped: dict[Split, Skipped] = {"train": found.skipped}
         if second is None:
             shares = [held_out(words(row, key, setting), self.test_share) for row in found.rows]
             test = tuple(row for row, out in zip(found.rows, shares, strict=True) if out)
             train = tuple(row for row, out in zip(found.rows, shares, strict=True) if not out)
         else:
-            other = usable(second, check, max_unusable, self.describe("test"))
+            other = usable(second, check, max_unusable, other_named)
             train, test = found.rows, other.rows
             skipped["test"] = other.skipped
         for split, rows in (("train", train), ("test", test)):
             if not rows and second is None and found.rows:
                 raise DataError(
-                    f"Of {len(found.rows):,} rows of '{self.path}' none is left to {split} on where a share of "
+                    f"Of {len(found.rows):,} rows of {of_these} none is left to {split} on where a share of "
                     f"`environment.test_share` = {self.test_share:g} is held out, by a hash of the question. Give more rows, another "
                     "share, or rows of their own to test on."
                 )
             if not rows:
-                named = self.path if second is None or split == "train" else self.test
-                raise DataError(f"The {split} split of '{named}' is empty. Name another file, or more rows.")
+                empty = self.path if second is None or split == "train" else self.test
+                raise DataError(f"The {split} split of '{empty}' is empty. Name another file, or more rows.")
         tested = {one_spelling(words(row, key, setting)) for row in test}
         kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:
             raise DataError(
-                f"Every train row of '{self.path}' is a test row too. Set `environment.train` and "
+                f"Every train row of {of_these} is a test row too. Set `environment.train` and "
                 "`environment.test` to different data."
             )
         return Splits(kept, test, len(train) - len(kept), skipped)
