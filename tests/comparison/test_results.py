@@ -113,7 +113,10 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
     done, unsolvable, stopped, never = plan(contenders, 2, tmp_path / "all")
     recorded(
         done,
-        [{**ROW, "step": s, "success": s / 4, "reward": {"ada": s, "ben": 0.0}} for s in (0, 3)],
+        [
+            {**ROW, "scored": 3, "failed": 1, "step": s, "success": s / 4, "reward": {"ada": s, "ben": 0.0}}
+            for s in (0, 3)
+        ],
         [{"step": s, "success": 0.5, "tokens/ada": 10, "tokens/ben": 2, "time/step": 0.5} for s in (1, 2, 3)],
         "finished",
         3,
@@ -133,6 +136,7 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
         36,
         1.5,
     )
+    assert [(each["scored"], each["problems"], each["failed"]) for each in first.curve] == [(3, 4, 1)] * 2
     assert measure(stopped, tmp_path / "all").error == "not finished"
     assert measure(never, tmp_path / "all").error == "not finished"
     assert held_out(unsolvable) == {0: 0.5, 3: 2.0}, "nothing is solved there, so returns count"

@@ -142,6 +142,9 @@ class TestGames:
         assert all(pair is not None and sum(pair) == 0 for deal in found.games for pair in deal)
         assert result.invalid("model") == 1.0
         assert result.invalid("random") is None
+        model, other = result.row()["players"]
+        assert (model["invalid"], other["invalid"], other["turns"]) == (1.0, None, None)
+        assert model["turns"] == found.turns[0], "the share is of so many turns"
 
     def test_scripted_players_are_ranked_as_they_play(self) -> None:
         players = ("random", "weak=mcts(simulations=3)", "strong=mcts(simulations=100)")

@@ -349,7 +349,7 @@ def test_a_run_is_kept_in_a_new_folder_by_default_and_that_is_said(
     with pytest.raises(ConfigError, match="`resume` goes on with a run"):
         kapelle.train(tiny_model(), ROWS, vowel, resume=True, **SMALL)
     with pytest.raises(
-        RunDirectoryError, match="There is no run at other to resume. Leave out `resume=True`"
+        RunDirectoryError, match=r"There is no run at other to resume\. Leave out `resume=True`"
     ):
         kapelle.train(tiny_model(), ROWS, vowel, run_dir="other", resume=True, **SMALL)
 

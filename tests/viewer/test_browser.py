@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -178,10 +179,11 @@ async def test_heat_maps_and_shaded_tables_are_saved_as_curves_are(page: Page, t
         ['"critic"', '""', "-0.5"],
     ]
     assert [line[:3] for line in lines[1:]] == ['"0 ', '"0 ', '"1 ', '"1 '], "the attempt in every row"
-    heads, *rows = [line.split(",") for line in table.splitlines()]
-    assert heads == ['"member"', '"self@0"', '"self@4"']
-    assert [row[0] for row in rows] == heads[1:]
-    assert [float(rows[0][2]), float(rows[1][1])] == [0.3, 0.7], "shares of points, unrounded"
+    heads, *rows = csv.reader(table.splitlines())
+    assert heads == ["member", "self@0", "self@0, games", "self@4", "self@4, games"]
+    assert [row[0] for row in rows] == heads[1::2]
+    assert [float(rows[0][3]), float(rows[1][1])] == [0.3, 0.7], "shares of points, unrounded"
+    assert [row[2::2] for row in rows] == [["", "10"], ["10", ""]], "of so many games"
 
 
 async def test_what_a_legend_hides_is_in_the_address(page: Page) -> None:

@@ -75,6 +75,9 @@ def test_the_table_has_a_row_for_each_run(web: httpx.Client, runs: str) -> None:
     assert len(rows) == 30
     assert rows[0]["group"] == "optimizer.lr 0.001"
     assert (rows[0]["optimizer.lr"], rows[0]["success on unseen problems"]) == ("0.001", "0.75")
+    assert (rows[0]["scored problems"], rows[0]["problems"]) == ("", "100"), (
+        "this run has not written the first"
+    )
     page = web.get(f"/compare?{runs}").text
     assert page.count("<tr><td><a href=") == 30, "more than eight runs stand below one another"
 

@@ -60,7 +60,8 @@ class Measured:
     reason: str = ""
     """Why problems failed or were not scored, the most frequent reason; and why fewer were played than asked for."""
     curve: Sequence[Mapping[str, Json]] = ()
-    """Every evaluation: its `step`, the `tokens` sampled to train until then, `success` and each agent's `reward`."""
+    """Every evaluation: its `step`, the `tokens` sampled to train until then, `success`, the `scored` of `problems` that it is the mean
+    of and those that `failed`, and each agent's `reward`."""
 
     @property
     def mean_return(self) -> float | None:
@@ -97,6 +98,9 @@ def measure(run: Run, folder: Path) -> Measured:
                 "step": each["step"],
                 "tokens": sum(_tokens(row) for row in rows if row["step"] <= each["step"]),
                 "success": each["success"],
+                "scored": each.get("scored"),
+                "problems": each.get("problems"),
+                "failed": each.get("failed"),
                 "reward": each["reward"],
             }
             for each in evaluations

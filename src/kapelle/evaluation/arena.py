@@ -392,13 +392,18 @@ class Arena:
 
     def invalid(self, label: str) -> float | None:
         """Return the share of a player's turns that were no legal move; None where nothing says so."""
+        wrong, turns = self._invalid(label)
+        return wrong / turns if turns else None
+
+    def _invalid(self, label: str) -> tuple[int, int]:
+        """Return how many of a player's turns were no legal move, and how many those are of which that is known."""
         turns = wrong = 0
         for (one, other), met in self.meetings.items():
             for side, who in enumerate((one, other)):
                 count = met.invalid[side]
                 if who == label and count is not None and met.turns[side]:
                     wrong, turns = wrong + count, turns + met.turns[side]
-        return wrong / turns if turns else None
+        return wrong, turns
 
     @property
     def failed(self) -> int:
@@ -458,6 +463,7 @@ class Arena:
                     "self_play": plain(self.self_play(label)),
                     "cross_play": plain(self.cross_play(label)),
                     "invalid": self.invalid(label),
+                    "turns": self._invalid(label)[1] or None,
                 }
                 for label in self.labels
             ],

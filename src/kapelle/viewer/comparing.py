@@ -179,11 +179,21 @@ class DrawnRuns:
         settings = differing(runs)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        numbers = ["step", "success in training", "success on unseen problems", "reward"]
+        unseen = "success on unseen problems"
+        numbers = [
+            "step",
+            "success in training",
+            "scored episodes",
+            unseen,
+            "scored problems",
+            "problems",
+            "reward",
+        ]
         writer.writerow(["run", *(["group"] if groups else []), *(row["name"] for row in settings), *numbers])
         for k, run in enumerate(runs):
             row, measured = listed(run), run.measured()
-            results = [row["step"], row["success"], measured["success"] if measured else None, row["reward"]]
+            found = [measured and measured.get(key) for key in ("success", "scored", "problems")]
+            results = [row["step"], row["success"], row["scored"], *found, row["reward"]]
             words = [row["name"], *groups[k : k + 1], *(each["values"][k] for each in settings)]
             writer.writerow([*map(_cell, words), *("" if value is None else value for value in results)])
         return Response(

@@ -406,6 +406,7 @@ def _arena(name: str, row: Mapping[str, Any], players: Sequence[Mapping[str, Any
         ends = "" if low is None or high is None else f", {low:+.3f} to {high:+.3f} (95 %)"
         return {
             "mean": mean,
+            "deals": whole(found.get("deals")),
             "shade": shade(mean / most),
             "words": f"{labels[k]} earns {mean:+.3f} from {labels[n]}{ends}" if k != n else f"{labels[k]} with itself: {mean:+.3f}{ends}",
         }  # fmt: skip
@@ -424,6 +425,7 @@ def _arena(name: str, row: Mapping[str, Any], players: Sequence[Mapping[str, Any
             "shares": [number(players[k].get(key)) for key in ("nash_average", "alpha_rank")],
             "self_play": number(mapping(players[k].get("self_play")).get("mean")),
             "invalid": number(players[k].get("invalid")),
+            "turns": whole(players[k].get("turns")),
             "cells": [cell(k, n) for n, *_ in order],
         })  # fmt: skip
     gap = mapping(row.get("gap"))

@@ -313,7 +313,7 @@ def _draws(draws: Sequence[tuple[int, str, int]]) -> dict[str, Any] | None:
             (
                 name,
                 [
-                    _share(own[k] / total[k], f"{own[k]} of {total[k]} tasks") if own[k] else None
+                    _share(own[k] / total[k], f"{own[k]} of {total[k]} tasks", total[k]) if own[k] else None
                     for k in columns
                 ],
             )
@@ -346,5 +346,5 @@ def _strategies(entries: Sequence[EntryStanding]) -> list[dict[str, Any]]:
     return tables
 
 
-def _share(value: float, words: str) -> dict[str, Any]:
-    return {"share": value, "shade": shade(value), "words": words}
+def _share(value: float, words: str, of: int | None = None) -> dict[str, Any]:
+    return {"share": value, "shade": shade(value), "words": words, "of": of}

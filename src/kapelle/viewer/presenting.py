@@ -49,6 +49,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "steps": steps if isinstance(steps, int) else 0,
             "agents": run.agents(),
             "success": last.get("success"),
+            "scored": last.get("scored"),
             "paid": paid if len(set(paid.values())) > 1 else {},
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},

@@ -162,12 +162,16 @@ const kapelleSave = (() => {
     const told = Array.from({ length: columns }, (_, k) => k).filter((k) => rows.slice(1).some((row) => words(row[k])));
     return rows.map((row) => told.map((k) => row[k]));
   };
+  // Beside a column whose cells say what they are the share or the mean of (`data-count`) stands one of those counts.
   const tableNumbers = (table) => {
-    const above = [];
-    return gridOf(table).map((row, n) => row.map((each, k) => {
+    const above = [], grid = gridOf(table);
+    const counted = new Set(grid.flatMap((row) => row.map((each, k) => (each?.dataset.count === undefined ? -1 : k))));
+    return grid.map((row, n) => row.flatMap((each, k) => {
       const named = each && k < 2 && each.dataset.value === undefined && n > 0;
       if (named && words(each)) above[k] = words(each);
-      return each?.dataset.value ?? cell((named && k === 0 && above[k]) || (words(each) === "·" ? "" : words(each)));
+      const value = each?.dataset.value ?? cell((named && k === 0 && above[k]) || (words(each) === "·" ? "" : words(each)));
+      if (!counted.has(k)) return [value];
+      return [value, n ? each?.dataset.count ?? "" : cell(`${words(each)}, ${each.dataset.counted}`)];
     }).join(",")).join("\n") + "\n";
   };
   const tablePicture = (table, title, penOf) => {
