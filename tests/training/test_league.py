@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
@@ -239,6 +240,39 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
     assert met[:3] == [{"partner_0", "partner_1"}] * 3
     assert all(each <= set(members) and each for each in met[3:])
     assert members == ["self@0", *(f"partner_{k}@{step}" for step in (1, 2, 3) for k in (0, 1))]
+
+
+def spread(by: float, **over: Any) -> dict[str, Any]:
+    """Two partners of fictitious co-play who begin apart."""
+    population = {"name": "fcp", "partners": 2, "spread": by}
+    return game(league={"population": population, "enter": {"every": 1}, "slots": 4}, **over)
+
+
+def test_a_spread_lets_partners_begin_apart_and_the_learner_as_its_base() -> None:
+    names = ("player", "partner:0:player", "partner:1:player")
+    starts = []
+    for by in (0.0, 0.3, 0.3):
+        with Trainer(**spread(by)) as trainer:
+            starts.append({name: frozen_copy(trainer.engine.weights(name)) for name in names})
+    same, apart, again = starts
+    for name in names:
+        assert same_bits(apart[name], again[name])
+        moved = {key for key, own in apart[name].items() if not torch.equal(own, same[name][key])}
+        assert moved == (set() if name == "player" else {key for key in same[name] if "lora_B" in key})
+    drawn = torch.stack(
+        [
+            torch.cat([own.flatten() for key, own in apart[name].items() if "lora_B" in key])
+            for name in names[1:]
+        ]
+    )
+    assert drawn.std(dim=1).tolist() == pytest.approx([0.3, 0.3], rel=0.1)
+    assert abs(torch.corrcoef(drawn)[0, 1].item()) < 0.2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_spread_reaches_what_plays(overlap: bool) -> None:
+    with Trainer(**spread(0.3, training={"overlap": overlap, "tasks_per_step": 4})) as trainer:
+        assert next(iter(trainer.steps())).metrics["parity/max"] < 1e-4
 
 
 def test_partners_that_could_not_enter_are_refused() -> None:

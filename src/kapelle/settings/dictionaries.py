@@ -565,6 +565,9 @@ class FcpPopulationDict(TypedDict, total=False):
     """How many learn by self-play, each with adapters of its own."""
     alone: float
     """Share of the run's steps in which they do; in the others the learner learns."""
+    spread: float
+    """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
+    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn anew do."""
 
 
 class EnterDict(TypedDict, total=False):

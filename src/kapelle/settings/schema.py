@@ -727,6 +727,9 @@ class FcpPopulation(Settings):
     """How many learn by self-play, each with adapters of its own."""
     alone: float = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of the run's steps in which they do; in the others the learner learns."""
+    spread: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
+    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn anew do."""
 
 
 def _named(value: object) -> object:

@@ -131,6 +131,7 @@ class League:
         for partner in range(partners_of(self._settings)):
             own = self._learners[MAIN]
             self._learners[f"{PARTNER}{partner}"] = {policy: partner_name(partner, policy) for policy in own}
+        self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
         self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
@@ -141,6 +142,22 @@ class League:
         """Members → the meta-strategy of their table; the latest alone."""
         self._begun = False
         self._exact = self._enumerable()
+
+    def _spread(self) -> None:
+        """Let partners begin apart from one another: noise on the matrices B of their adapters (`population.spread`)."""
+        population = self._settings.population
+        if not isinstance(population, FcpPopulation) or not population.spread:
+            return
+        for partner in (own for learner, own in self._learners.items() if learner.startswith(PARTNER)):
+            for policy in partner.values():
+                drawn = torch.Generator().manual_seed(derive_seed(self._seed, "spread", policy))
+                moved = {
+                    key: own + population.spread * torch.randn(own.shape, generator=drawn).to(own)
+                    if key.endswith("lora_B.weight")
+                    else own
+                    for key, own in self._engine.weights(policy).items()
+                }
+                self._engine.load_weights(policy, moved)
 
     # -------- Before a step
 
