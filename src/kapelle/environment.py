@@ -421,8 +421,28 @@ class AsksModels:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionCounts:
+    """How often a model that pays episodes is asked, at most: what it has answered already is not asked again."""
+
+    episode: int = 0
+    """QuestionCounts about each episode, one after another."""
+    group: int = 0
+    """QuestionCounts about all episodes of a group together, one after another; none about a group of one."""
+    at_once: int = 0
+    """Most questions that wait for a reply together; 0 sets no bound."""
+
+    def of_step(self, tasks: int, group: int) -> int:
+        """Return the most questions about so many tasks with a `group` of episodes each."""
+        return tasks * (self.episode * group + self.group * (group > 1))
+
+
 class CountsCosts:
     """An environment that counts what paying costs, such as the questions to a judge."""
+
+    def questions(self) -> Mapping[str, QuestionCounts]:
+        """Return how often each model that it asks is asked, by its path or name; empty where that is not known."""
+        return {}
 
     def costs(self) -> Mapping[str, float]:
         """Return metrics of what it cost in this process since the last call, by full name."""

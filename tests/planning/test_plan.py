@@ -4,16 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import main
 from kapelle.cli.plan import DOES_NOT_FIT
+from kapelle.environment import QuestionCounts
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import outline_of_settings
 from kapelle.models.weights import save_model
-from kapelle.planning import plan
+from kapelle.planning import Plan, plan
 from kapelle.planning.memory import adapter_bytes, base_bytes
 from kapelle.planning.plan import peak, with_tasks
 from kapelle.planning.planned_run import planned_run
@@ -322,6 +324,66 @@ def test_judges_are_counted_in_the_process_that_plays(tmp_path: Path) -> None:
         assert other.kinds["judges"] == weights
     assert after.phases[0].total > before.phases[0].total + weights, "its answers take memory too"
     assert after.phases[1].total == before.phases[1].total + weights, "nobody is asked in an update"
+
+
+def judged(place: Path, *rewards: Mapping[str, Any]) -> Plan:
+    """Return the plan of 4 tasks in groups of 8, answers of 20 tokens, that these judges pay."""
+    rows = place / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    recipe = {
+        "workflow": {"name": "solo"},
+        "algorithm": {"name": "grpo", "group_size": 8},
+        "training": {"tasks_per_step": 4},
+        "team": {"sampling": {"max_tokens": 20}},
+        "environment": {"name": "rewarded", "path": str(rows), "eval_path": "none", "rewards": rewards},
+        "evaluation": {"before_and_after": False},
+    }
+    (place / "judged.yaml").write_text(json.dumps(recipe))
+    return plan(str(place / "judged.yaml"))
+
+
+def test_questions_to_a_judge_are_counted_by_its_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, far = {"path": "embedded"}, {"endpoint": "http://localhost:1/v1", "model": "x"}
+    rubric = {"rubric": {"good": "Is it?", "clear": "Is it clear?", "short": "Is it short?"}}
+    found = judged(tmp_path, {**rubric, "judge": near}, {"rank": "It is right.", "judge": far})
+    assert found.run.asked == {
+        "embedded": QuestionCounts(episode=1, at_once=16),
+        "x": QuestionCounts(group=2, at_once=16),
+    }, "all criteria in one question; a group in two orders"
+    assert {name: each["of a step"] for name, each in found.row()["judges"].items()} == {
+        "embedded": 4 * 8,
+        "x": 4 * 2,
+    }
+    found = judged(tmp_path, {**rubric, "judge": near}, {"rank": "It is right.", "judge": near})
+    assert found.run.asked == {"embedded": QuestionCounts(1, 2, 16)}, (
+        "they share the judge and its `concurrency`"
+    )
+    assert found.run.asked["embedded"].of_step(4, 8) == 40
+    assert found.run.asked["embedded"].of_step(4, 1) == 4, "nothing is compared with itself"
+    assert main(["plan", str(tmp_path / "judged.yaml")]) == 0
+    said = "the judge embedded is asked at most 40 questions in a step, 1 about each episode and 2 about each group;"
+    assert said in capsys.readouterr().out
+
+
+def test_a_judges_memory_follows_from_how_it_is_asked(tmp_path: Path) -> None:
+    far = {"endpoint": "http://localhost:1/v1", "model": "x"}
+
+    def places(judge: Mapping[str, Any], *rewards: Mapping[str, Any]) -> int:
+        [process] = judged(tmp_path, *({**each, "judge": judge} for each in rewards)).processes
+        return process.phases[0].kinds["KV cache"]
+
+    def cached(*rewards: Mapping[str, Any], **judge: Any) -> int:
+        return places({"path": "embedded", "max_tokens": 8, **judge}, *rewards) - places(far, *rewards)
+
+    rubric, rank = {"rubric": {"good": "Is it?"}}, {"rank": "It is right."}
+    assert cached(rubric, concurrency=1) * 16 == cached(rubric), "16 replies at once by default"
+    assert cached(rubric, concurrency=16) == cached(rubric, rubric), "the same judge twice"
+    assert cached(rubric, concurrency=100) == cached(rubric, concurrency=32), (
+        "4 × 8 answers are there to read"
+    )
+    assert cached(rank, concurrency=1) > cached(rubric, concurrency=1), "it reads all answers of a group"
 
 
 def test_how_names_were_read_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,10 +25,11 @@ from kapelle.environment import (
     ModelsInPlace,
     Opposed,
     Outcome,
+    QuestionCounts,
     Scripted,
 )
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.judged import Judges
+from kapelle.environments.judged import Judges, questions_to
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.grading.asking import Asking, EndpointJudge, ModelJudge
@@ -142,6 +143,15 @@ class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
     def release_models(self) -> None:
         """Free the judge in this process."""
         self._judges.close()
+
+    def questions(self) -> Mapping[str, QuestionCounts]:
+        """Return how often the judge is asked: about each pair of sides, in two orders."""
+        pairs = len(self.sides) * (len(self.sides) - 1) // 2
+        return (
+            {}
+            if isinstance(self.judge, str)
+            else questions_to([(self.judge, QuestionCounts(episode=2 * pairs))])
+        )
 
     def costs(self) -> Mapping[str, float]:
         """Return how often the judge was asked, was spared the question, and gave no verdict."""

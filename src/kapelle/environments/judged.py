@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
 
-from kapelle.environment import FrozenModel, ModelsInPlace
+from kapelle.environment import FrozenModel, ModelsInPlace, QuestionCounts
 from kapelle.errors import ConfigError
 from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.grading.judge import CRITERION, Ask, ask_endpoint
@@ -88,6 +88,19 @@ class Ranking(Settings):
 def shown(value: Json) -> str | None:
     """Return a column's value as a judge reads it; None where a row has none."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def questions_to(asked: Iterable[tuple[AnyJudge, QuestionCounts]]) -> dict[str, QuestionCounts]:
+    """Return how often each model is asked, by its path or name; who asks the same judge shares its `concurrency`."""
+    found: dict[str, QuestionCounts] = {}
+    waited: set[AnyJudge] = set()
+    for judge, more in asked:
+        name = judge.path if isinstance(judge, ModelJudge) else judge.model
+        before = found.get(name, QuestionCounts())
+        at_once = before.at_once + (0 if judge in waited else judge.concurrency)
+        found[name] = QuestionCounts(before.episode + more.episode, before.group + more.group, at_once)
+        waited.add(judge)
+    return found
 
 
 class Judges:

@@ -36,6 +36,7 @@ from kapelle.environment import (
     Outcome,
     PaysEpisodes,
     PaysGroups,
+    QuestionCounts,
 )
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.source import (
@@ -47,7 +48,7 @@ from kapelle.environments.data.source import (
     system_in,
     usable,
 )
-from kapelle.environments.judged import Judges, Ranking, Rubric, shown
+from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.errors import AbsentCode, ConfigError, DataError, EpisodeError, did_you_mean, need_known
@@ -688,6 +689,14 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
     def judge_of(self, reward: Rubric | Ranking) -> Asking:
         """Return whom a reward asks: one for all rewards with the same judge, so that they share its budget."""
         return self._judges.of(reward.judge)
+
+    def questions(self) -> Mapping[str, QuestionCounts]:
+        """Return how often judges are asked: of a rubric once about an episode, for all its criteria; of a ranking in two orders about a group."""
+        return questions_to(
+            (each.judge, QuestionCounts(episode=1) if isinstance(each, Rubric) else QuestionCounts(group=2))
+            for each in self.rewards
+            if isinstance(each, Rubric | Ranking)
+        )
 
     def costs(self) -> Mapping[str, float]:
         """Return how often judges were asked, were spared the question, and gave no verdict."""

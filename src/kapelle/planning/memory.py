@@ -224,13 +224,27 @@ def _judges(run: PlannedRun, device: str) -> Kinds:
 
 
 def _judging(run: PlannedRun, device: str, tasks: int, group: int | None = None) -> list[Kinds]:
-    """Return the worst moment of each judge's answers; each reads the longest text of an episode."""
+    """Return the worst moment of each judge's answers.
+
+    Asked about an episode it reads its longest text, and about a group the others' longest answers too.
+    """
     found = []
-    for judge in run.judges:
-        if judge.device("base") == device:
-            turns = tuple(replace(turn, prompt=run.work.longest) for turn in judge.work.turns)
-            asked = replace(judge, work=replace(judge.work, turns=turns))
-            found.append(_worst(sampling_moments(asked, "base", tasks, group or run.work.group)))
+    attempts = group or run.work.group
+    others = (attempts - 1) * max((turn.answer for turn in run.work.turns), default=0)
+    for judge in (judge for judge in run.judges if judge.device("base") == device):
+        [asked], [turn] = judge.asked.values(), judge.work.turns
+        rows = min(judge.max_rows, asked.at_once or judge.max_rows)
+        moments: list[Mapping[str, int]] = []
+        for questions, read, each in (
+            (asked.episode, run.work.longest, attempts),
+            (asked.group * (attempts > 1), run.work.longest + others, 1),
+        ):
+            if questions:
+                longest = replace(turn, prompt=min(read, judge.shapes["base"].context))
+                own = replace(judge, work=replace(judge.work, turns=(longest,)), max_rows=rows)
+                moments += sampling_moments(own, "base", tasks, each)
+        if moments:
+            found.append(_worst(moments))
     return found
 
 

@@ -111,6 +111,14 @@ class Plan:
                 "longest text": work.longest,
                 "worlds opened": work.played,
             },
+            "judges": {
+                name: {
+                    "of an episode": each.episode,
+                    "of a group": each.group,
+                    "of a step": each.of_step(work.tasks, work.group),
+                }
+                for name, each in self.run.asked.items()
+            },
             "computing": {
                 base: {
                     "device": self.run.device(base),

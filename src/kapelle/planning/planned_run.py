@@ -13,7 +13,7 @@ from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
-from kapelle.environment import AsksModels, offers
+from kapelle.environment import AsksModels, CountsCosts, QuestionCounts, offers
 from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
@@ -125,7 +125,9 @@ class PlannedRun:
     pools: tuple[PlannedPool, ...] = ()
     """Pools of sampling workers (`ray.pools`); with them, rollout workers play and processes that train sample nothing."""
     judges: tuple[PlannedRun, ...] = ()
-    """Frozen models that the environment asks where episodes are played, each as a team of its own with one answer an episode."""
+    """Frozen models that the environment asks where episodes are played, each as a team of its own that gives one answer."""
+    asked: Mapping[str, QuestionCounts] = field(default_factory=dict)
+    """How often each model that pays episodes is asked, by its path or name; of a judge its own."""
     players: PlannedPool | None = None
     """The rollout workers, which hold the policies that are in no pool; None without pools."""
 
@@ -245,7 +247,11 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         ranks=ranks,
         shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
     )
-    whole = replace(whole, judges=tuple(_judges(config, whole, device)))
+    whole = replace(
+        whole,
+        judges=tuple(_judges(config, whole, device)),
+        asked=config.environment.questions() if offers(config.environment, CountsCosts) else {},
+    )
     if config.ray.pools:
         whole = replace(whole, **_pools(config, team))
     here, scored = split_scored(team)
@@ -258,8 +264,12 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
 def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[PlannedRun]:
     """Yield the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does, with an engine of its own."""
     models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
+    answers: dict[str, int] = {}
     for model in models:
-        path, adapter = base_and_adapter(model.path)
+        answers[model.path] = max(model.max_tokens, answers.get(model.path, 0))
+    asked = config.environment.questions() if offers(config.environment, CountsCosts) else {}
+    for place, most in answers.items():
+        path, adapter = base_and_adapter(place)
         policy = Policy(
             JUDGE, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
         )
@@ -268,7 +278,7 @@ def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[Planned
         settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
         shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}
         where = config.model.device or ("cpu" if path == "embedded" else device)
-        turn = PlannedTurn(JUDGE, JUDGE, 1, 1, model.max_tokens, tempered=False)
+        turn = PlannedTurn(JUDGE, JUDGE, 1, 1, most, tempered=False)
         engine = Local()
         yield replace(
             run,
@@ -279,6 +289,7 @@ def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[Planned
             places={"base": Place(config.model.dtype, where)},
             nf4=nf4,
             work=replace(run.work, turns=(turn,)),
+            asked={place: asked.get(place, QuestionCounts(episode=1))},
             critic=None,
             references=False,
             embedders=False,
