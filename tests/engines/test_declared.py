@@ -27,13 +27,16 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.engines.train import protocol as train_protocol
-from kapelle.engines.train.protocol import Examines, KeepsParts
+from kapelle.engines.train.protocol import CountsTokens, Examines, KeepsParts
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.training.trainer import Trainer
 from kapelle.types import Message, Sampling
 
-CAPABILITIES = (Interruptible, HasNotes, HasQueue, ServesCallers, KnowsAlternatives, KeepsParts, Examines)
+CAPABILITIES = (
+    *(Interruptible, HasNotes, HasQueue, ServesCallers, KnowsAlternatives),
+    *(KeepsParts, Examines, CountsTokens),
+)
 REQUEST = Request("a", "a", (Message("user", "?"),), (1,), Sampling(), 0, TASK)
 
 
@@ -41,7 +44,7 @@ class Named(ScriptedEngine):
     """An engine with every name that a capability has, for something else."""
 
     notes = "loud"
-    interrupt = serve = stream = alternatives = parts = room = examine = waiting = None
+    interrupt = serve = stream = alternatives = parts = room = examine = distributions = waiting = None
 
 
 class Knobs(Settings):

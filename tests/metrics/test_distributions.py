@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.metrics.distributions import BINS, KINDS, Histogram, histogram, read_histogram, stacked
+from kapelle.metrics.distributions import BINS, KINDS, Histogram, added, histogram, read_histogram, stacked
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -69,3 +69,9 @@ def test_what_is_no_histogram_is_none(odd: Any) -> None:
 
 def test_every_kind_has_what_others_call_it_a_unit_and_a_meaning() -> None:
     assert all(all(parts) for parts in KINDS.values())
+
+
+@given(st.lists(VALUES, min_size=1, max_size=5))
+def test_what_is_added_is_the_histogram_of_all_values(parts: list[list[float]]) -> None:
+    made = [each for part in parts if (each := histogram(part))]
+    assert added(made) == histogram([value for part in parts for value in part])

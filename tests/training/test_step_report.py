@@ -110,6 +110,13 @@ def test_every_step_says_how_its_numbers_are_distributed(run: Path) -> None:
         tokens = read_histogram(found[0][f"advantage/{agent}"])
         assert tokens is not None
         assert sum(tokens.counts) == sum(len(turn.completion_ids) for turn in turns if turn.trained)
+    played = [each for e in episodes for each in e.turns]
+    for policy in {each.policy for each in played}:
+        learned = sum(len(t.completion_ids) for t in played if t.policy == policy and t.trained)
+        for kind in ("update_entropy", "update_log_ratio"):
+            spread = read_histogram(found[0][f"{kind}/{policy}"])
+            assert spread is not None
+            assert sum(spread.counts) == learned, "all turns, in one pass of the update"
     kinds = {name.partition("/")[0] for name in found[0]} - {"step"}
     assert kinds == set(KINDS)
 

@@ -189,7 +189,9 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
 
 def test_what_was_recorded_for_traced_episodes_says_of_how_many(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=2)
-    rows = ['{"step": 2, "entropy/solver": [-1, 0, [1, 3]], "length/solver": [0, 0, [1]]}']
+    rows = [
+        '{"step": 2, "entropy/solver": [-1, 0, [1, 3]], "length/solver": [0, 0, [1]], "update_entropy/solver": [-1, 0, [9]]}'
+    ]
     (run / "distributions.jsonl").write_text("".join(f"{row}\n" for row in rows))
     (run / "traces").mkdir(exist_ok=True)
     (run / "traces" / "00000002.jsonl").write_text(
@@ -199,7 +201,9 @@ def test_what_was_recorded_for_traced_episodes_says_of_how_many(tmp_path: Path) 
         HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
         httpx.Client(base_url=server.url, timeout=60.0) as web,
     ):
-        length, entropy = web.get("/run/run/distributions.json").json()["maps"]
+        length, whole, entropy = web.get("/run/run/distributions.json").json()["maps"]
+    assert (whole["title"], whole["who"], whole["rows"]) == ("update entropy", "solver", [[9]])
+    assert whole["known_as"] == "entropy of a token that is trained on, by policy", "of all turns"
     assert entropy["known_as"].endswith("of the episodes whose credit is kept: 1 of 4 episodes at step 2")
     assert length["known_as"] == "tokens of a completion, by agent"
 

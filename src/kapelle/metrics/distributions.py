@@ -25,6 +25,8 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "advantage": ("advantage of a token, by agent", "reward", "What each token that was trained on was credited with. One stripe at 0: nothing is learned."),
     "length": ("tokens of a completion, by agent", "tokens", "A stripe at the top is the limit of tokens: answers are cut off there."),
     "surprisal": ("−log p of a sampled token, by policy", "nats", "How unlikely each sampled token was to the sampler; its mean is an estimate of the entropy. A second stripe far up is noise among the text."),
+    "update_entropy": ("entropy of a token that is trained on, by policy", "nats", "Entropy of the distribution at each token as the passes of the update have it, of all turns; where a step is learned from several times, each time counts. A stripe at 0 is what the policy is certain of."),
+    "update_log_ratio": ("log importance ratio of a token in the loss, by policy", "nats", "Log of how many times more likely each token was to the weights that learned from it than to those that sampled it, of all turns and passes. One stripe at 0: tokens are learned from once. Beyond ±0.2 the clip range of PPO begins."),
     "entropy": ("entropy of a token, of the episodes whose credit is kept", "nats", "Entropy of the distribution at each token with the updated weights, in the best and worst episodes (`record.credit_episodes`)."),
     "log_ratio": ("log importance ratio of a token, of the episodes whose credit is kept", "nats", "Log of how many times more likely the update has made each token, in the best and worst episodes. Beyond ±0.2 the clip range of PPO begins."),
 }  # fmt: skip
@@ -92,6 +94,13 @@ def read_histogram(value: object) -> Histogram | None:
     if not all(type(number) is int for number in (exponent, first, *counts)) or min(counts) < 0:
         return None
     return Histogram(exponent, first, tuple(counts)) if abs(exponent) < 1100 and abs(first) < 2**62 else None
+
+
+def added(histograms: Sequence[Histogram]) -> Histogram:
+    """Return the histogram of the values of several: the one that all of them together would have."""
+    every = stacked([histograms], BINS)
+    assert every is not None, "there is something to add"
+    return Histogram(every.exponent, every.first, every.rows[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditMemory, Mover, Order, UpdateSamples
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
 from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
@@ -352,6 +352,8 @@ class Loop:
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
         spread = {**played_distributions(groups), **learned.distributions}
+        if isinstance(self._engine, CountsTokens):
+            spread |= self._engine.distributions()
         return Step(number, tuple(groups), metrics, learned.traces, idle, spread)
 
     def _episodes(self, play: Play, number: int) -> tuple[list[Group], dict[str, float]]:

@@ -36,12 +36,21 @@ from torch.distributed.tensor import DTensor
 
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Batch, blank
-from kapelle.engines.train.protocol import Examines, KeepsParts, Objective, Published, TrainEngine, TrainSetup
+from kapelle.engines.train.protocol import (
+    CountsTokens,
+    Examines,
+    KeepsParts,
+    Objective,
+    Published,
+    TrainEngine,
+    TrainSetup,
+)
 from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.tensor_parallel import beside_split, split_layers, weights_of_own_heads
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, local_part
 from kapelle.errors import ModelError
+from kapelle.metrics.distributions import Histogram
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, copy_language_model, whole_pass
 from kapelle.models.weights import copy_weights
@@ -49,7 +58,7 @@ from kapelle.rows import Sample
 from kapelle.team import reference_name
 
 
-class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
+class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     """Policies and critics on bases of which each rank holds a part."""
 
     def __init__(self, setup: TrainSetup, settings: Fsdp | None = None) -> None:
@@ -222,6 +231,10 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines):
         """Take the optimiser steps of one update; see the protocol."""
         with self._sharded(changes=True):
             return self._engine.update(samples, objective)
+
+    def distributions(self) -> Mapping[str, Histogram]:
+        """Return histograms of the policies' tokens in the updates since the last call; see `CountsTokens`."""
+        return self._engine.distributions()
 
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None

@@ -7,7 +7,7 @@ packing and data parallelism give the same step.
 An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
 `module:Class` or an entry point of `kapelle.train_engines`, whose `build` gets a `TrainSetup` and returns the engine.
 Everything that uses an engine uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints. What it can do beyond
-that it declares by inheriting from `KeepsParts` or `Examines`, as environments do (ADR 0068).
+that it declares by inheriting from `KeepsParts`, `Examines` or `CountsTokens`, as environments do (ADR 0068).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Policy
 
 if TYPE_CHECKING:
+    from kapelle.metrics.distributions import Histogram
     from kapelle.models.language_model import LanguageModel
 
 HEAD = "value_head."
@@ -225,7 +226,23 @@ class Examines:
         raise NotImplementedError
 
 
-ABILITIES: Sequence[tuple[type, str]] = ((KeepsParts, "parts"), (KeepsParts, "room"), (Examines, "examine"))
+class CountsTokens:
+    """A train engine that also says how the tokens of its updates are distributed."""
+
+    def distributions(self) -> Mapping[str, Histogram]:
+        """Return histograms of the policies' tokens, of all passes of all updates since the last call, by `KIND/policy`.
+
+        Kinds are `update_entropy` and, of samples with a `behaviour` column, `update_log_ratio` (`metrics.distributions`).
+        """
+        raise NotImplementedError
+
+
+ABILITIES: Sequence[tuple[type, str]] = (
+    (KeepsParts, "parts"),
+    (KeepsParts, "room"),
+    (Examines, "examine"),
+    (CountsTokens, "distributions"),
+)
 """What a train engine may declare by inheriting from it, and a part that it then has to write."""
 
 

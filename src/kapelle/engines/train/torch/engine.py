@@ -28,6 +28,7 @@ from kapelle.engines.train.parity import PARITY, check_parity, rounded_as
 from kapelle.engines.train.pass_size import CPU_TOKENS, chosen_tokens, token_bytes
 from kapelle.engines.train.protocol import (
     HEAD,
+    CountsTokens,
     Examines,
     Objective,
     Published,
@@ -40,6 +41,7 @@ from kapelle.engines.train.torch.learner import Learner, distributed_like, gathe
 from kapelle.engines.train.torch.sharing import AmongRanks, Gaps, UpdateSums, add_metric, means
 from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
+from kapelle.metrics.distributions import Histogram, added
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.outline import outline_of
 from kapelle.models.weights import copy_weights
@@ -74,7 +76,7 @@ class Placement:
     """Whether its weights are a critic's head and nothing of its base."""
 
 
-class TorchTrainEngine(TrainEngine, Examines):
+class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     """Policies and critics on models in this process's memory."""
 
     def __init__(
@@ -136,6 +138,8 @@ class TorchTrainEngine(TrainEngine, Examines):
         self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep, together=together)
         self._complete = complete
+        self._spread: dict[str, Histogram] = {}
+        """How tokens of the updates since `distributions` was last called are distributed."""
 
     def _copied_bases(self, setup: TrainSetup) -> list[LanguageModel]:
         """Place references and embedders of whole bases; return the frozen copies that they stand on."""
@@ -266,10 +270,19 @@ class TorchTrainEngine(TrainEngine, Examines):
                     add_metric(totals, f"{metric}/{learner.name}", value, 1.0)
                 for metric, (total, share) in sums.sums[learner.name].items():
                     add_metric(totals, metric, total, share)
+            for name, counts in sums.spread.items():
+                if self.learners[name.partition("/")[2]] in weights:
+                    known = self._spread.get(name)
+                    self._spread[name] = counts if known is None else added([known, counts])
         except BaseException:
             for learner in learners.values():
                 learner.forget_gradient()  # or the next update would include it
             raise
+
+    def distributions(self) -> Mapping[str, Histogram]:
+        """Return histograms of the policies' tokens in the updates since the last call; see `CountsTokens`."""
+        found, self._spread = self._spread, {}
+        return found
 
     def _accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
         """Add the gradients of the samples' losses to those of their learners, and return the sums to divide by.
@@ -470,6 +483,7 @@ class TorchTrainEngine(TrainEngine, Examines):
                 f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
                 "was when the checkpoint was written."
             )
+        self._spread = {}  # of an update that never was
         for name, entry in state["learners"].items():
             self.learners[name].load_state(entry)
             self.learners[name].changed = True

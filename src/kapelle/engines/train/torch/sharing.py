@@ -21,6 +21,7 @@ from kapelle.engines.train.batch import shard_samples
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.functional.policy_losses import token_log_ratio
+from kapelle.metrics.distributions import Histogram, added, histogram
 from kapelle.rows import Column, Sample
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, read_together, unpacked
@@ -68,6 +69,10 @@ class UpdateSums:
     gaps: list[Gaps] = field(default_factory=list)
     unread_gaps: list[tuple[Gaps, Tensor]] = field(default_factory=list)
     """The same before `read`, of all tokens, with the mask of those that count."""
+    spread: dict[str, Histogram] = field(default_factory=dict)
+    """How policies' tokens are distributed, by kind and policy (`CountsTokens`)."""
+    unread_tokens: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """What they are made of before `read`: values of tokens, with the mask of those that count."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
     """Learner, metric (empty for the weight), sum and weight that `read` has not added yet: reading one waits for a GPU."""
 
@@ -81,21 +86,26 @@ class UpdateSums:
         """Read what was added, with one wait for each device; learners with a loss that is not finite are `bad` from then on."""
         scalars = [each for entry in self.unread for each in entry[2:]]
         columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.gap_K, mask_K)]
-        read = read_together([*scalars, *columns])
-        values = [float(each) for each in read[: len(scalars)]]
-        for (learner, metric, *_), total, weight in zip(self.unread, values[::2], values[1::2], strict=True):
+        tokens = [each for pairs in self.unread_tokens.values() for pair in pairs for each in pair]
+        read = iter(read_together([*scalars, *columns, *tokens]))
+        for learner, metric, *_ in self.unread:
+            total, weight = float(next(read)), float(next(read))
             if metric:
                 add_metric(self.sums.setdefault(learner, {}), metric, total, weight)
                 continue
             self.weight[learner] = self.weight.get(learner, 0.0) + weight
             if not math.isfinite(total):
                 self.bad.add(learner)
-        for (gaps, _), gap_K, mask_K in zip(
-            self.unread_gaps, read[len(scalars) :: 2], read[len(scalars) + 1 :: 2], strict=True
-        ):
+        for gaps, _ in self.unread_gaps:
+            gap_K, mask_K = next(read), next(read)
             self.gaps.append(replace(gaps, gap_K=gap_K[mask_K.bool()].to(gaps.gap_K.dtype)))
+        for name, pairs in self.unread_tokens.items():
+            counted = [next(read)[next(read).bool()] for _ in pairs]
+            if (made := histogram(torch.cat(counted).numpy())) is not None:
+                self.spread[name] = made
         self.unread.clear()
         self.unread_gaps.clear()
+        self.unread_tokens.clear()
 
     def merge(self, other: UpdateSums) -> None:
         """Add what another process has accumulated."""
@@ -106,6 +116,8 @@ class UpdateSums:
                 add_metric(self.sums.setdefault(name, {}), metric, total, weight)
         self.bad |= other.bad
         self.gaps.extend(other.gaps)
+        for name, counts in other.spread.items():
+            self.spread[name] = added([self.spread[name], counts]) if name in self.spread else counts
 
     def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
         """Add how far the trainer's log-probs of samples, by index, are from the sampler's, where the samples have those."""
@@ -117,10 +129,15 @@ class UpdateSums:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
         mask_K = targets.mask_K
         found = {"entropy": statistics.entropy_K.detach()}
+        spread = {"update_entropy": found["entropy"]}
         if Column.BEHAVIOUR in targets.columns:
-            ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
+            log_ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR])
+            spread["update_log_ratio"] = log_ratio_K
+            ratio_K = log_ratio_K.exp()
             tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
             found |= {"ratio_tail": tail_K, "ratio_mean": ratio_K, "ratio_square": ratio_K.square()}
+        for kind, value_K in spread.items():
+            self.unread_tokens.setdefault(f"{kind}/{policy}", []).append((value_K, mask_K))
         tokens = mask_K.sum()
         for name, value_K in found.items():
             self.unread.append((policy, f"{name}/{policy}", (value_K * mask_K).sum(), tokens))
@@ -191,6 +208,7 @@ class AmongRanks:
                 "weight": sums.weight,
                 "sums": sums.sums,
                 "bad": sorted(sums.bad),
+                "spread": {name: each.row() for name, each in sums.spread.items()},
                 "gaps": [(each.learner, [dealt[k] for k in each.samples]) for each in sums.gaps],
                 "gradients": numbers,
             }
@@ -202,7 +220,10 @@ class AmongRanks:
             gaps = [
                 Gaps(name, tensors[str(k)], tuple(members)) for k, (name, members) in enumerate(plain["gaps"])
             ]
-            joined.merge(UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps))
+            spread = {
+                name: Histogram(e, k, tuple(counts)) for name, (e, k, counts) in plain["spread"].items()
+            }
+            joined.merge(UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps, spread=spread))
             for name, numbers in plain["gradients"].items():
                 with_gradient[name] |= set(numbers)
         # A parameter that no rank's loss depends on stays without a gradient: the optimiser leaves it alone.
