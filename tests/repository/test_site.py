@@ -21,7 +21,7 @@ from tools.docs_site.diagrams import blocks as diagrams
 from tools.docs_site.howto import blocks, commands, files_of
 from tools.docs_site.howto import pages as howtos
 from tools.docs_site.links import ROOT, heading_anchor, in_lists, page_of, place, rewritten
-from tools.docs_site.notebooks import notebook, parts, shown_page
+from tools.docs_site.notebooks import environment, notebook, parts, shown_page
 from tools.docs_site.notebooks import pages as tutorials
 from tools.docs_site.reference import cli_page, keys, plugin_page, run_page, undocumented
 from tools.docs_site.settings_table import meaning
@@ -163,6 +163,26 @@ def test_a_tutorial_becomes_a_notebook_and_shows_what_was_printed() -> None:
     assert "old" not in shown
     assert "check" not in shown
     assert "```sh\nkapelle info\n```\n\n```text\nnew\n```" in shown
+
+
+def test_every_tutorials_notebook_installs_what_it_needs() -> None:
+    """Where tutorials are executed nothing else can be imported (`make docs`), so that one cell is enough on Colab."""
+    first = {
+        page.stem: notebook(page.read_text(encoding="utf-8"))["cells"][0]["source"] for page in tutorials()
+    }
+    games = dict.fromkeys(("league", "self_play"), "%pip install -q 'kapelle[games]'")
+    rest = ("first_team", "own_environment", "stages", "tools")
+    assert first == games | dict.fromkeys(rest, "%pip install -q 'kapelle'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "games"), [("words", "False"), ("`pip install 'kapelle[games]'`", "True")])
+def test_what_a_notebook_does_not_install_is_not_there_when_it_is_executed(page: str, games: str) -> None:
+    asked = "from importlib.util import find_spec as f; print(*(f(n) is not None for n in ('torch', 'pyspiel', 'datasets', 'pytest')))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked], env=environment(page), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", games, "False", "False"]
 
 
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)

@@ -25,8 +25,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -81,6 +85,12 @@ NEEDS = re.compile(r"pip install '(kapelle\[[\w,]+\])'")
 """What a page says of the extra that it needs."""
 
 
+def needs(page: str) -> str:
+    """Return what the first cell of a page installs."""
+    found = NEEDS.search(page)
+    return found[1] if found else "kapelle"
+
+
 def notebook(page: str, *, checks: bool = False) -> dict[str, Any]:
     """Return a page as a notebook without outputs, whose first cell installs what it needs where it is opened (Colab).
 
@@ -88,8 +98,7 @@ def notebook(page: str, *, checks: bool = False) -> dict[str, Any]:
     """
     pieces = [piece for piece in parts(page) if checks or piece.kind != "check"]
     if not checks:
-        needed = NEEDS.search(page)
-        pieces.insert(0, Part("python", f"%pip install -q '{needed[1] if needed else 'kapelle'}'"))
+        pieces.insert(0, Part("python", f"%pip install -q '{needs(page)}'"))
     return {
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -101,7 +110,8 @@ def notebook(page: str, *, checks: bool = False) -> dict[str, Any]:
 def executed(page: str) -> list[str]:
     """Execute a page and return what each of its Python and shell blocks has printed, in order.
 
-    A check finds in `printed` what the block before it has printed. Raises RuntimeError with what went wrong.
+    Only packages that the page's first cell would install can be imported. A check finds in `printed` what the block before it has
+    printed. Raises RuntimeError with what went wrong.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -119,7 +129,7 @@ def executed(page: str) -> list[str]:
                 "--log-level=40"
             ],  # or it warns of its own socket, which listens to this machine alone
         )
-        with client.setup_kernel(env=_environment()):
+        with client.setup_kernel(env=environment(page)):
             for number, (piece, cell) in enumerate(zip(pieces, made.cells, strict=True)):
                 if piece.kind == "check":
                     cell.source = f"printed = {shown[-1]!r}\n{cell.source}"
@@ -134,15 +144,45 @@ def executed(page: str) -> list[str]:
     return shown
 
 
-def _environment() -> dict[str, str]:
+def environment(page: str) -> dict[str, str]:
+    """Return the variables of a process that executes a page, in which what its first cell does not install cannot be imported."""
     programs = str(Path(sys.executable).parent)
+    there = installed("ipykernel", needs(page))
+    hidden = [
+        name for name, of in packages_distributions().items() if not there & {*map(canonicalize_name, of)}
+    ]
     return {
         **os.environ,
         "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), "."]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tools/docs_site/bare"), str(ROOT / "src"), "."]),
+        "HIDDEN_PACKAGES": ",".join(hidden),
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
     }
+
+
+def installed(*wanted: str) -> set[str]:
+    """Return the distributions that pip would install for some requirements here, by name."""
+    found: set[str] = set()
+    waiting = [Requirement(each) for each in wanted]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        each = waiting.pop()
+        name, extras = canonicalize_name(each.name), frozenset(each.extras)
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            inner = requires(name) or []
+        except PackageNotFoundError:  # nothing here to hide
+            continue
+        found.add(name)
+        waiting.extend(
+            one
+            for one in map(Requirement, inner)
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+        )
+    return found
 
 
 def _printed(outputs: Sequence[Any], *, hide: bool) -> str:
