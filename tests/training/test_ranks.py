@@ -172,8 +172,9 @@ SPLIT: dict[str, Any] = {
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_that_compute_products_together_learn_what_one_learns(ranks: int) -> None:
     full = {**SPLIT, "team": {"sharing": "shared", "critic_train": "full"}}
-    cases = [("grpo", FROZEN[0][1]), ("dpo", {}), ("qmix", {}), ("mappo", full)]
-    check([(name, {**over, **(full if over is full else SPLIT)}) for name, over in cases], ranks)
+    formed = {**SPLIT, "team": {"sharing": "shared", "sampling": {"max_tokens": 3, "regex": "[a-d]{2}"}}}
+    cases = [("grpo", {**FROZEN[0][1], **SPLIT}), ("dpo", SPLIT), ("qmix", SPLIT), ("mappo", full)]
+    check([*cases, ("magrpo", formed)], ranks)
 
 
 @pytest.mark.ranks
