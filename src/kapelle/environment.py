@@ -426,9 +426,9 @@ class QuestionCounts:
     """How often a model that pays episodes is asked, at most: what it has answered already is not asked again."""
 
     episode: int = 0
-    """QuestionCounts about each episode, one after another."""
+    """Questions about each episode, one after another."""
     group: int = 0
-    """QuestionCounts about all episodes of a group together, one after another; none about a group of one."""
+    """Questions about all episodes of a group together, one after another; none about a group of one."""
     at_once: int = 0
     """Most questions that wait for a reply together; 0 sets no bound."""
 
