@@ -14,6 +14,7 @@ from tests.support.tiny import related_samples, tiny_model, with_behaviour
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.fsdp import FsdpTrainEngine
 from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.settings import Fsdp
 from kapelle.runtime.rank_group import ranks_here
 from kapelle.team import Policy
 
@@ -81,3 +82,19 @@ def test_a_gradient_that_overflows_in_one_rank_is_left_out_by_all_and_lowers_the
     assert (skipped, lowered) == (1.0, 2.0**9)
     assert (later, kept) == (0.0, 2.0**9)
     assert before != after
+
+
+def spread(split: int) -> dict[str, int]:
+    """Return how many tokens the histograms of an update hold, of ranks with unequal shares."""
+    made = setup(Policy("a"), ranks=ranks_here(60.0), models={"base": tiny_model(kv_heads=2)})
+    engine = FsdpTrainEngine(made, Fsdp(tensor_parallel=split))
+    engine.update(with_behaviour(engine, related_samples(["a"])), replace(NLL, parity=False))
+    return {name: sum(each.counts) for name, each in engine.distributions().items()}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", [1, 2])
+def test_every_token_is_in_the_histograms_once_whoever_learns_from_it(split: int) -> None:
+    tokens = sum(len(each.targets) for each in related_samples(["a"]))
+    expected = {"update_entropy/a": tokens, "update_log_ratio/a": tokens}
+    assert run_ranks(2, spread, split) == [expected, expected]
