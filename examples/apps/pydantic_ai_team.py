@@ -1,7 +1,7 @@
 """Two agents of a Pydantic AI program: the planner passes a job on by a function for its output, in which the solver replies.
 
 pip install 'pydantic-ai-slim[openai]' 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/pydantic_ai_team.py]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/pydantic_ai_team.py]' warmup.steps=200 warmup.batch=24
 """
 
 import os

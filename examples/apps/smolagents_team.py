@@ -1,7 +1,7 @@
 """Two agents of a smolagents program: the planner manages the solver.
 
 pip install 'smolagents[openai]' 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/smolagents_team.py]'
+kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/smolagents_team.py]' warmup.steps=200 warmup.batch=24
 """
 
 import os
@@ -15,6 +15,8 @@ def agent(name: str, task: str, **more: Any) -> ToolCallingAgent:
     """Return an agent with a short prompt; smolagents forces a call in every step."""
     made = ToolCallingAgent([], OpenAIModel(f"team/{name}"), name=name, max_steps=2, **more)
     made.prompt_templates["system_prompt"] = task
+    # The task and the answer alone: what smolagents writes around them is 800 bytes, each a token of the embedded model.
+    made.prompt_templates["managed_agent"] = {"task": "{{task}}", "report": "{{final_answer}}"}
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -109,12 +110,21 @@ def preloaded(name: str) -> Iterator[tuple[list[str], Path]]:
             started.stdout.close()
 
 
+def settings(name: str) -> list[tuple[str, str, Any]]:
+    """Return section, key and value of what a program's own command sets besides the recipe."""
+    [command] = re.findall(r"kapelle train (.*)", (APPS / f"{name}_team.py").read_text("utf-8"))
+    given = re.findall(r" (\w+)\.(\w+)=(\S+)", re.sub(r"environment\.command='[^']*'", "", command))
+    return [(section, key, yaml.safe_load(value)) for section, key, value in given]
+
+
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
     recipe: dict[str, Any] = yaml.safe_load((APPS / "recipe.yaml").read_text("utf-8"))
     for word in ("name", "description", "real"):
         recipe.pop(word, None)
+    for section, key, value in settings(name):
+        recipe[section][key] = value
     rewards: list[float] = []
     with preloaded(name) as (command, wire):
         recipe["environment"] |= {"command": command, "teacher": f"{APPS}/teacher.py:say"}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kapelle.cli import main
 from kapelle.cli.arguments import FRAMEWORKS, KINDS
@@ -114,7 +115,7 @@ def test_programs_are_the_examples_by_another_name(
     example = f"{'plain' if framework == 'openai' else framework}_team.py"
     shown = (ROOT / "examples" / "apps" / example).read_text("utf-8")
     shown = re.sub(
-        r"kapelle train examples/apps/recipe\.yaml environment\.command='[^']*'",
+        r"kapelle train examples/apps/recipe\.yaml environment\.command='[^']*'( \S+)*",
         "kapelle train tickets.yaml",
         shown,
     )
@@ -126,6 +127,14 @@ def test_programs_are_the_examples_by_another_name(
         done = subprocess.run(words, input=text, capture_output=True, text=True, check=True)
         assert (tmp_path / "tickets" / made).read_text("utf-8") == done.stdout
     assert "examples/" not in (tmp_path / "tickets" / "tickets.py").read_text("utf-8")
+    # What the example's command sets besides the recipe stands in the recipe.
+    recipe = yaml.safe_load((ROOT / "examples" / "apps" / "recipe.yaml").read_text("utf-8"))
+    command = re.search(r"kapelle train .*", (ROOT / "examples" / "apps" / example).read_text("utf-8"))
+    assert command
+    for section, key, value in re.findall(r" (\w+)\.(\w+)=(\w+)(?!\S)", command[0]):
+        recipe[section][key] = yaml.safe_load(value)
+    made_of = yaml.safe_load((tmp_path / "tickets" / "tickets.yaml").read_text("utf-8"))
+    assert made_of["warmup"] == recipe["warmup"]
 
 
 def test_a_framework_is_one_of_those_and_for_programs_alone(

@@ -313,7 +313,7 @@ environment:
   port: 0
   tasks: 24
 workflow: {name: external}
-warmup: {steps: 100, demonstrations: 24}
+warmup: {WARMUP_, demonstrations: 24}
 algorithm: {name: m_grpo, group_size: 8}
 optimizer: {lr: 1.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
 training: {steps: 10, tasks_per_step: 4}
@@ -349,6 +349,9 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
 }
 """Framework → what to install for it, and the module that it brings."""
 
+WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps: 200, batch: 24")
+"""Framework → its warm-up, where it differs from `examples/apps/recipe.yaml`, as the command in its program says: as many turns, in smaller steps."""
+
 
 def app(framework: str) -> Mapping[str, str]:
     """Return the files of a program in a framework, path → text; those of `examples/apps` by other names."""
@@ -359,7 +362,7 @@ def app(framework: str) -> Mapping[str, str]:
         "NAME_.py": (here / f"{framework}.txt").read_text("utf-8"),
         "teacher.py": (here / "teacher.txt").read_text("utf-8"),
         "test_NAME_.py": test,
-        "NAME_.yaml": APP_RECIPE,
+        "NAME_.yaml": APP_RECIPE.replace("WARMUP_", WARMUPS.get(framework, "steps: 100")),
     }
 
 
