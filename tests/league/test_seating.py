@@ -108,6 +108,14 @@ def test_the_exploiter_sits_alone_among_the_learners() -> None:
     )
 
 
+def test_partners_learn_equally_where_a_step_has_fewer_tasks_than_partners() -> None:
+    partners = tuple({agent: f"partner:{k}:{agent}" for agent in AGENTS} for k in range(5))
+    seating = Seating(AGENTS, (), 1.0, AGENTS, {}, partners=partners, partners_until=10)
+    cast = [each for step in range(1, 11) for each in seating.casts(3, step, 2)]
+    assert Counter(each["a"].player for each in cast) == {f"partner_{k}": 4 for k in range(5)}
+    assert all({own.player for own in each.values()} == {each["a"].player} for each in cast)
+
+
 def test_casts_depend_on_the_step_alone_and_survive_the_way_to_another_process() -> None:
     one = seating()
     again = Seating.of_plain(json.loads(json.dumps(one.plain())))

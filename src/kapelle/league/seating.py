@@ -102,9 +102,10 @@ class Seating:
         Shares and chances hold within a step as exactly as `count` allows.
         """
         if step <= self.partners_until:
+            before = (step - 1) * count
             return [
                 {agent: Cast(policy, f"{PARTNER}{k}") for agent, policy in self.partners[k].items()}
-                for k in (place % len(self.partners) for place in range(count))
+                for k in ((before + place) % len(self.partners) for place in range(count))
             ]
         draw = random.Random(derive_seed(seed, "casts", step))
         offset = draw.random()
