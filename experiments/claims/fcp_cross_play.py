@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -13,6 +14,8 @@ from kapelle.environments.yardsticks import Speaker
 GAME: dict[str, Any] = {"name": "speaker", "speaker": "leads", "letters": 6}
 STEPS, PARTNERS, RUNS = 80, 16, 2
 GRPO: dict[str, Any] = {"name": "grpo", "group_size": 2, "scale": "none", "team_reward": "individual"}
+Say = Callable[[int, str], Mapping[str, float]]
+"""(seat, what it sees) → how likely it says each letter."""
 
 
 ARMS: dict[str, Any] = {
@@ -38,15 +41,14 @@ def measure(arm: Any, seed: int, rate: float) -> Result:
     for team in teams:
         for _ in range(STEPS):
             team.step()
-    return Result(met(teams))
+    return Result(met([team.say for team in teams]))
 
 
-def met(teams: list[TableRun]) -> dict[str, float]:
-    """Return what a hearer earns with the speaker of its own team and of others, over all pairs of teams."""
-    game = teams[0].environment
-    assert isinstance(game, Speaker)
+def met(teams: Sequence[Say]) -> dict[str, float]:
+    """Return what a hearer earns with the speaker of its own team and of others, over all pairs of teams, without renaming."""
+    game = Speaker.model_validate(GAME)
     paid = {
-        (one, other): game.expected(lambda seat, seen: teams[(one, other)[seat]].say(seat, seen))[1]  # noqa: B023
+        (one, other): game.expected(lambda seat, seen: teams[(one, other)[seat]](seat, seen))[1]  # noqa: B023
         for one, other in product(range(len(teams)), repeat=2)
     }
     own = fmean(paid[one, one] for one in range(len(teams)))

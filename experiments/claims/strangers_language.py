@@ -4,54 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
-from statistics import fmean
 from typing import Any, cast
 
 from experiments.claim import Claim, Prediction, Result
+from experiments.claims.fcp_cross_play import GAME, Say, met
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.environments.yardsticks import Speaker
 from kapelle.rows import Sample
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message
 
 LETTERS = "ABCDEF"
-GAME: dict[str, Any] = {"name": "speaker", "speaker": "leads", "letters": len(LETTERS)}
 STEPS, TASKS, PARTNERS, RUNS = 150, 12, 12, 2
 SIZE = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 96, "context": 64}
-Answers = Mapping[tuple[int, str], Mapping[str, float]]
-"""(seat, what it reads) → the chance of each letter."""
 
-ARMS: dict[str, dict[str, Any]] = {
-    "self-play": {},
-    "other-play": {"environment": {**GAME, "other_play": True}},
-    "fcp": {
+
+def _fcp(spread: float) -> dict[str, Any]:
+    return {
         "league": {
-            "population": {"name": "fcp", "partners": PARTNERS, "alone": 0.5},
+            "population": {"name": "fcp", "partners": PARTNERS, "alone": 0.34, "spread": spread},
             "enter": {"every": 25},
             "start": False,
             "keep": 4 * PARTNERS,
             "slots": 4 * PARTNERS,
         }
-    },
+    }
+
+
+ARMS: dict[str, dict[str, Any]] = {
+    "self-play": {},
+    "other-play": {"environment": {**GAME, "other_play": True}},
+    "fcp": _fcp(0.2),
+    "fcp, alike": _fcp(0.0),
 }
 
 
 def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
     """Let teams learn apart from one another; measure them with themselves and with one another, by the model's own chances."""
     teams = [learned(arm, RUNS * seed + number, rate) for number in range(RUNS)]
-    game = Speaker(speaker="leads", letters=len(LETTERS))
-    paid = {
-        (one, other): game.expected(lambda seat, seen: teams[(one, other)[seat]][seat, seen])[1]  # noqa: B023
-        for one, other in product(range(RUNS), repeat=2)
-    }
-    own = fmean(paid[one, one] for one in range(RUNS))
-    cross = fmean(worth for (one, other), worth in paid.items() if one != other)
-    return Result({"own": own, "cross": cross, "gap": own - cross})
+    return Result(met(teams))
 
 
-def learned(arm: Mapping[str, Any], seed: int, rate: float) -> Answers:
+def learned(arm: Mapping[str, Any], seed: int, rate: float) -> Say:
     """Train a team from nothing, and return what it says."""
     recipe = {
         "model": {"path": "embedded", "embedded": {**SIZE, "seed": seed}},
@@ -77,13 +71,14 @@ def learned(arm: Mapping[str, Any], seed: int, rate: float) -> Answers:
         return answers(trainer)
 
 
-def answers(trainer: Trainer) -> Answers:
+def answers(trainer: Trainer) -> Say:
     """Return what both seats say to all that they may read, by scored chances."""
     asked = [(0, "1/2"), *((1, f"2/2 {letter}") for letter in LETTERS)]
     samples = [_sample(trainer, seat, seen, letter) for seat, seen in asked for letter in LETTERS]
     found = [math.exp(float(logps.sum())) for logps in trainer.engine.score(samples)]
     rows = [found[at : at + len(LETTERS)] for at in range(0, len(found), len(LETTERS))]
-    return {key: dict(zip(LETTERS, row, strict=True)) for key, row in zip(asked, rows, strict=True)}
+    said = {key: dict(zip(LETTERS, row, strict=True)) for key, row in zip(asked, rows, strict=True)}
+    return lambda seat, seen: said[seat, seen]
 
 
 def _sample(trainer: Trainer, seat: int, seen: str, letter: str) -> Sample:
@@ -103,7 +98,7 @@ CLAIM = Claim(
     setting=(
         "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first seat says one of six letters, and both earn 1 if the second says the same. A tiny language model (two layers of width 32) that has learned nothing, "
         "with a LoRA adapter for each seat, 150 steps of 48 games by GRPO without momentum, letters alone (`sampling.choices`). Two teams with every seed, whose bases differ: *own* is what the follower earns with its own leader, *cross* with the other "
-        "team's, exact from the scored chances of the letters, without renaming. `fcp`: twelve pairs learn by themselves for half of the steps and enter the pool every 25; the team then learns with all of them."
+        "team's, exact from the scored chances of the letters, without renaming. `fcp`: twelve pairs learn by themselves for a third of the steps and enter the pool twice; the team then learns with all of them. Their adapters begin with noise (`spread: 0.2`), in `fcp, alike` as their base."
     ),
     arms=ARMS,
     measure=measure,
@@ -121,6 +116,12 @@ CLAIM = Claim(
             at_most=0.0,
         ),
         Prediction(
+            "the spread is what helps: `fcp` less `fcp, alike`, cross",
+            lambda found: found["fcp"]["cross"] - found["fcp, alike"]["cross"],
+            at_least=0.2,
+            turned=0.0,
+        ),
+        Prediction(
             "`other-play` less `self-play`, cross",
             lambda found: found["other-play"]["cross"] - found["self-play"]["cross"],
             at_least=0.2,
@@ -134,8 +135,8 @@ CLAIM = Claim(
     ),
     remark=(
         "Other-play does all that is predicted: its follower reads, and loses nothing with strangers. Followers of self-play do not read at all: they say their own leader's letter whatever they hear, and meet strangers well where both teams "
-        "happen to have the same letter (seed 9). Fictitious co-play is not better by half: adapters on one base begin with that base's habits, so that partners are alike. Of six pairs that learned apart on one base five settled on one letter (base of seed 7), or four on one and two on another (seed 2), where "
-        "pairs of tables, which begin even, settle on most of the six. Its follower reads the letters that partners said and no others. Partners need bases of their own, which this arm has not. Steps, partners and the rate were chosen after first runs with seeds 0 and 1; after 60 steps other-play had not yet learned to read."
+        "happen to have the same letter (seed 9). Partners of fictitious co-play whose adapters all begin as their base have that base's habits: of six pairs that learned apart on one base five settled on one letter (base of seed 7), or four on one and two on another (seed 2), where "
+        "pairs of tables, which begin even, settle on most of the six; its follower reads the letters that partners said and no others. Noise at the start sets partners apart, as networks drawn anew are in the paper. Steps, partners and the rate were chosen after first runs with seeds 0 and 1; after 60 steps other-play had not yet learned to read. Nor has the team of `fcp` where partners take half of the steps (a first run of ten seeds: cross 0.64, gap less half of self-play's -0.13 [-0.39, 0.16]; partners know their letter after 25): a third was chosen then, by seeds 2 and 8. Eight teams of ten then read; those of seeds 6 and 9 do not read the letters of the strangers that they meet. A spread of 0.5 is too much, as partners so certain never meet."
     ),
     plot="bars",
     plotted=("cross", "", "earned with strangers"),
