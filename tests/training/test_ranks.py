@@ -188,9 +188,14 @@ def test_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
     check([(name, FSDP) for name in ALGORITHMS] + SHARDED + FROZEN, 3)
 
 
+ONE_PASS: Mapping[str, dict[str, Any]] = {"mmd": {"algorithm": {"epochs": 1}}}
+"""Adam lets rounding grow with every update, and this algorithm takes four a step: its ten steps are ten updates too."""
+
+
 @pytest.mark.ranks
 def test_ten_steps_of_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
-    check([(name, {"training": {"steps": 10}, **FSDP}) for name in ALGORITHMS], 2, 10)
+    long = {"training": {"steps": 10}, **FSDP}
+    check([(name, {**long, **ONE_PASS.get(name, {})}) for name in ALGORITHMS], 2, 10)
 
 
 def resumed(
