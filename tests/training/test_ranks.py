@@ -151,9 +151,20 @@ LEAGUE: dict[str, Any] = {
 }
 
 
+APART: dict[str, Any] = {
+    "league": {
+        "population": {"name": "fcp", "partners": 2, "spread": 0.2},
+        "enter": {"every": 1},
+        "slots": 2,
+    },
+    "training": {"tasks_per_step": 4},
+}
+"""Partners of fictitious co-play who begin apart."""
+
+
 @pytest.mark.slow
 def test_two_processes_play_one_league() -> None:
-    check([("grpo", LEAGUE), ("grpo", {**LEAGUE, **FSDP})], 2)
+    check([("grpo", LEAGUE), ("grpo", {**LEAGUE, **FSDP}), ("grpo", APART), ("grpo", {**APART, **FSDP})], 2)
 
 
 @pytest.mark.slow

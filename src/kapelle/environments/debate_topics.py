@@ -146,12 +146,10 @@ class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
 
     def questions(self) -> Mapping[str, QuestionCounts]:
         """Return how often the judge is asked: about each pair of sides, in two orders."""
+        if isinstance(self.judge, str):
+            return {}
         pairs = len(self.sides) * (len(self.sides) - 1) // 2
-        return (
-            {}
-            if isinstance(self.judge, str)
-            else questions_to([(self.judge, QuestionCounts(episode=2 * pairs))])
-        )
+        return questions_to([(self.judge, QuestionCounts(episode=2 * pairs))])
 
     def costs(self) -> Mapping[str, float]:
         """Return how often the judge was asked, was spared the question, and gave no verdict."""
