@@ -71,6 +71,10 @@ class SampledGame:
         shares_E: Floats = weight_E / np.bincount(states, weight_E, count)[states]
         return shares_E
 
+    def even(self) -> Floats:
+        """Return the policy that draws every legal move alike."""
+        return self.softmax(np.zeros(self.tree.entries))
+
     def table(self, policy_E: Floats) -> dict[str, dict[int, float]]:
         """Return a policy as the tree's exact values take it."""
         values = iter(policy_E.tolist())
@@ -182,7 +186,7 @@ def main() -> None:
     parser.add_argument("--momentum", type=float, default=0.0)
     given = vars(parser.parse_args())
     game, seeds = SampledGame(tree_of(given.pop("game"))), given.pop("seeds")
-    even = game.nash_conv(game.softmax(np.zeros(game.tree.entries)))
+    even = game.nash_conv(game.even())
     print(f"even play {even:.3f}")
     for name, values in game.measure(Plan(**given), seeds).items():
         shown = " ".join(f"{value:.3f}" for value in values)

@@ -1,0 +1,85 @@
+"""Tables that play poker against each other: what the average of a run's later half concedes, by how the rate goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from experiments.claim import Claim, Found, Prediction, Result
+from experiments.sampled_games import Plan, SampledGame
+from kapelle.environments.openspiel.tree import tree_of
+
+KUHN = Plan(steps=300, deals=64, group=4, rate=0.06, entropy=0.05)
+LEDUC = Plan(steps=400, deals=64, group=8, rate=0.1, entropy=0.3)
+ARMS: dict[str, tuple[str, Plan]] = {
+    "Kuhn": ("kuhn_poker", KUHN),
+    "Kuhn, falling rate": ("kuhn_poker", replace(KUHN, falling=True)),
+    "Leduc": ("leduc_poker", LEDUC),
+    "Leduc, falling rate": ("leduc_poker", replace(LEDUC, falling=True)),
+}
+
+
+@cache
+def game(name: str) -> tuple[SampledGame, float]:
+    """Return a game and the NashConv of even play."""
+    sampled = SampledGame(tree_of(name))
+    return sampled, sampled.nash_conv(sampled.even())
+
+
+def measure(arm: tuple[str, Plan], seed: int, rate: float) -> Result:
+    """Let two tables learn; NashConv of the last policy and of the later half's average, as shares of even play's."""
+    name, plan = arm
+    sampled, even = game(name)
+    run = sampled.learn(plan, 100 + seed)  # 0 to 4 chose the plans
+    average = sampled.nash_conv(sampled.average(run[len(run) // 2 :])) / even
+    return Result({"average": average, "last": sampled.nash_conv(run[-1]) / even})
+
+
+def conceded(arm: str, at_most: float) -> Prediction:
+    """Return the prediction that an arm's average concedes no more than so much of even play."""
+    return Prediction(
+        f"average of `{arm}`: share of even play's NashConv",
+        lambda found: found[arm]["average"],
+        at_most=at_most,
+    )
+
+
+def gained(name: str) -> Prediction:
+    """Return the prediction that the average concedes less where the rate stays."""
+
+    def gain(found: Found) -> float:
+        return found[f"{name}, falling rate"]["average"] - found[name]["average"]
+
+    return Prediction(
+        f"by a rate that stays, the average of {name} concedes less by so much of even play's",
+        gain,
+        at_least=0.0,
+    )
+
+
+CLAIM = Claim(
+    name="poker_averages",
+    algorithms=("grpo",),
+    claim="Tables that play poker against each other come near an equilibrium on average, in Kuhn poker to 5 % and in Leduc poker to 15 % of even play's NashConv, if their rate stays",
+    source="averages of play, Brown 1951; last policies circle, 1806.05358; measures, 1903.00742",
+    setting=(
+        "Both seats of Kuhn poker (300 steps of 64 deals × 4 games, rate 0.06, entropy bonus 0.05) and of Leduc poker (400 steps of 64 × 8, rate 0.1, bonus 0.3) learn from sampled games alone: "
+        "GRPO without scale and without momentum, each player compared with its mean over the games on the same cards. The rate stays, or falls to 0 in a straight line. "
+        "NashConv is exact, as a share of that of even play (0.917 and 4.747): of the last policy, and of the average of 20 policies of the later half, each played for a whole game."
+    ),
+    arms=ARMS,
+    measure=measure,
+    seeds=20,
+    predictions=(
+        conceded("Kuhn", 0.05),
+        conceded("Leduc", 0.15),
+        gained("Kuhn"),
+        gained("Leduc"),
+    ),
+    plot="bars",
+    plotted=("average", "", "NashConv of the average / even play's"),
+    remark=(
+        "Rates, bonuses and numbers of games were chosen with seeds 0 to 4 (`python -m experiments.sampled_games`). What a language model makes of the same games: "
+        "[why self-play circles](explanations/self_play.md#legal-moves-alone)."
+    ),
+)
