@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -11,6 +13,7 @@ import pytest
 
 import kapelle
 from kapelle.algorithms.grpo import GRPO
+from kapelle.cli import main
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.workflows.solo import Solo
 
@@ -57,3 +60,102 @@ def test_a_trainer_refuses_what_it_would_not_use(wrong: Callable[[], Any], messa
     with pytest.raises(kapelle.ConfigError) as caught:
         wrong()
     assert str(caught.value).startswith(message)
+
+
+TEAM: dict[str, Any] = {"environment": Arithmetic(), **REST}
+from_recipe: Any = kapelle.Trainer.from_recipe
+arena: Any = kapelle.arena
+AS_TEXT = 'Write settings of a recipe as text: Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
+TAKEN = "mine already holds a run. Continue it with `resume=True`, or choose another `run_dir`."
+FOREIGN = "foreign is not empty and not a run of kapelle: it holds 'x.txt'. Choose another `run_dir`."
+NOTHING = "There is nothing to resume without a run directory. Name it with `run_dir`."
+GO_ON = "`Trainer.from_recipe('RUN/config.yaml', run_dir='RUN', resume=True)` goes on with a run."
+SEVERAL = "`torchrun --nproc-per-node N` starts several processes; "
+REAL = "Recipe 'plain.yaml' has no section `real`, which `real=True` lays over it. Leave `real=True` out and set what a pretrained model needs"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a run `mine`, a folder that is none, and recipes."""
+    monkeypatch.chdir(tmp_path)
+    Path("foreign").mkdir()
+    Path("foreign/x.txt").write_text("not ours")
+    Path("plain.yaml").write_text("environment: {name: arithmetic}\n")
+    trainer(run_dir="mine", **TEAM).close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: from_recipe("demo", resume=True), NOTHING),
+        (lambda: from_recipe("demo", run_dir="mine"), TAKEN),
+        (lambda: from_recipe("demo", run_dir="foreign"), FOREIGN),
+        (lambda: from_recipe("demo", run_dir="fresh", resume=True), "There is no run at fresh to resume. Leave out `resume=True` to start it."),
+        (lambda: from_recipe("mine"), "'mine' is a run. Continue it with `Trainer.from_recipe('mine/config.yaml', run_dir='mine', resume=True)`; "),
+        (lambda: from_recipe("mine@best"), "'mine@best' is a checkpoint of a run. Begin another run with its weights: `Trainer.from_recipe(RECIPE, start_from='mine@best', run_dir=…)`."),
+        (lambda: from_recipe("plain.yaml", real=True), REAL),
+        (lambda: from_recipe(3), "A recipe is 3. Give the name of a built-in one, or a YAML file."),
+        (lambda: from_recipe("demo", overlays="x.yaml"), "`overlays` is the text 'x.yaml'. Give a list of texts: overlays=['x.yaml']."),
+        (lambda: from_recipe("demo", "training.step=3"), "Unknown key 'training.step' (set in the call). Did you mean 'steps'?"),
+        (lambda: from_recipe("demo", "optimizer.lr=fast"), "'optimizer.lr' cannot be 'fast' (set in the call): "),
+        (lambda: from_recipe("demo", "output_dir=x"), "Unknown key 'output_dir' (set in the call). `run_dir=DIR` says where."),
+        (lambda: from_recipe("demo", "resume=true"), f"Unknown key 'resume' (set in the call). {GO_ON}"),
+        (lambda: from_recipe("demo", "num_gpus=2"), f"Unknown key 'num_gpus' (set in the call). {SEVERAL}`train_engine.name` is "),
+        (lambda: from_recipe("demo", "xyzzy=3"), "Unknown key 'xyzzy' (set in the call). `print(kapelle.load_recipe(RECIPE).yaml())` prints all settings."),
+        (lambda: from_recipe("demo", runs_dir="x"), "`Trainer.from_recipe` has no keyword 'runs_dir'. Did you mean 'run_dir'?"),
+        (lambda: from_recipe("demo", engine="vllm"), f"`engine` cannot be combined with a whole recipe. {AS_TEXT}"),
+        (lambda: from_recipe("demo", learning_rate=1.0), f"`learning_rate` cannot be combined with a whole recipe. {AS_TEXT}"),
+        (lambda: from_recipe("demo", "trackers=[{name: tensorboard}]"), "The tracker 'tensorboard' needs a run directory, whose metrics it shows. Name one, `run_dir="),
+        (lambda: trainer.from_run("mine", "training.stepz=3"), "Unknown key 'training.stepz' (set in the call). Did you mean 'steps'?"),
+        (lambda: trainer.from_run("mine", resumes=True), "`Trainer.from_run` has no keyword 'resumes'. Did you mean 'resume'?"),
+        (lambda: trainer.from_run("mine", training={"steps": 3}), "`training` cannot be combined with a whole run. Write settings of a run as text: Trainer.from_run("),
+        (lambda: trainer.from_run("mine", run_dir="mine"), TAKEN),
+        (lambda: kapelle.load_recipe("plain.yaml", real=True), REAL),
+        (lambda: kapelle.load_recipe("demo", settings="seed=1"), "`settings` is the text 'seed=1'. Give a list of texts: settings=['seed=1']."),
+        (lambda: kapelle.load_recipe("demo", settings=["run_dir=x"]), "Unknown key 'run_dir' (set in the call). `run_dir=DIR` says where."),
+        (lambda: trainer(kapelle.load_recipe("demo").config, run_dir="mine"), TAKEN),
+        (lambda: trainer(kapelle.load_recipe("demo").config, resume=True), NOTHING),
+        (lambda: trainer(resume=True, **TEAM), NOTHING),
+        (lambda: trainer(run_dir="mine", **TEAM), TAKEN),
+        (lambda: trainer(run_dir="foreign", resume=True, **TEAM), FOREIGN),
+        (trainer, "The recipe has no `environment={'name': …}`. Add `environment={'name': …}`."),
+        (lambda: trainer(training={"output_dir": "x"}, **TEAM), "Unknown key `training={'output_dir': …}`. `run_dir=DIR` says where."),
+        (lambda: trainer(training={"resume": True}, **TEAM), f"Unknown key `training={{'resume': …}}`. {GO_ON}"),
+        (lambda: trainer(training={"num_gpus": 2}, **TEAM), f"Unknown key `training={{'num_gpus': …}}`. {SEVERAL}`train_engine={{'name': …}}` is "),
+        (lambda: trainer(**TEAM).train("many"), "`steps` is 'many'. Give a whole number of at least 0, or leave it out."),
+        (lambda: next(trainer(**TEAM).steps(1.5)), "`count` is 1.5. Give a whole number of at least 0, or leave it out."),
+        (lambda: trainer(**TEAM).evaluate(-1), "`problems` is -1. Give a whole number of at least 1, or leave it out."),
+        (lambda: trainer(**TEAM).load_checkpoint("foreign"), "There is no whole checkpoint in foreign. Restore one from a copy, or start the run anew in another `run_dir`."),
+        (lambda: arena("nash", environment="kuhn_poker"), "An arena needs at least two players, for example `kapelle.arena('runs/mine', 'nash', environment='kuhn_poker')`."),
+        (lambda: arena("nash", "random"), "Name the game with `environment`: no player is a run, which would say it."),
+        (lambda: arena("nash", "random", environment="kuhn_poker", output="foreign"), "foreign holds something else than an arena. Name another `output`."),
+        (lambda: arena("nash", "random", environment="kuhn_poker", settings="seed=1"), "`settings` is the text 'seed=1'. Give a list of texts: settings=['seed=1']."),
+        (lambda: kapelle.blame("mine", "evaluation.problms=3"), "Unknown key 'evaluation.problms' (set in the call). Did you mean 'problems'?"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("place")
+def test_a_call_is_told_of_its_own_arguments(wrong: Callable[[], Any], message: str) -> None:
+    with pytest.raises(kapelle.KapelleError) as caught:
+        wrong()
+    said = str(caught.value)
+    assert said.startswith(message)
+    assert not re.search(r"--(?!nproc)[a-z]", said), "no option of the command line"
+    assert "command line" not in said
+
+
+def test_a_command_is_told_of_its_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "demo", "--run-dir", str(place / "mine")]) == 2
+    assert "Continue it with --resume, or choose another --run-dir" in capsys.readouterr().err
+    assert main(["train", "demo", "training.step=3"]) == 2
+    assert "(set on the command line)" in capsys.readouterr().err
+    assert main(["arena", "nash", "random"]) == 2
+    assert "Name the game with --environment" in capsys.readouterr().err
+
+
+def test_between_steps_other_calls_have_words_of_their_own(place: Path) -> None:
+    one_a_step = {"training": {"tasks_per_step": 1, "steps": 2}, "team": {"sampling": {"max_tokens": 2}}}
+    with trainer(**TEAM, **one_a_step) as here:
+        for _ in here.steps(1):
+            with pytest.raises(kapelle.ConfigError, match=r"Unknown key 'training\.step' "):
+                from_recipe("demo", "training.step=3")

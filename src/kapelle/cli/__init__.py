@@ -61,7 +61,11 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
                 from kapelle.cli.quiet import clean_what_others_print
 
                 clean_what_others_print()
-            code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
+            module = importlib.import_module(f"kapelle.cli.{command.module}")
+            from kapelle.settings.messages import for_command  # not before `--help`, which is to be quick
+
+            with for_command():
+                code: int = module.run(arguments)
             leave_ranks_here()
         except KapelleError as error:
             said, words = str(error), getattr(arguments, "words", ())

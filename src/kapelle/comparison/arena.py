@@ -28,6 +28,7 @@ from kapelle.errors import ConfigError, DataError, EngineError, OutputError
 from kapelle.evaluation.arena import Arena, Encounter, is_opposed, meet_here, pairs_of
 from kapelle.evaluation.evaluate import why_fewer
 from kapelle.runtime.files import replace_file
+from kapelle.settings.messages import in_python
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Json
 
@@ -39,6 +40,7 @@ GAMES = 100
 Report = Callable[[str], None]
 
 
+@in_python(None)
 def arena(
     *players: str,
     environment: str | None = None,
@@ -61,6 +63,10 @@ def arena(
     for name, value in (("games", games), ("jobs", jobs)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least 1.")
+    if isinstance(settings, str):
+        raise ConfigError(
+            f"`settings` is the text {settings!r}. Give a list of texts: settings=[{settings!r}]."
+        )
     entries = enter(players, environment, settings)
     for note in entries.notes:
         report(note)

@@ -26,6 +26,7 @@ from kapelle.comparison.results import (
 from kapelle.errors import DataError, KapelleError
 from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.files import writing
+from kapelle.settings.messages import for_command
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml
@@ -160,7 +161,10 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
     from kapelle.training.trainer import Trainer
 
     place = Path(path)
-    with Trainer(_config(config), origin=origin, run_dir=place, resume=is_run(place)) as trainer:
+    with (
+        for_command(),
+        Trainer(_config(config), origin=origin, run_dir=place, resume=is_run(place)) as trainer,
+    ):
         summary = trainer.train()
     if summary.stopped_by:
         raise KeyboardInterrupt

@@ -351,10 +351,37 @@ _QUOTED = re.compile(
 """A setting with its section in quotes, with or without a value: `team.sharing: lora`."""
 
 
-_KEYWORDS = {"--resume": "`resume=True`", "--run-dir": "`run_dir`"}
-"""Options of the command line → keywords that say the same."""
-_OPTION = re.compile(rf"\b(out|with|another) ({'|'.join(_KEYWORDS)})\b")
-"""One of them in a sentence (`choose another --run-dir`), and not in a command to type."""
+_KEYWORDS = {
+    "--resume": "`resume=True`",
+    "--run-dir": "`run_dir`",
+    "--run-dir DIR": "`run_dir=DIR`",
+    "--real": "`real=True`",
+    "--output": "`output`",
+    "--environment": "`environment`",
+    "--launch torchrun --processes N": "`torchrun --nproc-per-node N`",
+}
+"""Options of the command line → what says the same in Python."""
+_OPTION = re.compile(
+    rf"(?P<command>`?kapelle \w+ [^`]*?)?(?P<tick>`?)(?P<option>{'|'.join(sorted(_KEYWORDS, key=len, reverse=True))})(?P=tick)(?![\w-])"
+)
+"""One of them, with the command before it where it stands in one to type."""
+_COMMANDS = (
+    (
+        r"kapelle train --resume ([^\s`]+?)",
+        r"Trainer.from_recipe('\1/config.yaml', run_dir='\1', resume=True)",
+    ),
+    (
+        r"kapelle train RECIPE --start-from ([^\s`]+?)",
+        r"Trainer.from_recipe(RECIPE, start_from='\1', run_dir=…)",
+    ),
+    (r"kapelle train ([^\s`]+) --run-dir ([^\s`]+?)", r"Trainer.from_recipe('\1', run_dir='\2')"),
+    (r"kapelle train RECIPE --dry-run", "print(kapelle.load_recipe(RECIPE).yaml())"),
+    (
+        r"kapelle arena ([^\s`]+) ([^\s`]+) --environment ([^\s`]+?)",
+        r"kapelle.arena('\1', '\2', environment='\3')",
+    ),
+)
+"""Commands that messages name → calls that do the same."""
 _IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
 """What a message says to both, for those who write Python."""
 
@@ -364,10 +391,21 @@ _WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in 
 
 
 @contextmanager
-def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about settings name keywords: `optimizer.lr` is `optimizer={'lr': …}`, and those in `arguments` have names of their own.
+def for_command() -> Iterator[None]:
+    """Let errors name options of the command line and dotted settings, whatever calls in Python the command makes."""
+    mark = _WRITTEN.set({})
+    try:
+        yield
+    finally:
+        _WRITTEN.reset(mark)
 
-    Within another one that one's `arguments` count: errors name what the outer call was given.
+
+@contextmanager
+def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
+    """Let errors name what was given in Python: `resume=True` for `--resume`, `optimizer={'lr': …}` for `optimizer.lr`.
+
+    Settings in `arguments` have names of their own; None is for calls that take settings as text, such as `Trainer.from_recipe`:
+    these keep their dotted keys. Within another `in_python` that one's `arguments` count, and within `for_command` nothing changes.
     """
     if _WRITTEN.get() is not None:
         yield
@@ -378,8 +416,10 @@ def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
         yield
     except KapelleError as error:
         if error.args and isinstance(error.args[0], str):
-            said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), error.args[0])
-            said = _OPTION.sub(lambda found: f"{found[1]} {_KEYWORDS[found[2]]}", _IN_PYTHON.sub("", said))
+            said = _calls(error.args[0])
+            if arguments is not None:
+                said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), said)
+                said = re.sub(r"`(\w+): \{name: …\}`", r"`\1={'name': …}`", said)
             for theirs, ours in ARGUMENTS.items():
                 # What was given by another library's name has that name, unless the message explains how it is read.
                 if theirs in given and theirs not in said:
@@ -388,6 +428,14 @@ def in_python(arguments: Mapping[str, str]) -> Iterator[None]:
         raise
     finally:
         _WRITTEN.reset(mark)
+
+
+def _calls(message: str) -> str:
+    """Return a message with keywords in place of options, and calls in place of commands."""
+    said = _IN_PYTHON.sub("", message).replace(f"(set on the {COMMAND_LINE})", "(set in the call)")
+    for command, call in _COMMANDS:
+        said = re.sub(rf"`?{command}(?=[`.,;:]*(?:\s|$))`?", f"`{call}`", said)
+    return _OPTION.sub(lambda found: found[0] if found["command"] else _KEYWORDS[found["option"]], said)
 
 
 def as_written(sections: Mapping[str, Any]) -> None:

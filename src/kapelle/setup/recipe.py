@@ -29,7 +29,7 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
 from kapelle.settings.aliases import DEFAULTS, read_aliases
 from kapelle.settings.base import AlgorithmSettings, Settings, models_in
-from kapelle.settings.messages import check_sections, explain, settings_named
+from kapelle.settings.messages import check_sections, explain, in_python, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -217,6 +217,7 @@ def builtin_recipes() -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
+@in_python(None)
 def load_recipe(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> Recipe:
@@ -225,6 +226,11 @@ def load_recipe(
     `real` lays its section `real`, the values for a pretrained model, directly over the recipe. Raises ConfigError for
     a missing file, YAML that does not parse, and unknown keys or invalid values.
     """
+    for keyword, given in (("overlays", overlays), ("settings", settings)):
+        if isinstance(given, str):
+            raise ConfigError(
+                f"`{keyword}` is the text {given!r}. Give a list of texts: {keyword}=[{given!r}]."
+            )
     layers, unused = _files(name, overlays, real)
     return lay_over(layers, settings, unused_real=unused)
 
@@ -606,7 +612,9 @@ def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, s
 
 
 def _read(source: str) -> dict[str, Any]:
-    path = Path(source)
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"A recipe is {source!r:.40}. Give the name of a built-in one, or a YAML file.")
+    path, source = Path(source), str(source)
     recipes = builtin_recipes()
     name = path.stem if source == f"recipes/{path.stem}.yaml" else source
     if name in recipes and not path.is_file():

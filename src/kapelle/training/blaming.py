@@ -24,6 +24,7 @@ from kapelle.runs.blamed import Blame, BlameFile
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config, read_groups
 from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.settings.messages import in_python
 from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
 from kapelle.training.observer import Observer
@@ -37,6 +38,7 @@ SPLITS = ("eval", "train")
 """Episodes that can be asked about: of the evaluation, or of training tasks."""
 
 
+@in_python(None)
 def blame(
     run: str | Path,
     *settings: str,

@@ -11,14 +11,15 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.errors import ConfigError, KapelleError
+from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.metrics.statistics import finite
 from kapelle.models.language_model import LanguageModel
@@ -258,15 +259,58 @@ def _recipe(
             "Trainer(model=…, environment=…), or Trainer(**sections)."
         )
     if config is not None and said:
-        raise ConfigError(
-            f"`{next(iter(said))}` cannot be combined with a whole recipe. Write settings of a recipe as text: "
-            'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
-        )
+        _refuse("Trainer", next(iter(said)))
     if config is not None:
         # A recipe knows where all of its values came from.
         return Recipe(config, given_origin(config, config, "config") if origin is None else dict(origin))
     found = from_keywords(name_model(said, given), partial(check_keywords, Trainer.__init__, "Trainer"))
     return replace(found, origin=laid_origin(found.origin, origin or {}))
+
+
+def _check_options(call: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first of a call's options that a trainer of a whole recipe or run does not take."""
+    known = [
+        each for each in signature(Trainer.__init__).parameters if each not in ("self", "config", "sections")
+    ]
+    word = next((word for word in options if word not in known), None)
+    if word is not None:
+        _refuse(call, word, known)
+
+
+def _refuse(call: str, word: str, known: Sequence[str] = ()) -> NoReturn:
+    """Raise ConfigError for a keyword beside a whole recipe or run: one that is misspelt, or settings."""
+    hint = "" if word in RunConfig.model_fields else did_you_mean(word, known)
+    if hint.startswith(" Did you mean"):
+        raise ConfigError(f"`{call}` has no keyword '{word}'.{hint}")
+    what, example = "recipe", 'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine")'
+    if call == "Trainer.from_run":
+        what, example = "run", 'Trainer.from_run("runs/mine", "evaluation.problems=100")'
+    raise ConfigError(
+        f"`{word}` cannot be combined with a whole {what}. Write settings of a {what} as text: {example}."
+    )
+
+
+def _check_count(name: str, count: object, least: int) -> None:
+    """Raise ConfigError for an argument that is neither None nor a whole number of at least `least`."""
+    if count is not None and (type(count) is not int or count < least):
+        raise ConfigError(
+            f"`{name}` is {count!r:.40}. Give a whole number of at least {least}, or leave it out."
+        )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_its_words(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
+    """Let errors of a method name settings as they were given to the trainer, and keywords in place of options."""
+
+    @wraps(method)
+    def inside(trainer: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with in_python(trainer._words):  # noqa: SLF001 - of this class
+            return method(trainer, *args, **kwargs)
+
+    return inside
 
 
 class Trainer:
@@ -297,8 +341,9 @@ class Trainer:
         """
         given, said = dict(models or {}), dict[str, Any](**sections)
         # Settings are named as they were given: by keywords here, and as dotted keys where they come from a recipe.
-        named = {"model.path": "model"} if isinstance(said.get("model"), str | Path) else {}
-        with nullcontext() if config is not None else in_python(named):
+        own_name = {"model.path": "model"} if isinstance(said.get("model"), str | Path) else {}
+        self._words: Mapping[str, str] | None = None if config is not None else own_name
+        with in_python(self._words):
             as_written(said)
             self.observer = observer or Silent()
             engine = engine_of(said, engine, run_dir, self.observer)
@@ -368,11 +413,13 @@ class Trainer:
         `real` takes the recipe's values for a pretrained model. The observer, or a warning, reports what of the recipe
         does not suit `model.path`.
         """
-        recipe = load_recipe(name, overlays, settings, real=real)
-        observer: Observer | None = options.get("observer")
-        for note in recipe.notes:
-            cls._note(note, observer)
-        return cls(recipe.config, origin=recipe.origin, **options)
+        with in_python(None):
+            _check_options("Trainer.from_recipe", options)
+            recipe = load_recipe(name, overlays, settings, real=real)
+            observer: Observer | None = options.get("observer")
+            for note in recipe.notes:
+                cls._note(note, observer)
+            return cls(recipe.config, origin=recipe.origin, **options)
 
     @staticmethod
     def _note(note: str, observer: Observer | None) -> None:
@@ -388,15 +435,17 @@ class Trainer:
 
         The run directory is only read.
         """
-        run, which = split_run(str(path))
-        config, named = config_of_run(run, settings), named_checkpoint(run, which)
-        less: dict[str, Any] = {"start_from": {}}
-        if options.get("run_dir") is None:
-            less["trackers"] = ()
-        options.setdefault("origin", {})  # all of its settings were decided by the run
-        trainer = cls(config.model_copy(update=less), **options)
-        trainer.load_checkpoint(run / "checkpoints" if named is None else named)
-        return trainer
+        with in_python(None):
+            _check_options("Trainer.from_run", options)
+            run, which = split_run(str(path))
+            config, named = config_of_run(run, settings), named_checkpoint(run, which)
+            less: dict[str, Any] = {"start_from": {}}
+            if options.get("run_dir") is None:
+                less["trackers"] = ()
+            options.setdefault("origin", {})  # all of its settings were decided by the run
+            trainer = cls(config.model_copy(update=less), **options)
+            trainer.load_checkpoint(run / "checkpoints" if named is None else named)
+            return trainer
 
     @property
     def done(self) -> int:
@@ -405,6 +454,16 @@ class Trainer:
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (by default all that are left), yielding each when it is recorded."""
+        _check_count("count", count, least=0)
+        taken = self._taken(count)
+        while True:
+            with in_python(self._words):  # left before the caller goes on
+                step = next(taken, None)
+            if step is None:
+                return
+            yield step
+
+    def _taken(self, count: int | None) -> Iterator[Step]:
         last = self.config.training.steps if count is None else self.done + count
         every, progress = self.config.checkpoint.every, self._progress
         progress.refuse_torn()
@@ -438,8 +497,10 @@ class Trainer:
             self.evaluate(self.config.evaluation.problems_while_training)
         return due
 
+    @_in_its_words
     def train(self, steps: int | None = None) -> Summary:
         """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM interrupts the current step, undoes it and saves."""
+        _check_count("steps", steps, least=0)
         before = after = None
         last: Mapping[str, float] = {}
         idle = ""
@@ -469,8 +530,10 @@ class Trainer:
             idle,
         )
 
+    @_in_its_words
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
+        _check_count("problems", problems, least=1)
         problems = problems or self.config.evaluation.problems
         if (known := self._held_out.known(self.done, problems)) is not None:
             return known
@@ -486,6 +549,7 @@ class Trainer:
             self._phase("training", "")
         return result
 
+    @_in_its_words
     def blame(
         self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
     ) -> Blame:
@@ -506,6 +570,7 @@ class Trainer:
         doing(f"{name} after step {self.done}")
         self._records.phase(self.done, name, detail)
 
+    @_in_its_words
     def save(self) -> Path:
         """Write a checkpoint into the run directory; if that fails nothing is lost. ConfigError without a run directory."""
         if not self._progress.kept:
@@ -526,13 +591,15 @@ class Trainer:
         if self._progress.is_new:
             self.save()
 
-    def save_policies(self, folder: Path) -> None:
+    @_in_its_words
+    def save_policies(self, folder: str | Path) -> None:
         """Write every trained policy in a form that others can load: adapters as PEFT folders, models by `save_pretrained`."""
-        self._progress.write_policies(folder)
+        self._progress.write_policies(Path(folder))
 
-    def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
+    @_in_its_words
+    def load_checkpoint(self, folder: str | Path) -> Mapping[str, Any]:
         """Load a checkpoint, or the newest whole one of a folder, and return its loop part; report damaged ones."""
-        return self._progress.load(folder)
+        return self._progress.load(Path(folder))
 
     def close(self) -> None:
         """Release the run directory, the trackers and the engines; the caller closes an `engine` that it passed."""
