@@ -71,6 +71,40 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
 
 
+@pytest.mark.usefixtures("no_model")
+def test_a_dry_run_says_what_judges_will_be_asked(kapelle: Kapelle) -> None:
+    Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
+    judge = {"endpoint": "http://localhost:1/v1", "model": "grader"}
+    rewards = [{"rubric": {"good": "Is it?"}, "judge": judge}, {"rank": "It is right.", "judge": judge}]
+    world = {"name": "rewarded", "path": "rows.jsonl", "eval_path": "none", "rewards": rewards}
+    Path("judged.json.yaml").write_text(
+        json.dumps({"environment": world, "team": {"agents": 1}, "workflow": {"name": "solo"}})
+    )
+    words = (
+        "train",
+        "demo",
+        "judged.json.yaml",
+        *TINY,
+        "algorithm.group_size=8",
+        "training.tasks_per_step=4",
+        "evaluation.before_and_after=false",
+        "evaluation.every=0",
+        "warmup=null",
+        "--dry-run",
+    )
+    said = kapelle(*words)
+    assert said.code == 0, said.err
+    # Each of 4 x 8 answers is graded once, and each group of 8 is ranked in two orders.
+    assert (
+        "# the judge grader is asked at most 40 questions in a step, 1 about each episode and 2 about each group;"
+        in said.out
+    )
+    assert kapelle(*words, "--json").json["judges"] == {
+        "grader": {"of an episode": 1, "of a group": 2, "of a step": 40}
+    }
+    assert kapelle("train", "demo", *TINY, "--dry-run", "--json").json["judges"] == {}
+
+
 def test_a_dry_run_for_programs_is_one_object(kapelle: Kapelle) -> None:
     row = kapelle("train", "demo", *TINY, "--dry-run", "--json").json
     assert row["origin"]["training.steps"] == "command line"

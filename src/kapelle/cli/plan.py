@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def lines(found: Plan) -> Iterator[str]:
     """Yield a plan as text."""
+    from kapelle.planning import questions
     from kapelle.planning.weights_map import describe, size
 
     yield "weights: which agent acts with which, and what trains (nothing is loaded)"
@@ -65,17 +66,7 @@ def lines(found: Plan) -> Iterator[str]:
     )
     if not work.played:
         yield "  worlds that rely on servers were not opened; the plan assumes that every agent answers its first prompt once"
-    for name, asked in found.run.asked.items():
-        about = [
-            f"{count} about each {what}"
-            for what, count in (("episode", asked.episode), ("group", asked.group))
-            if count
-        ]
-        most = asked.of_step(work.tasks, work.group)
-        yield (
-            f"the judge {name} is asked at most {most:,} questions in a step, {' and '.join(about)}; what it has answered already "
-            "is not asked again"
-        )
+    yield from questions.describe(found.run.asked, work.tasks, work.group)
     yield from _computing(found)
     for process in found.processes:
         yield ""

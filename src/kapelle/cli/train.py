@@ -94,6 +94,7 @@ def _next_commands(source: Source) -> NextCommands:
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.models.renderer import light_renderer
+    from kapelle.planning import questions
     from kapelle.planning.planned_run import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare, without_programs
@@ -119,10 +120,13 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
     notes = [*source.notes, *prepared.notes, *prepared.doubts]
+    asked = questions.asked_by(prepared.config.environment)
+    step = prepared.config.training.tasks_per_step, questions.episodes_of(prepared.algorithm)
     if as_json:
         weights = None if found is None else found.row()
         row = {
             "weights": weights,
+            "judges": questions.rows(asked, *step),
             "config": values,
             "origin": changed,
             "notes": notes,
@@ -142,6 +146,8 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
         say("# weights: which agent acts with which, and what trains (nothing is loaded)")
         for line in describe(found):
             say(f"# {line}".rstrip())
+    for line in questions.describe(asked, *step):
+        say(f"# {printable(line)}")
     say()
     say("# settings; values that were set show where they come from")
     say(annotated_yaml(values, changed))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kapelle.engines.train.pass_size import chosen_tokens, token_bytes
 from kapelle.models.renderer import light_renderer
+from kapelle.planning import questions
 from kapelle.planning.memory import Process, processes
 from kapelle.planning.planned_run import PlannedRun, planned_run
 from kapelle.planning.weights_map import WeightsMap, weights_map
@@ -111,14 +112,7 @@ class Plan:
                 "longest text": work.longest,
                 "worlds opened": work.played,
             },
-            "judges": {
-                name: {
-                    "of an episode": each.episode,
-                    "of a group": each.group,
-                    "of a step": each.of_step(work.tasks, work.group),
-                }
-                for name, each in self.run.asked.items()
-            },
+            "judges": questions.rows(self.run.asked, work.tasks, work.group),
             "computing": {
                 base: {
                     "device": self.run.device(base),

@@ -13,11 +13,12 @@ from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
-from kapelle.environment import AsksModels, CountsCosts, QuestionCounts, offers
+from kapelle.environment import AsksModels, QuestionCounts, offers
 from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
 from kapelle.models.renderer import light_renderer
+from kapelle.planning.questions import asked_by, episodes_of
 from kapelle.planning.workload import PlannedTurn, Workload, workload
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
@@ -193,8 +194,6 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, config.model)
         for path in set(team.bases.values())
     }
-    data = algorithm.data
-    candidates = data.tree.candidates if data.tree else 1
     embeddings = algorithm.need(Embeddings)
     nf4 = in_four_bits(config, team)
     shapes = {
@@ -222,7 +221,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         _adapters(team, prepared.outlines, shapes),
         places,
         nf4,
-        workload(config, team, renderers, data.group_size * candidates),
+        workload(config, team, renderers, episodes_of(algorithm)),
         algorithm.critic,
         algorithm.need(ReferenceLogProbs) is not None,
         embeddings is not None and embeddings.reader == "base",
@@ -250,7 +249,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
     whole = replace(
         whole,
         judges=tuple(_judges(config, whole, device)),
-        asked=config.environment.questions() if offers(config.environment, CountsCosts) else {},
+        asked=asked_by(config.environment),
     )
     if config.ray.pools:
         whole = replace(whole, **_pools(config, team))
@@ -267,7 +266,7 @@ def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[Planned
     answers: dict[str, int] = {}
     for model in models:
         answers[model.path] = max(model.max_tokens, answers.get(model.path, 0))
-    asked = config.environment.questions() if offers(config.environment, CountsCosts) else {}
+    asked = asked_by(config.environment)
     for place, most in answers.items():
         path, adapter = base_and_adapter(place)
         policy = Policy(
