@@ -101,8 +101,24 @@ def test_the_state_survives_json() -> None:
     found = entered(4, keep=2)
     found.played(MAIN, f"{MAIN}@30", 0.0)
     found.payoffs["first", f"{MAIN}@30", "rock"] = 0.25
+    found.payoff_games["first", f"{MAIN}@30", "rock"] = 12
     again = pool(keep=2)
     again.load_state(json.loads(json.dumps(found.state())))
     assert again.state() == found.state()
     assert again.members == found.members
     assert again.enter(MAIN, 50)[0].serial == 5
+
+
+def test_counts_of_games_leave_with_whom_they_are_of_and_may_be_missing_in_older_states() -> None:
+    found = entered(2, keep=2)
+    for name in found.names:
+        found.payoffs["first", name, name] = 0.5
+        found.payoff_games["first", name, name] = 12
+    _, out = found.enter(MAIN, 90)
+    assert out is not None
+    assert out.name not in {key[1] for key in found.payoff_games}
+    assert found.payoff_games.keys() == found.payoffs.keys()
+    older = {key: value for key, value in found.state().items() if key != "payoff_games"}
+    again = pool(keep=2)
+    again.load_state(older)
+    assert (again.payoffs, again.payoff_games) == (found.payoffs, {})

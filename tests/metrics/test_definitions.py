@@ -13,6 +13,7 @@ from kapelle.metrics.definitions import (
     UPDATE_METRICS,
     Metric,
     describe,
+    reported_counts,
     rollout_metrics,
 )
 from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
@@ -197,6 +198,20 @@ def test_each_reward_has_mean_spread_and_the_shares_it_said_nothing_or_failed() 
         "paid/exact/ada": 2.0,
         "paid_std/exact/ada": 0.0,
     }
+
+
+def test_means_that_are_reported_say_of_how_many_episodes_they_are() -> None:
+    infos: list[tuple[dict[str, Json], str | None]] = [
+        ({"reward/exact": 1.0, "steps": 3, "tricks": {"ada": 2}}, None),
+        ({"reward/exact": None, "steps": 5}, None),
+        ({"reward/exact": FAILED, "steps": 9}, "it raised"),
+    ]
+    episodes = tuple(
+        Episode(TASK, k, ("ada",), info=info, error=error) for k, (info, error) in enumerate(infos)
+    )
+    counts = reported_counts([Group(TASK, episodes)])
+    assert counts == {"info/steps": 2, "info/tricks/ada": 1, "paid/exact": 1}
+    assert counts.keys() <= rollout_metrics([Group(TASK, episodes)]).keys()
 
 
 class TestWhatEnvironmentsReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,22 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, population: Any) -> None:
     assert later == rows[3:]
 
 
+def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
+    league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
+    with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
+        trainer.train(2)
+        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        homes = len({agent for agent, _, _ in pool.payoffs})
+    assert len(pool.payoffs) > 1
+    assert pool.payoff_games == dict.fromkeys(pool.payoffs, 3)
+    newest = max(
+        (tmp_path / "run").rglob("standing.json"), key=lambda file: json.loads(file.read_text())["step"]
+    )
+    table = json.loads(newest.read_text())["payoffs"]
+    assert {count for line in table["games"] for count in line} == {3 * homes}
+    assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
+
+
 def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path) -> None:
     def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
         settings = game(training={"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": overlap})
@@ -196,6 +213,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         pool = trainer._loop.league.pool  # type: ignore[union-attr]
     assert all(0.0 < row["league/nash_conv"] < 4.0 for row in rows)
     if each == "psro":
+        assert pool.payoff_games == {}, "nothing was played for them"
         for one in pool.names:
             for other in pool.names:  # what one wins the other loses
                 assert pool.payoffs["first", one, other] == pytest.approx(-pool.payoffs["second", other, one])

@@ -70,6 +70,20 @@ def test_a_table_of_payoffs_is_shown_in_place_of_results(tmp_path: Path) -> None
     assert shown["draws"] is None
 
 
+def test_payoffs_say_of_how_many_games_they_are(tmp_path: Path) -> None:
+    table = {"names": ["self@0", "self@4"], "table": [[0, -0.5], [0.25, 0]], "games": [[24, 1024], [-1, 0]]}
+    shown = pool(opened(write_league_run(tmp_path / "run", STANDING | {"payoffs": table})), [])
+    assert shown is not None
+    cells = [cell for row in shown["matrix"]["rows"] for cell in row]
+    assert [cell["games"] for cell in cells] == [24, 1024, None, None]
+    assert [cell["words"].partition("where the others are ")[2] for cell in cells] == [
+        "self@0, in 24 games",
+        "self@4, in 1,024 games",
+        "self@0",
+        "self@4, computed exactly",
+    ]
+
+
 def test_what_a_run_that_was_taken_back_has_left_does_not_count(tmp_path: Path) -> None:
     later = STANDING | {"step": 8, "member": "self@8", "ratings": {"self@4": [900, 800, 1000]}}
     run = write_league_run(tmp_path / "run", STANDING, later, steps=5)

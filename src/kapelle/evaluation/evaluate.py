@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
+from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, reported_counts, rollout_metrics
 from kapelle.metrics.statistics import MeanScore, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout, shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
@@ -71,6 +71,8 @@ class Evaluation:
     """Mean of each number that the environment reports in `Outcome.info`, `name/agent` for each agent's of a mapping."""
     paid: Mapping[str, float] = field(default_factory=dict)
     """Mean of what each reward function or judge of `rewarded` returned, before its weight, by the name that metrics have."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of how many episodes each of these means is: `info/NAME` and `paid/NAME`."""
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
     fewer: str = ""
@@ -147,6 +149,8 @@ class Evaluation:
             row["info"] = dict(self.info)
         if self.paid:
             row["paid"] = dict(self.paid)
+        if self.counts:
+            row["counts"] = dict(self.counts)
         if self.games:
             row["games"] = True
         if self.fewer:
@@ -400,6 +404,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         paid={
             name.removeprefix("paid/"): value for name, value in metrics.items() if name.startswith("paid/")
         },
+        counts={name: count for name, count in reported_counts(paid).items() if name in metrics},
         games=bool(episodes) and not any(episode.task.question for episode in episodes),
         groups=tuple(groups),
     )

@@ -84,6 +84,8 @@ class MemberPool:
         """(Entrant, member) → all games of the learner while it became that entrant, for ratings; the one to be is called `now`."""
         self.payoffs: dict[tuple[str, str, str], float] = {}
         """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
+        self.payoff_games: dict[tuple[str, str, str], int] = {}
+        """The same → games that the return is the mean of; absent where it was computed exactly."""
         self.gone: dict[str, int] = {}
         """Who has left → the step after which."""
         self.since: dict[str, int] = {}
@@ -149,6 +151,7 @@ class MemberPool:
         self.scores = {pair: score for pair, score in self.scores.items() if out.name not in pair}
         self.met = {pair: score for pair, score in self.met.items() if out.name not in pair}
         self.payoffs = {key: value for key, value in self.payoffs.items() if out.name not in key[1:]}
+        self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
         return member, out
 
     def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
@@ -170,6 +173,7 @@ class MemberPool:
             "scores": [[*pair, *_plain(score)] for pair, score in self.scores.items()],
             "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
+            "payoff_games": [[*key, count] for key, count in self.payoff_games.items()],
             "gone": dict(self.gone),
             "since": dict(self.since),
             "entered": self.entered,
@@ -181,6 +185,9 @@ class MemberPool:
         self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}
         self.met = {(one, other): MatchScore(*rest) for one, other, *rest in state["met"]}
         self.payoffs = {(agent, one, other): value for agent, one, other, value in state["payoffs"]}
+        # Older checkpoints hold no counts.
+        counts = state.get("payoff_games", ())
+        self.payoff_games = {(agent, one, other): count for agent, one, other, count in counts}
         self.gone = dict(state["gone"])
         self.since = dict(state["since"])
         self.entered = int(state["entered"])

@@ -697,6 +697,18 @@ def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
     return found
 
 
+def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
+    """Return of how many episodes the means `info/<name>` and `paid/<reward>` of `rollout_metrics` are."""
+    valid = [episode for group in groups for episode in group.valid]
+    counts = Counter({f"info/{name}": len(values) for name, values in _reported(valid).items()})
+    for episode in valid:
+        for key, value in episode.info.items():
+            name = str(key)  # worlds may put anything there
+            if name.startswith(PAID_BY) and isinstance(value, int | float) and math.isfinite(value):
+                counts[f"paid/{name.removeprefix(PAID_BY)}"] += 1
+    return dict(counts)
+
+
 DEMONSTRATED = "demonstrated_"
 """Prefix of the metrics that describe demonstrations."""
 

@@ -372,10 +372,15 @@ class League:
                 for other in self.pool.members:
                     key = home, one.name, other.name
                     if key not in self.pool.payoffs:
-                        self.pool.payoffs[key] = self._worth(home, one, other)
+                        self.pool.payoffs[key], games = self._worth(home, one, other)
+                        if games is not None:
+                            self.pool.payoff_games[key] = games
 
-    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> float:
-        """Return what an agent earns on average if one member sits there and another one in all other seats."""
+    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int | None]:
+        """Return what an agent earns on average if one member sits there and another one in all other seats, and in how many games.
+
+        The count is None where the value is computed exactly.
+        """
         team = self._play.team
         if self._exact is not None and "past" == one.kind == other.kind:
             table, rest = self._table(one), self._table(other)
@@ -384,7 +389,7 @@ class League:
                 decision.key: (table if decision.seat == seat else rest).chances[decision.key]
                 for decision in self._exact.decisions()
             }
-            return self._exact.exact_values(joint)[0][seat]
+            return self._exact.exact_values(joint)[0][seat], None
         assert isinstance(self._settings.population, PsroPopulation), "only `psro` has a table"
         self.sit(list(dict.fromkeys(each.name for each in (one, other) if each.kind == "past")))
         owned = {agent: one if agent == home else other for agent in team.names}
@@ -411,7 +416,7 @@ class League:
             raise EpisodeError(
                 f"No game of '{one.name}' against '{other.name}' could be played to its end: {reason}"
             )
-        return fmean(found)
+        return fmean(found), len(found)
 
     def _strategy(self) -> Mapping[str, Chances]:
         """Return, by agent at home, how likely the others should be each member by the table; nothing without a table."""
@@ -469,9 +474,14 @@ class League:
     ) -> dict[str, Any]:
         """Return who is in the pool and how strong, for `standing.json` beside a snapshot's weights."""
         names, known = self.pool.names, self.pool.payoffs
-        table = None
+        table = games = None
         if known:
             table = np.mean([self._payoffs(home) for home in self._homes], axis=0).tolist()
+            counts = self.pool.payoff_games
+            games = [
+                [sum(counts.get((home, one, other), 0) for home in self._homes) for other in names]
+                for one in names
+            ]
         return {
             "step": step,
             "member": member,
@@ -479,7 +489,7 @@ class League:
                 {"name": each.name, "kind": each.kind, "step": each.step} for each in self.pool.members
             ],
             "ratings": {name: list(rating) for name, rating in rated.items()},
-            "payoffs": None if table is None else {"names": names, "table": table},
+            "payoffs": None if table is None else {"names": names, "table": table, "games": games},
             "results": [
                 [entrant, other, round(score.wins), round(score.draws), round(score.losses)]
                 for (entrant, other), score in self.pool.met.items()

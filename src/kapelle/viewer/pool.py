@@ -47,6 +47,8 @@ class EntryStanding:
     ratings: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Rating and the ends of its interval."""
     payoffs: dict[tuple[str, str], float] = field(default_factory=dict)
+    payoff_games: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Games that a payoff is the mean of, 0 for one that was computed exactly; empty where a run did not keep them."""
     """Member, the others' member → what it returns on average."""
     results: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
     """Who entered, whom it had met → wins, draws, losses."""
@@ -117,6 +119,10 @@ def entry_of(raw: bytes) -> EntryStanding | None:
                         made.damaged.add("payoffs")
                     else:
                         made.payoffs[one, other] = paid
+            for one, line in zip(names, map(listing, listing(table.get("games"))), strict=False):
+                for other, value in zip(names, line, strict=False):
+                    if (games := whole(value)) is not None and games >= 0:
+                        made.payoff_games[one, other] = games
     return made
 
 
@@ -260,10 +266,12 @@ def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
 
         def paid(one: str, other: str) -> dict[str, Any] | None:
             value = newest.payoffs.get((one, other))
-            words = (
-                "" if value is None else f"{one} earns {value:+.3f} on average where the others are {other}"
-            )
-            return None if value is None else {"value": value, "shade": shade(value / most), "words": words}
+            if value is None:
+                return None
+            games = newest.payoff_games.get((one, other))
+            counted = "" if games is None else f", in {games:,} games" if games else ", computed exactly"
+            words = f"{one} earns {value:+.3f} on average where the others are {other}{counted}"
+            return {"value": value, "shade": shade(value / most), "words": words, "games": games or None}
 
         return {
             "payoffs": True,
