@@ -19,10 +19,11 @@ from tests.environments.adapters.test_textarena import Guess
 import kapelle
 from kapelle.comparison.contestants import enter, load
 from kapelle.errors import ConfigError
-from kapelle.evaluation.arena import Arena, Encounter, seated, seatings
+from kapelle.evaluation.arena import Arena, Encounter, payoffs, seated, seatings
 from kapelle.metrics.ratings import Results, ratings
 from kapelle.rollout.play import shared_rollout
 from kapelle.setup.problems import choose_tasks
+from kapelle.types import Episode, Task
 
 KUHN = "kuhn_poker"
 
@@ -79,6 +80,15 @@ def test_the_gap_of_a_team_is_self_play_less_cross_play() -> None:
     assert (gap.mean, cross.mean) == (2.0, 1.0)
     assert arena.ranked == ("a", "b")
     assert "self-play minus cross-play: +2.000" in str(arena)
+
+
+def test_a_team_is_paid_together_where_the_environment_pays_who_answers() -> None:
+    names = ("reasoner", "actor", "critic")
+    graded = Episode(Task("a", "1+1"), 0, names, rewards={"actor": 1.0, "critic": 0.5})
+    assert payoffs(graded, names, opposed=False) == {"reasoner": 0.75, "actor": 1.0, "critic": 0.5}
+    assert payoffs(graded, names, opposed=True) == {"reasoner": 0.0, "actor": 1.0, "critic": 0.5}
+    nobody = Episode(Task("a", "1+1"), 0, names)
+    assert payoffs(nobody, names, opposed=False) == dict.fromkeys(names, 0.0)
 
 
 @pytest.mark.slow

@@ -178,13 +178,15 @@ async def meet(
     games: list[tuple[float, float] | None] = []
     turns, tokens, invalid = [0, 0], [0, 0], [0, 0]
     reports = [False, False]
+    opposed = is_opposed(play.environment)
     for number, episode in enumerate(episodes):
         seating = every[number % len(every)]
         who = dict(zip(names, seating, strict=True))
         if episode.error is not None:
             games.append(None)
             continue
-        earned = [[_payoff(episode, name) for name in names if who[name] == side] for side in (0, 1)]
+        paid = payoffs(episode, names, opposed=opposed)
+        earned = [[paid[name] for name in names if who[name] == side] for side in (0, 1)]
         games.append((fmean(earned[0]), fmean(earned[1] or earned[0])))
         wrong = episode.info.get("invalid")
         for turn in episode.turns:
@@ -209,6 +211,19 @@ async def meet(
         errors.total(),
         errors.most_common(1)[0][0] if errors else "",
     )
+
+
+def payoffs(episode: Episode, names: Sequence[str], *, opposed: bool) -> dict[str, float]:
+    """Return what an episode paid each agent.
+
+    Where a team works together and the environment pays some of it alone, such as those whose answer is graded, the others earn
+    what these earn on average: the team is paid, whoever of it spoke last.
+    """
+    own = {name: _payoff(episode, name) for name in names}
+    paid = [own[name] for name in names if name in episode.rewards]
+    if opposed or not paid or any(turn.reward for turn in episode.turns):
+        return own
+    return {name: own[name] if name in episode.rewards else fmean(paid) for name in names}
 
 
 def _payoff(episode: Episode, agent: str) -> float:
