@@ -12,6 +12,7 @@ from kapelle.algorithms.grpo import GRPO
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
 from kapelle.settings.aliases import TABLE
+from kapelle.settings.messages import for_command
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_recipe, load_stages, to_yaml
 
@@ -171,7 +172,7 @@ def test_their_units_become_ours(
 def test_what_cannot_be_meant_here_is_refused_with_the_reason(
     settings: list[str], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught, for_command():
         read(RECIPE, tmp_path, *settings)
     assert said in str(caught.value)
 

@@ -11,6 +11,7 @@ import yaml
 
 from kapelle.errors import ConfigError
 from kapelle.runtime import plugins
+from kapelle.settings.messages import for_command
 from kapelle.setup.recipe import (
     Recipe,
     builtin_recipes,
@@ -236,7 +237,7 @@ class TestWrongKeys:
         ],
     )
     def test_each_is_named_with_its_neighbour(self, base: str, path: str, value: object, meant: str) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError) as caught, for_command():
             load(base, f"{path}={value}")
         message = str(caught.value)
         assert f"'{path}'" in message

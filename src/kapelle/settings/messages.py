@@ -362,9 +362,10 @@ _KEYWORDS = {
 }
 """Options of the command line → what says the same in Python."""
 _OPTION = re.compile(
-    rf"(?P<command>`?kapelle \w+ [^`]*?)?(?P<tick>`?)(?P<option>{'|'.join(sorted(_KEYWORDS, key=len, reverse=True))})(?P=tick)(?![\w-])"
+    rf"(?P<kept>\(set in [^)]*\)|`?kapelle \w+ [^`]*?(?={'|'.join(_KEYWORDS)})[-\w]+)|"
+    rf"(?P<tick>`?)(?P<option>{'|'.join(sorted(_KEYWORDS, key=len, reverse=True))})(?P=tick)(?![\w-])"
 )
-"""One of them, with the command before it where it stands in one to type."""
+"""One of them; or, kept as it is, one in a command to type or in the name of a source."""
 _COMMANDS = (
     (
         r"kapelle train --resume ([^\s`]+?)",
@@ -435,7 +436,7 @@ def _calls(message: str) -> str:
     said = _IN_PYTHON.sub("", message).replace(f"(set on the {COMMAND_LINE})", "(set in the call)")
     for command, call in _COMMANDS:
         said = re.sub(rf"`?{command}(?=[`.,;:]*(?:\s|$))`?", f"`{call}`", said)
-    return _OPTION.sub(lambda found: found[0] if found["command"] else _KEYWORDS[found["option"]], said)
+    return _OPTION.sub(lambda found: found[0] if found["kept"] else _KEYWORDS[found["option"]], said)
 
 
 def as_written(sections: Mapping[str, Any]) -> None:
