@@ -268,6 +268,12 @@ def train(
         failing.push(trainer)
         if kept:
             trainer.observer.phase("files", kept)
+        if isinstance(eval_dataset, int | float):
+            trained, held = (environment.size(split) for split in ("train", "test"))
+            trainer.observer.phase(
+                "data",
+                f"{trained} rows to train on, {held} held out: about {eval_dataset:.0%} of the questions that differ, by a hash of each",
+            )
         if len(environment.rewards) > 1:
             trainer.observer.phase("rewards", environment.in_words())
         summary = trainer.train()

@@ -137,6 +137,19 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
         1.5,
     )
     assert [(each["scored"], each["problems"], each["failed"]) for each in first.curve] == [(3, 4, 1)] * 2
+    assert first.reason == ""
+    few = tmp_path / "all" / "few"
+    recorded(
+        replace(done, path=few),
+        [{**ROW, "step": 3, "success": 0.5, "reward": {}, "fewer": "all of its test split"}],
+        [],
+        "finished",
+        3,
+    )
+    assert (
+        measure(replace(done, path=few), tmp_path / "all").reason
+        == "evaluated on 4 problems: all of its test split"
+    )
     assert measure(stopped, tmp_path / "all").error == "not finished"
     assert measure(never, tmp_path / "all").error == "not finished"
     assert held_out(unsolvable) == {0: 0.5, 3: 2.0}, "nothing is solved there, so returns count"

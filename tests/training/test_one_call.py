@@ -363,6 +363,17 @@ def test_what_is_solved_is_measured_on_unseen_rows(success: Any) -> None:
         assert "success" in run.summary.last
 
 
+def test_what_a_share_holds_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with train(ROWS, vowel, eval_dataset=0.4) as run:
+        environment = run.trainer.config.environment
+        trained, held = environment.size("train"), environment.size("test")
+    assert trained is not None
+    assert held is not None
+    assert trained + held == len(ROWS)
+    said = f"data: {trained} rows to train on, {held} held out: about 40% of the questions that differ, by a hash of each"
+    assert said in capsys.readouterr().out
+
+
 def test_what_keeps_nothing_saves_no_checkpoint_and_has_no_tracker() -> None:
     with train(ROWS, vowel, observer=Quiet()) as run, pytest.raises(ConfigError, match="save_policies"):
         run.trainer.save()

@@ -71,10 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         for line in ["", *table(found), legend(found)]:
             say(line)
     for why in dict.fromkeys(each.reason for each in measured if each.reason):
-        say(
-            f"{', '.join(f'{each.label} seed {each.seed}' for each in measured if each.reason == why)}: {why}",
-            stream,
-        )
+        alike = [f"{each.label} seed {each.seed}" for each in measured if each.reason == why]
+        every = len(alike) == len(measured) > 1
+        say(f"{f'all {len(alike)} runs' if every else ', '.join(alike)}: {why}", stream)
     wrong = [each for each in measured if each.error is not None]
     for each in wrong:
         say(f"{each.label} seed {each.seed} failed: {each.error}", stream)

@@ -92,7 +92,7 @@ def measure(run: Run, folder: Path) -> Measured:
         last.get("scored"),
         last.get("problems"),
         last.get("failed"),
-        "; ".join(why for why in (last.get("reason", ""), last.get("fewer", "")) if why),
+        "; ".join(why for why in (last.get("reason", ""), _fewer(last)) if why),
         [
             {
                 "step": each["step"],
@@ -106,6 +106,12 @@ def measure(run: Run, folder: Path) -> Measured:
             for each in evaluations
         ],
     )
+
+
+def _fewer(evaluation: Mapping[str, Any]) -> str:
+    """Return on how many problems a run was evaluated, and why on no more; empty where on as many as asked for."""
+    fewer = evaluation.get("fewer", "")
+    return f"evaluated on {evaluation.get('problems')} problems: {fewer}" if fewer else ""
 
 
 def _tokens(row: Mapping[str, Any]) -> float:
