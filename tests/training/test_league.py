@@ -312,3 +312,29 @@ def test_a_past_self_of_another_game_is_refused(tmp_path: Path) -> None:
 def test_a_pool_that_would_not_fit_the_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"this machine has .* GiB"):
         Trainer(**game(league={"in_memory": 10**9}))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_what_a_team_loses_with_members_is_recorded_where_all_earn_alike(share: float) -> None:
+    levers = {"name": "matrix", "game": "custom", "payoffs": {"AA": [1, 1], "AB": [0.5, 0.5], "BA": [0.5, 0.5], "BB": [2, 2]}}  # fmt: skip
+    league = {"population": {"name": "fictitious", "share": share}, "enter": {"every": 1}, "slots": 2}
+    with Trainer(**game(environment=levers, workflow={"name": "play"}, league=league)) as trainer:
+        seen = 0
+        for step in trainer.steps():
+            returns: dict[bool, list[float]] = {False: [], True: []}
+            for group in step.groups:
+                returns[bool(group.task.cast)] += [episode.total("first") for episode in group.valid]
+            found = step.metrics.get("league/cross_play_gap")
+            if not (returns[True] and returns[False]):
+                assert found is None
+                continue
+            seen += 1
+            alone, with_members = (sum(own) / len(own) for own in (returns[False], returns[True]))
+            assert found == pytest.approx(alone - with_members)
+    assert bool(seen) is (share < 1.0)
+
+
+def test_there_is_no_cross_play_gap_where_one_wins_what_the_other_loses() -> None:
+    league = {"population": {"name": "fictitious", "share": 0.5}, "enter": {"every": 1}, "slots": 2}
+    with Trainer(**game(**KUHN, league=league)) as trainer:
+        assert all("league/cross_play_gap" not in step.metrics for step in trainer.steps())

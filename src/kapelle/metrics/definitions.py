@@ -287,6 +287,14 @@ STEP_METRICS: tuple[Metric, ...] = (
         known_as="illegal moves",
     ),
     Metric(
+        "league/cross_play_gap",
+        "reward",
+        "Mean return of the learner's games with itself less that of its games with members of the pool, in games in which all earn alike, "
+        "and in steps that have both (`league.population.share` below 1).",
+        "Rises: the learner agrees with itself on what others do not share. Take `fcp` with more partners or a `spread`, or other-play.",
+        known_as="self-play minus cross-play gap",
+    ),
+    Metric(
         "league/parity",
         "nats",
         "Largest difference of trainer's and sampler's log-prob of a token that a member of the pool said; up to 16 turns of each are compared.",

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -281,14 +282,21 @@ class League:
         self.pool.fade()
         team, invalid, turns = self._play.team, 0.0, 0
         earned: dict[str, list[float]] = {}
+        among_selves: list[float] = []
+        alike, paid = True, False
         for group in groups:
             met = met_in(group.task.cast, team.names, self._homes)
             for episode in group.valid:
+                totals = [episode.total(agent) for agent in team.names]
+                alike = alike and isclose(min(totals), max(totals), abs_tol=SMALL)
+                paid = paid or any(totals)  # in a zero-sum game draws alone are alike
                 if isinstance(made := episode.info.get("invalid"), Mapping):
                     own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
                     invalid += sum(float(made[agent]) for agent in own)
                     turns += sum(len(episode.by(agent)) for agent in own)
                 if met is None:
+                    if not group.task.cast:  # partners of fictitious co-play have one
+                        among_selves.append(fmean(totals))
                     continue
                 learner, home, other = met
                 member = self._players.get(other, other)
@@ -304,6 +312,8 @@ class League:
         }
         if turns:
             row["league/invalid"] = invalid / turns
+        if alike and paid and among_selves and MAIN in earned:
+            row["league/cross_play_gap"] = fmean(among_selves) - fmean(earned[MAIN])
         for learner in self._learners:
             if self._enters(learner, number):
                 row |= self._enter(learner, number)

@@ -38,7 +38,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
     "League": (
         "league/rating", "league/points", "league/return", "league/nash_conv", "league/legal", "league/members",
-        "league/effective_members", "league/diversity", "league/invalid", "league/parity",
+        "league/effective_members", "league/diversity", "league/invalid", "league/cross_play_gap", "league/parity",
     ),
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),

@@ -51,6 +51,7 @@ SECTIONS = {
     "How far from an equilibrium": (*EXACT, "league/nash_conv"),
     "Pool and moves": (
         "league/members", "league/effective_members", "league/diversity", "league/legal", "league/invalid",
+        "league/cross_play_gap",
     ),
 }  # fmt: skip
 TITLES = {
