@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, str] = {
     "plan": "memory that `kapelle plan` says against what a step takes, for three sizes on the CPU (minutes; 5 GB)",
     "roofline": "share of the machine's own float32 GEMM peak that a whole step reaches",
     "parity": "largest difference of sampler and trainer log-probs",
+    "constrained": "completions of a given form, with small and large vocabularies, against generate with llguidance and xgrammar",
     "calls": "calls of Python and C of an episode and of a training step: exact where times are not",
     "scaling": "cost per episode and memory from 16 to 2,048 episodes in flight",
     "scale_bounds": "what bounds a step of a team on 1 to 512 GPUs, by formulae (docs/scaling.md)",

@@ -39,7 +39,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, Any]:
     """Time both in turn, after one round that does not count; see `summary`. Ours must not have run yet."""
     pairs: list[tuple[float, float]] = []
-    with _apart(ours) as ours_cpu_seconds:
+    with apart(ours) as ours_cpu_seconds:
         for number in range(rounds + 1):
             if number % 2:
                 a = ours_cpu_seconds()
@@ -52,7 +52,7 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: in
 
 
 @contextmanager
-def _apart(work: Callable[[], object]) -> Iterator[Callable[[], float]]:
+def apart(work: Callable[[], object]) -> Iterator[Callable[[], float]]:
     """Give a function that returns the CPU time of `work` in a copy of this process; the copy ends with the block."""
     forked = multiprocessing.get_context("fork")
     here, there = forked.Pipe()

@@ -176,3 +176,7 @@ def test_bits_are_read_lowest_first_from_any_place(first: int, last: int) -> Non
     found = masking.allowed_words(bits_RW, first, last)
     expected = [place in set_places for place in range(first, last)]
     assert found.tolist() == [expected, [True] * (last - first), [False] * (last - first)]
+    for dtype in (torch.float32, torch.bfloat16):
+        limits = masking.allowed_limits(bits_RW, first, last, dtype)
+        assert limits.dtype == dtype
+        assert limits.tolist() == [[math.inf if on else -math.inf for on in row] for row in found.tolist()]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.local import sampling
 from kapelle.engines.rollout.local.sampling import (
+    AllowedTokens,
     SamplingRows,
     last_of_nucleus_by_bisection,
     last_of_nucleus_by_pivots,
@@ -257,6 +258,29 @@ class TestSample:
             int(sample(logits[k : k + 1], rows(1, seeds=[seeds[k]]), place[k : k + 1])[0]) for k in place
         ]
         assert together.tolist() == alone
+
+    def test_a_row_beside_held_ones_is_the_same_bits_and_those_draw_what_they_may(self) -> None:
+        words, place = 2_000, torch.arange(6)
+        # Wide enough for logits whose exponentials underflow.
+        logits = 40.0 * torch.randn(6, words, generator=torch.Generator().manual_seed(2))
+        bits = torch.randint(-(1 << 31), 1 << 31, (3, 63), generator=torch.Generator().manual_seed(3))
+        held = [0, 2, 5]
+        allowed = AllowedTokens.of(held, bits.int().numpy(), torch.device("cpu"))
+        asked = rows(6, seeds=[11, 12, 13, 14, 15, 16])
+        plain, plain_logp = sample(logits, asked, place)
+        tokens, logp = sample(logits, asked, place, allowed)
+        free = [1, 3, 4]
+        assert torch.equal(tokens[free], plain[free])
+        assert torch.equal(logp[free], plain_logp[free])
+        whole = AllowedTokens.of(range(3), bits.int().numpy(), torch.device("cpu"))
+        alone = sample(logits[held], rows(3, seeds=[11, 13, 16]), place[held], whole)
+        assert torch.equal(alone[0], tokens[held])
+        assert torch.equal(alone[1], logp[held])
+        for row, token in enumerate(tokens[held].tolist()):
+            may = [k for k in range(words) if int(bits[row, k // 32]) >> k % 32 & 1]
+            assert token in may
+            expected = logits[held[row], may].double().log_softmax(0)[may.index(token)]
+            assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
 
     def test_another_seed_or_position_draws_another_token(self) -> None:
         flat = torch.zeros(1, 1000)

@@ -8,6 +8,7 @@ Shapes: R rows, V vocabulary; N tokens of a prompt and its completion, T of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Likeliest
-from kapelle.functional.masking import allowed_words
+from kapelle.functional.masking import allowed_limits
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.token_masks import Bits
@@ -106,7 +107,7 @@ class AllowedTokens:
     """What the rows with a constraint may sample next; other rows are not among them."""
 
     row_C: Tensor
-    """Their indices."""
+    """Their indices, in order."""
     bits_CW: Tensor
     """Their tokens (`TokenMasks`)."""
 
@@ -117,9 +118,11 @@ class AllowedTokens:
 
     def cut(self, logits_RV: Tensor) -> Tensor:
         """Return logits in which these rows have only the tokens that they may sample; others are as they were."""
+        most_CV = allowed_limits(self.bits_CW, 0, logits_RV.shape[1], logits_RV.dtype)
+        if len(self.row_C) == len(logits_RV):  # all rows, in order
+            return torch.minimum(logits_RV, most_CV)
         own_CV = logits_RV[self.row_C]
-        own_CV.masked_fill_(~allowed_words(self.bits_CW, 0, own_CV.shape[1]), -torch.inf)
-        return logits_RV.index_copy(0, self.row_C, own_CV)
+        return logits_RV.index_copy(0, self.row_C, torch.minimum(own_CV, most_CV, out=own_CV))
 
 
 def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedTokens | None = None) -> Tensor:
@@ -234,13 +237,28 @@ def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor
     return torch.log_softmax(logp_RV.masked_fill_(out_RV, -torch.inf), dim=-1)
 
 
+FAINT = -80.0
+"""Logits so far below a row's top one have no mass: 10^-35 of that of the top."""
+
+
+def _shares(below_RV: Tensor, cut: bool) -> Tensor:
+    """Return what every token weighs against the top one, in place; `cut` where some are −∞.
+
+    A CPU's exponential is three to four times as slow at −∞ and where it underflows: there it gets `FAINT` numbers, which weigh nothing after it.
+    """
+    if not cut or below_RV.device.type != "cpu":
+        return below_RV.exp_()
+    return torch.threshold_(below_RV.clamp_(min=FAINT).exp_(), 1.1 * math.exp(FAINT), 0.0)
+
+
 def sample(
     logits_RV: Tensor, rows: SamplingRows, position_R: Tensor, allowed: AllowedTokens | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return one token `_R` per row and its log-prob `_R` under the distribution it was drawn from."""
     logits_RV = processed_logits(logits_RV, rows, allowed)
     top_R1 = logits_RV.amax(-1, keepdim=True)
-    mass_RV = (logits_RV - top_R1).exp_().cumsum(-1, dtype=torch.float64)
+    cut = allowed is not None or rows.cuts_k or rows.cuts_p
+    mass_RV = _shares(logits_RV - top_R1, cut).cumsum(-1, dtype=torch.float64)
     point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
     token_R1 = torch.searchsorted(mass_RV, point_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
     if rows.greedy:
