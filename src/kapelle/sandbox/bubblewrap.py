@@ -357,8 +357,9 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     cpu_s = max(1, math.ceil(limits.cpu_s))
     # The shell that waits for the command is a process too. Shells differ in the letter.
     processes = limits.processes + 1
+    address = limits.memory_bytes if limits.address_bytes is None else limits.address_bytes
     return {
-        "address space": f"ulimit -v {max(1, limits.memory_bytes // 1024)}",
+        "address space": f"ulimit -v {max(1, address // 1024)}",
         "processes": f"{{ ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; }}",
         # The first bound can be ignored, the second kills.
         "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",

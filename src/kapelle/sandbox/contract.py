@@ -26,6 +26,9 @@ class Limits:
     cpu_s: float = 10.0
     memory_bytes: int = 512 * 1024**2
     """Held by each process as address space, and by all of them and the work directory together."""
+    address_bytes: int | None = None
+    """Address space of each process, where it may reserve more than it may use, as programs of Node, Go and Bun do; None is
+    `memory_bytes`."""
     processes: int = 32
     """Processes and threads alive at one time."""
     output_bytes: int = 1024**2
@@ -44,6 +47,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            if value is None and name == "address_bytes":
+                continue
             if not (value > 0 or (name == "patience" and value == 0)):
                 raise SandboxError(f"The sandbox limit `{name}` is {value}; it must be greater than 0.")
 

@@ -177,6 +177,71 @@ def test_an_episode_that_is_given_up_ends_the_agent_with_its_sandbox(play: Play,
     assert not running()
 
 
+NODE_AGENT = """
+import { execSync } from "node:child_process";
+const [model, instruction] = process.argv.slice(2);
+const messages = [{ role: "user", content: instruction }];
+for (let turn = 0; turn < 2; turn++) {
+  const asked = await fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json", authorization: "Bearer " + process.env.OPENAI_API_KEY },
+    body: JSON.stringify({ model, messages }),
+  });
+  const said = (await asked.json()).choices[0].message;
+  const command = /```bash\\n([^]*?)```/.exec(said.content);
+  if (!command) break;
+  const heard = execSync(command[1], { encoding: "utf8" });
+  messages.push(said, { role: "user", content: "(exit code 0)\\n" + heard });
+}
+console.log("ended");
+"""
+NODE = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node, below /usr")
+def test_an_agent_of_node_works_with_no_more_memory_than_it_uses(play: Play, tmp_path: Path) -> None:
+    """V8 reserves 10 GiB of addresses for the WebAssembly of `fetch`; the program uses 60 MiB."""
+    (tmp_path / "agent.mjs").write_text(NODE_AGENT)
+    made = settings(
+        command=["node", "/agent/agent.mjs", "{model}", "{instruction}"],
+        files=[str(tmp_path / "agent.mjs")],
+        memory_mb=512,
+    )
+    engine, [episode] = played(play, made, ["```bash\necho hello > greeting.txt\n```", "Done."])
+    assert (episode.error, episode.rewards) == (None, {"first": 1.0})
+    assert [turn.agent for turn in episode.turns] == ["first", "first"]
+    assert engine.asked[-1].messages[-1].content == "(exit code 0)\n"
+    assert (episode.info["code"], episode.info["said"]) == (0, "ended")
+
+
+RESERVES = """
+import mmap, sys
+MAP_NORESERVE = 0x4000  # has a name from Python 3.13 on
+reserved = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+sys.path.insert(0, "/agent")
+import mini_agent
+mini_agent.ask(sys.argv[1], [{"role": "user", "content": "x"}])
+for place in range(0, int(sys.argv[2]) << 20, 4096):
+    reserved[place] = 1
+print("all of it was used", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("mib", "ends"), [(16, "all of it was used"), (4096, "its limit of memory")])
+def test_addresses_are_free_and_memory_is_bounded(mib: int, ends: str, play: Play, tmp_path: Path) -> None:
+    """Runtimes of Go and Bun reserve more than there is; what a program touches counts, whatever it has reserved."""
+    made = settings(
+        RESERVES,
+        tmp_path,
+        command=["python3", "/agent/program.py", "{model}", str(mib)],
+        files=[AGENT, str(tmp_path / "program.py")],
+        memory_mb=256,
+    )
+    _, [episode] = played(play, made, ["words"])
+    assert episode.error is None
+    assert ends in str(episode.info["said"])
+
+
 SCRIBE = """
 import json, sys
 sys.path.insert(0, "/agent")

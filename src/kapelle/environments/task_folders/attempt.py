@@ -68,6 +68,8 @@ class Room:
     """Files of the agent's programs, of which its sandbox has copies in `AGENT`."""
     socket: str | None = None
     """A Unix socket of this machine by which calls to the policy leave."""
+    address_mb: int | None = None
+    """Mebibytes of address space that each program may reserve; None is `memory_mb`."""
 
     @property
     def most_files(self) -> int:
@@ -409,6 +411,7 @@ def _limits(task: TaskFolder, room: Room, wall_s: float, output_bytes: int) -> L
         wall_s=wall_s,
         cpu_s=wall_s * 4,
         memory_bytes=max(min(task.memory_mb, room.memory_mb), LEAST_MB) << 20,
+        address_bytes=None if room.address_mb is None else room.address_mb << 20,
         processes=room.processes,
         output_bytes=output_bytes,
         file_bytes=room.disk_mb << 20,

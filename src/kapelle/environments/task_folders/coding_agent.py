@@ -39,6 +39,9 @@ from kapelle.types import Message, Split, Task
 
 MODEL = "team"
 """What the policy server calls a team in training: its agents are `team/NAME`."""
+ADDRESS_MB = 128 << 10
+"""Mebibytes of address space of an agent's programs: a WebAssembly module of Node reserves 10 GiB (its `fetch` has one), and Bun
+still more. What they use of it is bounded by `memory_mb`."""
 
 
 class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
@@ -154,7 +157,9 @@ class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
         )
 
     def _room(self, socket: str | None) -> Room:
-        return replace(self.room(), visible=self.visible, files=self.files, socket=socket)
+        return replace(
+            self.room(), visible=self.visible, files=self.files, socket=socket, address_mb=ADDRESS_MB
+        )
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
