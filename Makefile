@@ -57,7 +57,7 @@ test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is aske
 
 test-apps: $(APPS_VENV)/.ready $(PROGRAMS_VENV)/.ready ## play worlds (verifiers, OpenEnv, inspect_ai) and train programs (LangGraph, OpenAI's Agents SDK, …) with the real packages, in environments of their own (minutes)
 	@KAPELLE_APPS_PYTHON=$(CURDIR)/$(PROGRAMS_VENV)/bin/python $(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
-	@$(APPS_VENV)/verifiers/bin/python -m pytest -m apps -W ignore tests/apps/test_verifiers.py
+	@$(APPS_VENV)/verifiers/bin/python -m pytest -m apps -W ignore tests/apps/test_verifiers.py tests/apps/test_learning.py
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)
@@ -160,13 +160,13 @@ $(VLLM_VENV)/.ready: tools/vllm_environment.py constraints.txt
 	@touch $@
 
 $(APPS_VENV)/.ready: tools/apps_environment.py constraints.txt pyproject.toml
-	@echo "installing the packages whose worlds are played (once) ..." >&2
+	@echo "installing the packages whose worlds are played (once, 4 GB with a CPU build of torch) ..." >&2
 	@$(PYTHON) -m venv $(APPS_VENV)
 	@$(PYTHON) tools/apps_environment.py $(APPS_VENV) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(PROGRAMS_VENV)/.ready: tests/apps/requirements.txt
-	@echo "installing the frameworks of programs that exist (once, 600 MB) ..." >&2
+	@echo "installing the frameworks of programs that exist (once, 750 MB) ..." >&2
 	@$(PYTHON) -m venv $(PROGRAMS_VENV)
 	@$(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/apps/requirements.txt
 	@touch $@

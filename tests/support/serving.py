@@ -88,8 +88,10 @@ class Reciting(ServesCallers, Recites):
 class Stage:
     """Episodes that outside programs play with an engine in place of a trained team."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
         self.url = ""
+        self._timeout = timeout
+        """Seconds after which the episodes themselves give a program up."""
         self.said: list[str] = []
         """What was said of programs."""
         self.episodes: list[Episode] = []
@@ -98,7 +100,7 @@ class Stage:
     def wait(self) -> list[Episode]:
         """Return the episodes when all are over."""
         assert self._thread is not None
-        self._thread.join(60.0)
+        self._thread.join(max(60.0, self._timeout + 10.0))
         assert not self._thread.is_alive(), "an episode goes on"
         return self.episodes
 
@@ -118,7 +120,7 @@ def staged(
         patience=patience,
         tree=None,
     )
-    stage = Stage()
+    stage = Stage(timeout)
 
     def say(name: str, line: str) -> None:
         if name == "serving":
