@@ -348,6 +348,16 @@ class Scripted:
         raise NotImplementedError
 
 
+class Teachable:
+    """An environment in whose demonstrations a function of the user's may answer for the agents: the setting `teacher`."""
+
+    teacher: str | None
+
+    def teacher_hash(self) -> str | None:
+        """Return a hash of the code of the `teacher`; None without one, or where its code is not found."""
+        raise NotImplementedError
+
+
 class OneSeat:
     """An environment of moves with one seat, whoever sits there: its worlds take one text a move, from any agent of the team.
 
@@ -566,6 +576,7 @@ CAPABILITIES = (
         Scripted,
         ShowsImages,
         Skipping,
+        Teachable,
     ),
     *(AsksModels, CountsCosts, PaysGroups),
     Symmetric,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -125,6 +126,21 @@ def test_each_step_of_an_episode_is_shown_and_paid() -> None:
         cut = asyncio.run(one(OpenEnv(url=url, max_steps=2), "x", "y", workflow=remembering))
         assert cut.truncated
         assert len(cut.turns) == 2
+
+
+def test_the_server_ends_a_session_itself_and_logs_no_error() -> None:
+    logged: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("uvicorn.error")
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    with echoing() as (url, _):
+        logger.addHandler(handler)
+        logger.setLevel(logging.ERROR)
+        try:
+            for _ in range(4):
+                assert asyncio.run(one(OpenEnv(url=url), "x", "y", "z")).error is None
+        finally:
+            logger.removeHandler(handler)
+    assert logged == []
 
 
 def test_a_chain_works_on_each_move() -> None:

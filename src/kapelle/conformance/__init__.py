@@ -40,6 +40,7 @@ from kapelle.environment import (
     Scripted,
     ShowsImages,
     Symmetric,
+    Teachable,
     asks_questions,
     check_capabilities,
     check_declared,
@@ -406,6 +407,9 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
     """Return whether the script's solution earns the full reward and nothing else does."""
     names = ("solver",)
     solvable = asks_questions(environment) and offers(environment, Scripted)
+    if offers(environment, Teachable) and environment.teacher is not None:
+        why = "its demonstrations are those of `environment.teacher`, which may err and know nobody but the team"
+        return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]

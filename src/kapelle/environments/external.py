@@ -30,14 +30,15 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside, Scripted
+from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline
 from kapelle.runtime.plugins import find_object
-from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
-from kapelle.types import Json, Message, Split, Task
+from kapelle.settings.base import FREE, FROM_HERE_ON
+from kapelle.types import Json, Split, Task
 
 # -------- The switchboard: where the calls of outside programs meet the episodes that wait for them
 
@@ -566,7 +567,7 @@ class ExternalWorld:
                 self._running.release()
 
 
-class External(Settings, Alive, Holding, PlayedFromOutside, Scripted):
+class External(WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
     """An outside program plays: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command` it is started once for each episode, and finds the server in `OPENAI_BASE_URL`. Without one you start
@@ -598,9 +599,6 @@ class External(Settings, Alive, Holding, PlayedFromOutside, Scripted):
 
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
     """Seconds for which a program that asked for its episode may be disconnected before it counts as dead."""
-    teacher: str | None = None
-    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations: `warmup` and `sft` play the
-    program of `command` with its answers. Called as `teacher(agent, task, messages, seed)`; it returns a text."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -633,22 +631,12 @@ class External(Settings, Alive, Holding, PlayedFromOutside, Scripted):
                 raise ConfigError(
                     "`environment.teacher` demonstrates in programs that kapelle starts. Name yours in `environment.command`."
                 )
-            find_object(self.teacher, "teacher")
+            self.check_teacher()
 
     @property
     def demonstrates(self) -> bool:
         """Whether there is a `teacher`."""
         return self.teacher is not None
-
-    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the `teacher` answers; EpisodeError for anything but a text."""
-        assert self.teacher is not None, "`demonstrates` was asked"
-        said = find_object(self.teacher, "teacher")(agent, task, messages, seed)
-        if not isinstance(said, str):
-            raise EpisodeError(
-                f"`environment.teacher` returns a {type(said).__name__} for '{agent}'. Return a text."
-            )
-        return said
 
     def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
         """Run the server that programs call while the block runs."""

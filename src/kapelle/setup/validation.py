@@ -38,6 +38,7 @@ from kapelle.environment import (
     Scorable,
     Scripted,
     ShowsImages,
+    Teachable,
     check_capabilities,
     check_declared,
     offers,
@@ -422,7 +423,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
     if config.warmup is not None and not scripted:
         raise ConfigError(
             f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
-            + (" Or name one: `environment.teacher`." if offers(environment, PlayedFromOutside) else "")
+            + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
         )
     if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)

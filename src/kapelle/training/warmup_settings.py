@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.sft import SFT
+from kapelle.environment import Teachable, offers
 from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
@@ -26,6 +27,8 @@ def cache_folder() -> Path:
 def warmup_key(config: RunConfig) -> str:
     """Return a hash of everything that the warmed-up model depends on."""
     learner = config.train_engine.model_dump(mode="json")
+    environment = config.environment
+    taught = environment.teacher_hash() if offers(environment, Teachable) else None
     parts = {
         "format": FORMAT,
         "seed": config.seed,
@@ -44,6 +47,8 @@ def warmup_key(config: RunConfig) -> str:
             if config.evaluation.sets
             else {}
         ),
+        # What a teacher says is in its file, and no setting.
+        **({"teacher": taught} if taught is not None else {}),
         # Models that were cached before there was a choice keep their key.
         **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from kapelle.environment import Alive, Reads
 from kapelle.environments.questions import Answers, Questions, split_of
+from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.foreign_code import reason
@@ -29,7 +30,7 @@ from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task
 
 
-class Inspect(Questions, Alive, Reads):
+class Inspect(WithTeacher, Questions, Alive, Reads):
     """A task of inspect_ai as questions; a scorer's value between 0 and 1 is the reward (C is 1, P a half, I and N nothing)."""
 
     name: Literal["inspect"] = "inspect"
@@ -69,6 +70,7 @@ class Inspect(Questions, Alive, Reads):
             raise ConfigError(
                 f"inspect's {self.path} has {there} scorers, and `environment.scorer` is {self.scorer}. Count from 0."
             )
+        self.check_teacher()
 
     def size(self, split: Split) -> int | None:
         """Return how many samples a split has."""
@@ -83,7 +85,9 @@ class Inspect(Questions, Alive, Reads):
         return Task(f"{split}-{index}", _question(self._loaded, sample), data)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the sample's target; of lettered choices as `ANSWER: B`, which inspect's own solver reads."""
+        """Return what the `teacher` answers; without one the target, of lettered choices as inspect's own solver reads it, `ANSWER: B`."""
+        if self.teacher is not None:
+            return super().script(agent, task, messages, seed)
         sample = self._sample("train" if task.data["split"] == "train" else "test", int(task.data["index"]))
         target = sample.target if isinstance(sample.target, str) else sample.target[0]
         return f"ANSWER: {target}" if sample.choices else target

@@ -24,9 +24,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environment import Alive, AskedServer, AsksServers, Holding, OneSeat, Outcome, Resets
+from kapelle.environment import (
+    Alive,
+    AskedServer,
+    AsksServers,
+    Described,
+    Holding,
+    OneSeat,
+    Outcome,
+    Resets,
+    Scripted,
+)
 from kapelle.environments.base import BaseWorld, Endless
 from kapelle.environments.questions import need_seats
+from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
@@ -39,7 +50,11 @@ PAUSES = (0.2, 1.0, 3.0)
 """Seconds between attempts to open a session; one that is open is never replaced, because the server's world is in it."""
 
 
-class OpenEnv(Endless, Alive, AsksServers, Holding, OneSeat):
+HANGS_UP = 2.0
+"""Seconds that a server has to end a session that is over."""
+
+
+class OpenEnv(Endless, WithTeacher, Alive, AsksServers, Described, Holding, OneSeat):
     """An environment on an OpenEnv server; an agent's text becomes its action, and each step pays at once."""
 
     name: Literal["openenv"] = "openenv"
@@ -73,6 +88,11 @@ class OpenEnv(Endless, Alive, AsksServers, Holding, OneSeat):
         return self.rewards
 
     @property
+    def offered(self) -> frozenset[type]:
+        """Demonstrations, where a `teacher` gives them."""
+        return frozenset() if self.teacher is None else frozenset({Scripted})
+
+    @property
     def sources(self) -> Mapping[Split, str]:
         """The server; even seeds are for training, odd ones for tests."""
         return {"train": f"episodes of {self.url}, even seeds", "test": f"episodes of {self.url}, odd seeds"}
@@ -99,6 +119,7 @@ class OpenEnv(Endless, Alive, AsksServers, Holding, OneSeat):
             )
         if self.rewards[0] >= self.rewards[1]:
             raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
+        self.check_teacher()
         bearer(self.token_env, self.url)
 
     def task(self, split: Split, index: int) -> Task:
@@ -241,7 +262,7 @@ class SocketSession:
                     additional_headers=dict(self._settings.headers),
                     open_timeout=self._settings.attempt_s,
                     max_size=MAX_BYTES,
-                    close_timeout=2.0,
+                    close_timeout=HANGS_UP,
                     proxy=None,
                 )
             except (OSError, TimeoutError, WebSocketException) as error:
@@ -283,6 +304,9 @@ class SocketSession:
         if self._socket is not None:
             with suppress(Exception):
                 await self._socket.send('{"type": "close"}')
+                # Such a server hangs up itself; where the other side did it before, it logs a traceback for every episode.
+                async with asyncio.timeout(HANGS_UP):
+                    await self._socket.wait_closed()
             with suppress(Exception):
                 await self._socket.close()
 

@@ -42,6 +42,7 @@ from kapelle.environment import (
 )
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.questions import QuestionWorld, answer_of, split_of
+from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.grading.text.extraction import defused
@@ -49,7 +50,6 @@ from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 NEEDED = (
@@ -58,7 +58,7 @@ NEEDED = (
 )
 
 
-class Verifiers(Settings, Described, Alive, Reads, Skipping):
+class Verifiers(WithTeacher, Described, Alive, Reads, Skipping):
     """An environment of the package verifiers by its id; its rubric pays, and its own sets of tasks are the splits."""
 
     name: Literal["verifiers"] = "verifiers"
@@ -82,8 +82,10 @@ class Verifiers(Settings, Described, Alive, Reads, Skipping):
 
     @property
     def offered(self) -> frozenset[type]:
-        """Single turns are questions; a conversation has one seat."""
-        return frozenset({Answerable, Scripted} if self._loaded.single else {OneSeat})
+        """Single turns are questions; a conversation has one seat, and demonstrations where a `teacher` gives them."""
+        if self._loaded.single:
+            return frozenset({Answerable, Scripted})
+        return frozenset({OneSeat} if self.teacher is None else {OneSeat, Scripted})
 
     @property
     def alive(self) -> Sequence[str]:
@@ -107,6 +109,7 @@ class Verifiers(Settings, Described, Alive, Reads, Skipping):
         """Raise ConfigError for a missing package or environment, and for a rubric that compares rollouts."""
         if self.rewards[0] >= self.rewards[1]:
             raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
+        self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
                 f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, and kapelle pays each episode by "
@@ -132,7 +135,9 @@ class Verifiers(Settings, Described, Alive, Reads, Skipping):
         return self._loaded.answer_in(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the task's answer in the form of `demonstration`."""
+        """Return what the `teacher` answers; without one the task's answer in the form of `demonstration`."""
+        if self.teacher is not None:
+            return super().script(agent, task, messages, seed)
         return self.demonstration.replace("{answer}", str(answer_of(task)))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnWorld | RolloutWorld:

@@ -31,11 +31,12 @@ from kapelle.environment import (
 from kapelle.environments.external import SERVER, SHOWN, External, ExternalWorld, WaitingEpisode, board_of
 from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkplaceOver
 from kapelle.environments.task_folders.environment import FolderSettings, finish, told
+from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError, SandboxError
 from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import FROM_HERE_ON
-from kapelle.types import Message, Split, Task
+from kapelle.types import Split, Task
 
 MODEL = "team"
 """What the policy server calls a team in training: its agents are `team/NAME`."""
@@ -44,7 +45,7 @@ ADDRESS_MB = 128 << 10
 still more. What they use of it is bounded by `memory_mb`."""
 
 
-class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
+class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
     """A coding agent of the command line works on task folders in a sandbox and calls the team; the tasks' tests pay.
 
     It is started once for each episode, in the task's folder. Its calls become turns of the agents that it calls by their
@@ -66,8 +67,6 @@ class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
     """Most programs that run at once."""
     tool_form: Form | None = None
     """How agents call the tools that the program offers; null for the form of their chat template, or else `hermes`."""
-    teacher: str | None = None
-    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations, as that of `external`."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -99,10 +98,6 @@ class CodingAgent(FolderSettings, Alive, Holding, PlayedFromOutside, Scripted):
     def demonstrates(self) -> bool:
         """Whether there is a `teacher`."""
         return self.teacher is not None
-
-    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the `teacher` answers; EpisodeError for anything but a text."""
-        return self._server().script(agent, task, messages, seed)
 
     def check_server(self, processes: int = 1) -> None:
         """Accept any number of processes: each serves its own episodes."""

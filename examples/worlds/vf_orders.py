@@ -1,0 +1,27 @@
+"""Orders as an environment of verifiers, of single turns: `vf.load_environment("vf-orders")`."""
+
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+from orders import ITEMS, asked, named, polite
+
+
+def names_it(completion: Any, answer: str) -> float:
+    """Pay for the right item."""
+    return named(completion[-1]["content"], answer)
+
+
+def thanks(completion: Any) -> float:
+    """Pay for politeness."""
+    return polite(completion[-1]["content"])
+
+
+def load_environment() -> vf.Environment:
+    """Return the environment; its rubric pays a half for each of two things."""
+    train, test = (
+        Dataset.from_list([{"question": asked(item), "answer": item} for item in items])
+        for items in (ITEMS[4:], ITEMS[:4])
+    )
+    rubric = vf.Rubric(funcs=[names_it, thanks], weights=[0.5, 0.5])
+    return vf.SingleTurnEnv(dataset=train, eval_dataset=test, rubric=rubric)

@@ -1,0 +1,52 @@
+"""Demonstrations by a function of the user's, for worlds of others: nobody else knows what a good agent would say there.
+
+environment: {name: openenv, url: "http://127.0.0.1:8000", teacher: "teacher.py:say"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from kapelle.environment import Teachable
+from kapelle.errors import EpisodeError
+from kapelle.runtime.plugins import find_object
+from kapelle.settings.base import Settings
+from kapelle.types import Message, Task
+
+
+class WithTeacher(Settings, Teachable):
+    """Settings of an environment for which a function of the user's may answer in demonstrations."""
+
+    teacher: str | None = None
+    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations (`warmup`, `sft`). Called as
+    `teacher(agent, task, messages, seed)`; it returns a text."""
+
+    def check_teacher(self) -> None:
+        """Raise ConfigError for a `teacher` that there is not."""
+        if self.teacher is not None:
+            find_object(self.teacher, "teacher")
+
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return what the `teacher` answers; EpisodeError for anything but a text."""
+        assert self.teacher is not None, "an environment without a teacher offers no script"
+        said = find_object(self.teacher, "teacher")(agent, task, messages, seed)
+        if not isinstance(said, str):
+            raise EpisodeError(
+                f"`environment.teacher` returns a {type(said).__name__} for '{agent}'. Return a text."
+            )
+        return said
+
+    def teacher_hash(self) -> str | None:
+        """Return a hash of the file with the `teacher`, without what that imports; None where there is none."""
+        if self.teacher is None:
+            return None
+        module = self.teacher.rpartition(":")[0]
+        try:
+            found = None if module.endswith(".py") else find_spec(module)
+            file = Path(module).expanduser() if found is None else Path(found.origin or "")
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+        except (ImportError, OSError, ValueError):  # `check_teacher` says what is wrong
+            return None
