@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Kapelle, Said
 from tests.support.tiny import LORA, tiny_model
 
-from kapelle.cli.chat import _lines, _Turns, _unless_stopped
+from kapelle.cli.chat import EMPTY, _lines, _Turns, _unless_stopped
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import save_adapter, save_model
@@ -96,6 +96,22 @@ def test_a_team_is_talked_with(
         monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
         assert kapelle("chat", str(run), "--agent", called).out.startswith("actor: ")
     assert "Did you mean 'actor'" in kapelle("chat", str(run), "--agent", "acter").err
+
+
+def test_an_empty_answer_is_said_to_be_one(
+    kapelle: Kapelle, finished: tuple[Path, Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = finished
+    answers = iter(["", "2"])
+
+    async def answered(*_: object) -> str:
+        return next(answers)
+
+    monkeypatch.setattr("kapelle.cli.chat._answer", answered)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n1+1\n"))
+    said = kapelle("chat", str(run))
+    assert said.code == 0
+    assert said.err.count(EMPTY) == 1
 
 
 def test_a_model_or_adapter_folder_is_talked_with(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answe
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 ANY_QUESTION = "arithmetic"
 """An environment that needs no data and in which one agent answers: nothing of it is seen where somebody else asks."""
+EMPTY = "(an empty answer: the model ended its turn at once)"
 _COMMAND = re.compile(r"/[a-z]+")
 
 
@@ -48,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         play.engine.serve()
     if arguments.agent is None and (first := spokesman(play)) is not None:
         arguments.agent = first
-        others = "".join(f", --agent {name}" for name in play.team.names[1:])
-        say(f"An outside program played this team; {first} answers here{others}.", sys.stderr)
+        others = " or ".join(f"--agent {name}" for name in play.team.names[1:])
+        asked = f"; to talk with another agent: {others}" if others else ""
+        say(f"An outside program played this team. Here {first} answers{asked}.", sys.stderr)
     say(
         f"Chat with {arguments.agent or ', '.join(play.team.names)}. {COMMANDS}.",
         sys.stderr,
@@ -72,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": text})
+                if not text.strip():
+                    say(EMPTY, sys.stderr)
     return 0
 
 
