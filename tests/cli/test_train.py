@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from tests.cli.conftest import TINY, Kapelle, Said
 
+from kapelle.cli.train import _next_commands
 from kapelle.environments.data import source as data_source
 from kapelle.runs.reader import read_config, read_metrics, read_provenance, read_status
+from kapelle.setup.recipe import load_recipe
 
 
 @pytest.mark.usefixtures("no_model")
@@ -69,6 +73,32 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
     alone = kapelle("validate", "demo", "workflow.name=solo").out
     assert "-   Agent 'actor' learns, but takes no turn in the workflow `solo`.\n" in alone
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "next_ones"),
+    [
+        (
+            "kuhn",
+            [
+                "kapelle play runs/x",
+                "kapelle arena runs/x start=runs/x@0",
+                "kapelle train --resume runs/x training.steps=400",
+            ],
+        ),
+        (
+            "demo",
+            [
+                "kapelle eval runs/x",
+                "kapelle collect runs/x --out sft.jsonl --min-reward 1",
+                "kapelle train --resume runs/x training.steps=120",
+            ],
+        ),
+    ],
+)
+def test_a_player_is_told_to_play_and_a_team_to_be_measured(recipe: str, next_ones: list[str]) -> None:
+    source: Any = SimpleNamespace(config=load_recipe(recipe).config)
+    assert [words for words, _ in _next_commands(source)("runs/x")] == next_ones
 
 
 @pytest.mark.usefixtures("no_model")

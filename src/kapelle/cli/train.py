@@ -13,6 +13,7 @@ from kapelle.cli.arguments import start_words
 from kapelle.cli.output import command, printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.environment import Opposed, offers
 from kapelle.errors import ConfigError
 from kapelle.runs.named_checkpoint import resumed_run
 
@@ -77,6 +78,13 @@ def _next_commands(source: Source) -> NextCommands:
     if source.config.algorithm.name == "verifier":
         return lambda run_dir: [
             (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
+            (command("train", "--resume", run_dir, more), "train for more steps"),
+        ]
+    game, moves = source.config.environment, source.config.workflow.name == "play"
+    if moves and offers(game, Opposed) and game.constant_sum:
+        return lambda run_dir: [
+            (command("play", run_dir), "play against it yourself"),
+            (command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"),
             (command("train", "--resume", run_dir, more), "train for more steps"),
         ]
     return lambda run_dir: [
