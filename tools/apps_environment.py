@@ -13,13 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-EXTRAS = ("openenv", "inspect")
-"""Extras of kapelle that are installed: packages whose worlds are played, or what their servers are asked with."""
+EXTRAS = ("openenv", "inspect", "constrain")
+"""Extras of kapelle that are installed: packages whose worlds are played, what their servers are asked with, and what answers in the
+forms that programs ask for (`tool_choice: required`)."""
 ALONE = "verifiers"
 """The extra that has an environment of its own."""
 SERVER = "openenv-core==0.3.0"
 TESTS = ("pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
-DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "math-verify", "peft")
+DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "llguidance", "math-verify", "peft")
 """Of the constraints, what decides how kapelle behaves; the rest is left to what these packages ask for."""
 
 
