@@ -132,7 +132,7 @@ def sampled(model: LanguageModel, prompts: Sequence[Sequence[int]], form: Constr
 
 
 def generated(
-    model: PreTrainedModel,
+    model: Any,
     prompts: Sequence[Sequence[int]],
     processor: Callable[[], LogitsProcessor] | None,
 ) -> None:
