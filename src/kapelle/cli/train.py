@@ -80,24 +80,29 @@ def _next_commands(source: Source) -> NextCommands:
             (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
             (command("train", "--resume", run_dir, more), "train for more steps"),
         ]
-    game, moves = source.config.environment, source.config.workflow.name == "play"
-    if moves and offers(game, Opposed) and game.constant_sum:
-        return lambda run_dir: [
-            (command("play", run_dir), "play against it yourself"),
-            (command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"),
-            (command("train", "--resume", run_dir, more), "train for more steps"),
+
+    def of_team(run_dir: str) -> list[tuple[str, str]]:
+        again = (command("train", "--resume", run_dir, more), "train for more steps")
+        game = source.config.environment  # asked after a run, which has looked at what it answers
+        if source.config.workflow.name == "play" and offers(game, Opposed) and game.constant_sum:
+            return [
+                (command("play", run_dir), "play against it yourself"),
+                (command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"),
+                again,
+            ]
+        return [
+            (
+                command("eval", run_dir),
+                "the team against one agent alone and a vote, with the same number of tokens",
+            ),
+            (
+                command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
+                "keep good episodes for SFT",
+            ),
+            again,
         ]
-    return lambda run_dir: [
-        (
-            command("eval", run_dir),
-            "the team against one agent alone and a vote, with the same number of tokens",
-        ),
-        (
-            command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
-            "keep good episodes for SFT",
-        ),
-        (command("train", "--resume", run_dir, more), "train for more steps"),
-    ]
+
+    return of_team
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:

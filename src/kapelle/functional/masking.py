@@ -109,7 +109,7 @@ def allowed_words(bits_RW: Tensor, first: int, last: int) -> Tensor:
     return _spread(bits_RW, first, last, _bits_of_bytes(bits_RW.device))
 
 
-def allowed_limits(bits_RW: Tensor, first: int, last: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def allowed_limits(bits_RW: Tensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
     """Return `_RC` ∞ for the places whose bit is set, and −∞ for others: what their logits may be at most.
 
     The lesser of logit and limit is the logit, or −∞. A CPU takes it several times as fast as it fills by a mask, whose values no branch foresees.
