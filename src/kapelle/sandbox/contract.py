@@ -27,7 +27,7 @@ class Limits:
     memory_bytes: int = 512 * 1024**2
     """Held by each process as address space, and by all of them and the work directory together."""
     address_bytes: int | None = None
-    """Address space of each process, where it may reserve more than it may use, as programs of Node, Go and Bun do; None is
+    """Address space of each process, where it may reserve more than it may use, as programs of Node and Go do; None is
     `memory_bytes`."""
     processes: int = 32
     """Processes and threads alive at one time."""

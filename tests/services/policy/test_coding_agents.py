@@ -229,7 +229,7 @@ print("all of it was used", flush=True)
 
 @pytest.mark.parametrize(("mib", "ends"), [(16, "all of it was used"), (4096, "its limit of memory")])
 def test_addresses_are_free_and_memory_is_bounded(mib: int, ends: str, play: Play, tmp_path: Path) -> None:
-    """Runtimes of Go and Bun reserve more than there is; what a program touches counts, whatever it has reserved."""
+    """Some runtimes reserve more than there is; what a program touches counts, whatever it has reserved."""
     made = settings(
         RESERVES,
         tmp_path,

@@ -41,8 +41,8 @@ from kapelle.types import Split, Task
 MODEL = "team"
 """What the policy server calls a team in training: its agents are `team/NAME`."""
 ADDRESS_MB = 128 << 10
-"""Mebibytes of address space of an agent's programs: a WebAssembly module of Node reserves 10 GiB (its `fetch` has one), and Bun
-still more. What they use of it is bounded by `memory_mb`."""
+"""Mebibytes of address space of an agent's programs: a WebAssembly module of Node reserves 10 GiB (its `fetch` has one).
+What they use of it is bounded by `memory_mb`."""
 
 
 class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
