@@ -335,6 +335,7 @@ def test_what_a_team_loses_with_members_is_recorded_where_all_earn_alike(share: 
 
 
 def test_there_is_no_cross_play_gap_where_one_wins_what_the_other_loses() -> None:
+    pytest.importorskip("pyspiel")
     league = {"population": {"name": "fictitious", "share": 0.5}, "enter": {"every": 1}, "slots": 2}
     with Trainer(**game(**KUHN, league=league)) as trainer:
         assert all("league/cross_play_gap" not in step.metrics for step in trainer.steps())
