@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,13 +72,31 @@ def test_a_class_without_its_module_is_an_unknown_name(tmp_path: Path) -> None:
     assert said("environment: {name: ':Env'}\n", tmp_path).startswith("Unknown environment ':Env'.")
 
 
-def test_a_module_beside_the_recipe_is_told_to_be_named_as_a_file(
+def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nearby.py").touch()
-    message = said("environment: {name: 'nearby:Env'}\n", tmp_path)
-    assert message.endswith("There is a file of that name here: write 'nearby.py:Env'.")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "stands_nearby.py").write_text("Inv = 1\n")
+    with monkeypatch.context() as safe:
+        flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith("_")}
+        safe.setattr(sys, "flags", SimpleNamespace(**{**flags, "safe_path": True}))
+        message = said("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
+        assert message.endswith("No module named 'stands_nearby'. Is its package installed?")
+    message = said("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
+    assert message == "Module 'stands_nearby' has no 'Env', named as environment. Did you mean 'Inv'?"
+
+
+def test_an_installed_module_goes_before_one_of_its_name_where_kapelle_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "antigravity.py").write_text("1 / 0\n")
+    (tmp_path / "colorsys").mkdir()
+    message = said("environment: {name: 'colorsys:Env'}\n", tmp_path)
+    assert message.startswith("Module 'colorsys' has no 'Env'")
+    assert str(tmp_path) not in sys.path
 
 
 def test_a_module_that_fails_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,8 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
 def find_object(target: str, kind: str, called: str | None = None) -> Any:
     """Return what `module:name` or `path/file.py:name` names; ConfigError, which calls it a `kind`, for what is not there.
 
-    `called` is what stands in the settings, where that is another name. A file is the user's own code and is run as such.
+    `called` is what stands in the settings, where that is another name. A file is the user's own code and is run as such, and so is
+    a module in the folder where kapelle runs, if none that is installed has its name.
     """
     name = called or target
     module_name, _, attribute = target.rpartition(":")
@@ -79,15 +80,13 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
         module = load_file(module_name, f"The {kind} '{name}'")
     else:
         try:
+            _look_here(module_name)
             module = importlib.import_module(module_name)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-            file = Path(f"{module_name.replace('.', '/')}.py")
             why = f"{reason(error).removesuffix('.')}."
-            if isinstance(error, ImportError) and file.is_file():
-                why = f"{error}. There is a file of that name here: write '{file}:{attribute}'."
-            elif isinstance(error, ImportError):
+            if isinstance(error, ImportError):
                 why = f"{error}. Is its package installed?"
             raise ConfigError(f"The {kind} '{name}' cannot be imported: {why}") from error
     if not hasattr(module, attribute):
@@ -96,6 +95,20 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
             f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
         )
     return getattr(module, attribute)
+
+
+def _look_here(module_name: str) -> None:
+    """Let a module that is found nowhere else be found in the folder where kapelle runs.
+
+    A script finds its neighbours there, and `python -m` too; the recipe of its run, which names them, is read by commands as well.
+    Python's own option against that (`-P`, PYTHONSAFEPATH) is kept.
+    """
+    top = module_name.partition(".")[0]
+    stands_here = top.isidentifier() and (Path(f"{top}.py").is_file() or Path(top).is_dir())
+    if not stands_here or sys.flags.safe_path:
+        return
+    if top not in sys.modules and importlib.util.find_spec(top) is None:
+        sys.path.append(str(Path.cwd()))
 
 
 def load_file(path: str, what: str) -> ModuleType:
