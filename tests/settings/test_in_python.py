@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -15,6 +16,7 @@ import kapelle
 from kapelle.algorithms.grpo import GRPO
 from kapelle.cli import main
 from kapelle.environments.arithmetic import Arithmetic
+from kapelle.settings.messages import in_python
 from kapelle.workflows.solo import Solo
 
 make: Any = GRPO
@@ -82,6 +84,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("foreign/x.txt").write_text("not ours")
     Path("plain.yaml").write_text("environment: {name: arithmetic}\n")
     trainer(run_dir="mine", **TEAM).close()
+    shutil.copytree("mine", "mine 2")
     return tmp_path
 
 
@@ -128,6 +131,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: trainer(**TEAM).evaluate(-1), "`problems` is -1. Give a whole number of at least 1, or leave it out."),
         (lambda: trainer(**TEAM).load_checkpoint("foreign"), "There is no whole checkpoint in foreign. Restore one from a copy, or start the run anew in another `run_dir`."),
         (lambda: arena("nash", environment="kuhn_poker"), "An arena needs at least two players, for example `kapelle.arena('runs/mine', 'nash', environment='kuhn_poker')`."),
+        (lambda: trainer.from_run("mine 2", run_dir="mine 2"), "mine 2 already holds a run. Continue it with `resume=True`, or"),
+        (lambda: from_recipe("mine 2"), "'mine 2' is a run. Continue it with `Trainer.from_recipe('mine 2/config.yaml', run_dir='mine 2', resume=True)`; "),
         (lambda: arena("nash", "random"), "Name the game with `environment`: no player is a run, which would say it."),
         (lambda: arena("nash", "random", environment="kuhn_poker", output="foreign"), "foreign holds something else than an arena. Name another `output`."),
         (lambda: arena("nash", "random", environment="kuhn_poker", settings="seed=1"), "`settings` is the text 'seed=1'. Give a list of texts: settings=['seed=1']."),
@@ -142,6 +147,13 @@ def test_a_call_is_told_of_its_own_arguments(wrong: Callable[[], Any], message: 
     assert said.startswith(message)
     assert not re.search(r"--(?!nproc)[a-z]", said), "no option of the command line"
     assert "command line" not in said
+
+
+def test_what_a_program_of_others_says_is_quoted_as_it_is() -> None:
+    theirs = "The judge ended with: usage: tool [--output FILE] [--environment E] (kapelle train --resume x)"
+    with pytest.raises(kapelle.ConfigError) as caught, in_python({}):
+        raise kapelle.ConfigError(theirs)
+    assert str(caught.value) == theirs
 
 
 def test_a_command_is_told_of_its_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,26 +77,25 @@ def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "stands_nearby.py").write_text("Inv = 1\n")
+    (tmp_path / "stands_nearby.py").write_text("from beside_that import Inv\n")
+    (tmp_path / "beside_that.py").write_text("Inv = 1\n")
     with monkeypatch.context() as safe:
         flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith("_")}
         safe.setattr(sys, "flags", SimpleNamespace(**{**flags, "safe_path": True}))
         message = said("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
-        assert message.endswith("No module named 'stands_nearby'. Is its package installed?")
+        assert message.endswith("There is a file of that name here: write 'stands_nearby.py:Env'.")
     message = said("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
     assert message == "Module 'stands_nearby' has no 'Env', named as environment. Did you mean 'Inv'?"
+    assert str(tmp_path) not in sys.path, "folders there, such as `wandb`, would pass for packages"
 
 
 def test_an_installed_module_goes_before_one_of_its_name_where_kapelle_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "antigravity.py").write_text("1 / 0\n")
-    (tmp_path / "colorsys").mkdir()
+    (tmp_path / "colorsys.py").write_text("1 / 0\n")
     message = said("environment: {name: 'colorsys:Env'}\n", tmp_path)
     assert message.startswith("Module 'colorsys' has no 'Env'")
-    assert str(tmp_path) not in sys.path
 
 
 def test_a_module_that_fails_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

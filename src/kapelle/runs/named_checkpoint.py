@@ -8,6 +8,7 @@ last evaluation at the step, or where no evaluation has the metric that of the t
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -143,7 +144,7 @@ def resumed_run(word: str) -> Path:
         return run
     raise ConfigError(
         f"A run goes on from its newest checkpoint, and '{word}' is an earlier one. Go back to it first (`kapelle runs rollback "
-        f"{run} --to {step}`), or begin another run with its weights (`kapelle train RECIPE --start-from {word}`)."
+        f"{shlex.quote(str(run))} --to {step}`), or begin another run with its weights (`kapelle train RECIPE --start-from {shlex.quote(word)}`)."
     )
 
 

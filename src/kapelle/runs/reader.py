@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -128,7 +129,7 @@ def read_status(run: Path) -> Status:
             raise ValueError(path)
     except (ValueError, TypeError, RecursionError):
         raise RunDirectoryError(
-            f"{path} is damaged. Resuming the run writes it anew: kapelle train --resume {run}."
+            f"{path} is damaged. Resuming the run writes it anew: `kapelle train --resume {shlex.quote(str(run))}`."
         ) from None
     if status.state == "running" and status.host == socket.gethostname():
         gone = False

@@ -36,6 +36,7 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -430,7 +431,7 @@ class RunDirectory:
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
             raise RunDirectoryError(
                 f"{self.path} holds rows or episodes but no checkpoint to continue from; resuming would delete them. Restore "
-                f"its checkpoints, or start anew elsewhere: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
+                f"its checkpoints, or start anew elsewhere: `kapelle train {shlex.quote(str(self.path / 'config.yaml'))} --run-dir OTHER`."
             )
         self.rewind(dict.fromkeys(TABLES, 0))
 
@@ -568,5 +569,5 @@ def _mark(path: Path) -> tuple[int, ...]:
 def _changed(path: Path, how: str) -> RunDirectoryError:
     return RunDirectoryError(
         f"{path} {how} while the run was trained. Put it back from a copy if there is one, and continue from the newest "
-        f"checkpoint: kapelle train --resume RUN."
+        "checkpoint: `kapelle train --resume RUN`."
     )

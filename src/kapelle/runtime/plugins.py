@@ -80,13 +80,15 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
         module = load_file(module_name, f"The {kind} '{name}'")
     else:
         try:
-            _look_here(module_name)
-            module = importlib.import_module(module_name)
+            module = import_named(module_name)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
+            file = Path(f"{module_name.replace('.', '/')}.py")
             why = f"{reason(error).removesuffix('.')}."
-            if isinstance(error, ImportError):
+            if isinstance(error, ImportError) and file.is_file():
+                why = f"{error}. There is a file of that name here: write '{file}:{attribute}'."
+            elif isinstance(error, ImportError):
                 why = f"{error}. Is its package installed?"
             raise ConfigError(f"The {kind} '{name}' cannot be imported: {why}") from error
     if not hasattr(module, attribute):
@@ -97,18 +99,25 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
     return getattr(module, attribute)
 
 
-def _look_here(module_name: str) -> None:
-    """Let a module that is found nowhere else be found in the folder where kapelle runs.
+def import_named(module_name: str) -> ModuleType:
+    """Return a module, which may stand in the folder where kapelle runs if none that is installed has its name.
 
     A script finds its neighbours there, and `python -m` too; the recipe of its run, which names them, is read by commands as well.
     Python's own option against that (`-P`, PYTHONSAFEPATH) is kept.
     """
-    top = module_name.partition(".")[0]
-    stands_here = top.isidentifier() and (Path(f"{top}.py").is_file() or Path(top).is_dir())
-    if not stands_here or sys.flags.safe_path:
-        return
-    if top not in sys.modules and importlib.util.find_spec(top) is None:
-        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        top = module_name.partition(".")[0]
+        stands_here = Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
+        if error.name != top or not stands_here or sys.flags.safe_path:
+            raise
+    sys.path.append(str(Path.cwd()))
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module(module_name)
+    finally:
+        sys.path.pop()
 
 
 def load_file(path: str, what: str) -> ModuleType:

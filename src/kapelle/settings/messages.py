@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -361,28 +362,13 @@ _KEYWORDS = {
     "--launch torchrun --processes N": "`torchrun --nproc-per-node N`",
 }
 """Options of the command line → what says the same in Python."""
+_ANY_OPTION = "|".join(sorted(_KEYWORDS, key=len, reverse=True))
 _OPTION = re.compile(
-    rf"(?P<kept>\(set in [^)]*\)|`?kapelle \w+ [^`]*?(?={'|'.join(_KEYWORDS)})[-\w]+)|"
-    rf"(?P<tick>`?)(?P<option>{'|'.join(sorted(_KEYWORDS, key=len, reverse=True))})(?P=tick)(?![\w-])"
+    r"(?P<kept>\(set in [^)]*\)|`kapelle [^`]*`)|"
+    rf"`(?P<ticked>{_ANY_OPTION})`|(?P<before>\b(?:a|another|with|which|out|Leave) )(?P<bare>{_ANY_OPTION})(?![\w-])"
 )
-"""One of them; or, kept as it is, one in a command to type or in the name of a source."""
-_COMMANDS = (
-    (
-        r"kapelle train --resume ([^\s`]+?)",
-        r"Trainer.from_recipe('\1/config.yaml', run_dir='\1', resume=True)",
-    ),
-    (
-        r"kapelle train RECIPE --start-from ([^\s`]+?)",
-        r"Trainer.from_recipe(RECIPE, start_from='\1', run_dir=…)",
-    ),
-    (r"kapelle train ([^\s`]+) --run-dir ([^\s`]+?)", r"Trainer.from_recipe('\1', run_dir='\2')"),
-    (r"kapelle train RECIPE --dry-run", "print(kapelle.load_recipe(RECIPE).yaml())"),
-    (
-        r"kapelle arena ([^\s`]+) ([^\s`]+) --environment ([^\s`]+?)",
-        r"kapelle.arena('\1', '\2', environment='\3')",
-    ),
-)
-"""Commands that messages name → calls that do the same."""
+"""One of them, as our sentences name it; or, kept as it is, a command to type or the name of a source. Others' texts are theirs."""
+_COMMAND = re.compile(r"`kapelle ([^`]+)`")
 _IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
 """What a message says to both, for those who write Python."""
 
@@ -434,9 +420,35 @@ def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
 def _calls(message: str) -> str:
     """Return a message with keywords in place of options, and calls in place of commands."""
     said = _IN_PYTHON.sub("", message).replace(f"(set on the {COMMAND_LINE})", "(set in the call)")
-    for command, call in _COMMANDS:
-        said = re.sub(rf"`?{command}(?=[`.,;:]*(?:\s|$))`?", f"`{call}`", said)
-    return _OPTION.sub(lambda found: found[0] if found["kept"] else _KEYWORDS[found["option"]], said)
+    return _OPTION.sub(_keyword, _COMMAND.sub(_call, said))
+
+
+def _call(found: re.Match[str]) -> str:
+    """Return the call that does what a command does; the command itself where there is none."""
+    try:
+        words = shlex.split(found[1])
+    except ValueError:
+        return found[0]
+    match words:
+        case ["train", "--resume", run, *settings] if all("=" in word for word in settings):
+            given = "".join(f"{word!r}, " for word in settings)
+            return f"`Trainer.from_recipe({f'{run}/config.yaml'!r}, {given}run_dir={run!r}, resume=True)`"
+        case ["train", "RECIPE", "--start-from", weights]:
+            return f"`Trainer.from_recipe(RECIPE, start_from={weights!r}, run_dir=…)`"
+        case ["train", "RECIPE", "--dry-run"]:
+            return "`print(kapelle.load_recipe(RECIPE).yaml())`"
+        case ["train", recipe, "--run-dir", folder]:
+            return f"`Trainer.from_recipe({recipe!r}, run_dir={folder!r})`"
+        case ["arena", *players, "--environment", game] if not any(word.startswith("-") for word in players):
+            return f"`kapelle.arena({', '.join(map(repr, players))}, environment={game!r})`"
+        case _:
+            return found[0]
+
+
+def _keyword(found: re.Match[str]) -> str:
+    if found["kept"]:
+        return found["kept"]
+    return (found["before"] or "") + _KEYWORDS[found["ticked"] or found["bare"]]
 
 
 def as_written(sections: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ Errors name the key, the file that set it and the closest known key.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -122,11 +123,11 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
         )
     if is_run(path):
         return ConfigError(
-            f"'{word}' is a run. Continue it with `kapelle train --resume {word}`; its settings alone are {path / 'config.yaml'}."
+            f"'{word}' is a run. Continue it with `kapelle train --resume {shlex.quote(word)}`; its settings alone are {path / 'config.yaml'}."
         )
     if tag_hint(path):
         return ConfigError(
-            f"'{word}' is a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {word}`."
+            f"'{word}' is a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {shlex.quote(word)}`."
         )
     if path.is_dir():
         return ConfigError(f"'{word}' is a folder. Name the YAML file in it that is the recipe.")

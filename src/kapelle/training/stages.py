@@ -14,6 +14,7 @@ verifier that stage NAME trained.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
-            f"{run_dir} holds stages already. Continue with `kapelle train --resume {run_dir}`, or name another --run-dir."
+            f"{run_dir} holds stages already. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or name another --run-dir."
         )
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
