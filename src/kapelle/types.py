@@ -329,6 +329,15 @@ class Episode:
     role: its name."""
     interventions: tuple[Intervention, ...] = ()
     """What became of it where something was changed; only for algorithms that ask (`Data.interventions`)."""
+    final: str | None = None
+    """The text that the workflow named as the team's answer (`Scene.step`), the last one; None where it named none."""
+
+    @property
+    def answer(self) -> str:
+        """The team's answer: the text that the workflow named, else the last that was said; empty where nobody spoke."""
+        if self.final is not None:
+            return self.final
+        return self.turns[-1].text if self.turns else ""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -12,19 +13,26 @@ import pytest
 import yaml
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import sections
+from tests.workflows.stage import TASK, Say, lines, play
 
 from kapelle import Trainer
 from kapelle.cli import main
+from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.math import Math
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import at_k, summarise
 from kapelle.metrics.statistics import mean_interval
+from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runs.reader import read_evaluations
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.types import Group, Task
 from kapelle.viewer.library import Library
 from kapelle.viewer.presenting import listed
+from kapelle.workflow import Workflow
+from kapelle.workflows.debate import Debate
+from kapelle.workflows.reflect import Reflect
+from kapelle.workflows.vote import Vote
 
 SOLVED = ((1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 0, 0), (1, 1, 0))
 """Which answers to each problem are right; one answer to the last problem failed."""
@@ -63,6 +71,43 @@ def test_the_success_is_the_mean_over_problems_and_its_interval_is_over_them() -
         tuple(min(1.0, max(0.0, end)) for end in mean_interval(means) or ())
     )
     assert rates()["avg@4"].value == found.success
+
+
+VOTES = (("9", "9", "9"), ("132", "132", "9"), ("132", "132", "7"))
+"""What three agents say in three attempts at a task whose answer is 132; the teams' own votes are for 9, 132 and 132."""
+
+
+@pytest.mark.parametrize(
+    ("workflow", "attempts"),
+    [
+        (Vote(), [dict(zip("abc", map(lines, said), strict=True)) for said in VOTES]),
+        (Debate(rounds=1), [dict(zip("abc", map(lines, said), strict=True)) for said in VOTES]),
+        (
+            Reflect(attempts=2),
+            [
+                {"a": lines("9"), "b": lines("9 is it. ACCEPT\nACCEPT")},
+                {"a": lines("132"), "b": lines("It is no 9.\nACCEPT")},
+                {"a": lines("9", "132"), "b": lines("9 is wrong.")},
+            ],
+        ),
+    ],
+    ids=["vote", "debate", "reflect"],
+)
+async def test_the_majority_is_over_answers_of_the_team_and_no_agent_s(
+    workflow: Workflow, attempts: list[dict[str, Say]]
+) -> None:
+    played = [await play(Arithmetic(), workflow, list(scripts), scripts, TASK) for scripts in attempts]
+    whole = group(*(each for [each] in played))
+    assert [each.success for each in whole.episodes] == [0.0, 1.0, 1.0]
+    assert at_k([whole], 3, Arithmetic(), 0)["maj@3"].value == 1.0
+    again = load_groups(json.loads(line) for line in dump_groups(0, [whole]).splitlines())
+    assert at_k(again, 3, Arithmetic(), 0)["maj@3"].value == 1.0, "the file of episodes keeps the answers"
+
+
+def test_where_no_answer_is_named_the_last_text_is_it() -> None:
+    said = [replace(turn("a", 0), text=text) for text in ("9", "132", "132")]
+    whole = group(*(episode(each, task=TASK, success=float(each.text == "132")) for each in said))
+    assert at_k([whole], 3, Arithmetic(), 0)["maj@3"].value == 1.0
 
 
 def rows(folder: Path, name: str, *numbers: int) -> str:

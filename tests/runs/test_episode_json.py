@@ -64,6 +64,7 @@ episodes = st.builds(
     truncated=st.booleans(),
     error=st.none() | text,
     roles=st.dictionaries(names, text, max_size=2),
+    final=st.none() | text,
 )
 
 
@@ -108,6 +109,15 @@ def test_a_row_is_one_line_of_plain_json_with_the_names_of_the_fields() -> None:
     assert row["task"] == {"id": "add-1", "question": "12+30", "data": {"gold": "42"}, "part": ""}
     assert row["turns"][0]["heard"] == [{"role": "user", "content": "12+30", "speaker": None}]
     assert row["turns"][0]["logprobs"] == [-0.1, -0.25]
+
+
+def test_the_team_s_answer_returns_and_a_row_without_one_is_read() -> None:
+    episode = Episode(TASK, 9, ("actor",), (TURN,), final="it is 42")
+    assert read_back(episode).answer == "it is 42"
+    row = json.loads(dump_episode(episode))
+    del row["final"]  # as in files that were written before it was kept
+    assert load_episode(row) == replace(episode, final=None)
+    assert load_episode(row).answer == "42"
 
 
 def test_a_turn_of_one_version_has_no_runs_in_its_row() -> None:

@@ -718,9 +718,8 @@ def last_texts(episode: Episode) -> dict[str, str]:
 
 def answer_of(episode: Episode, info: Mapping[str, Json]) -> Any:
     """Return the text that a workflow named as the team's, else the last that was said."""
-    spoken_last = episode.turns[-1].text if episode.turns else ""
     answer = info.get("answer")
-    return spoken_last if answer is None else answer
+    return episode.answer if answer is None else answer
 
 
 class RewardedWorld(BaseWorld):

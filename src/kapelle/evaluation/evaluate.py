@@ -540,7 +540,7 @@ async def _vote(
 
 
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
-    """Return the episode of a group whose answer most of them gave; failed ones have no vote.
+    """Return the episode of a group whose answer most of them gave (`Episode.answer`); failed ones have no vote.
 
     Answers are equal if `Answerable.extract` returns the same; ties are drawn by `seed` and the task.
     """
@@ -548,10 +548,10 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
     voters = group.valid
     if not voters:
         return group.episodes[0]
-    answers = {str(k): episode.turns[-1].text for k, episode in enumerate(voters)}
+    answers = {str(k): episode.answer for k, episode in enumerate(voters)}
     found = {k: environment.extract(text) for k, text in answers.items()}
     text = majority(answers, found, derive_seed(seed, group.task.id))
-    return next(episode for episode in voters if episode.turns[-1].text == text)
+    return next(episode for episode in voters if episode.answer == text)
 
 
 def _alone(play: Play, agent: str, sampling: Sampling) -> Play:

@@ -275,7 +275,8 @@ async def _attempt(
             if play.pays and offers(play.environment, PaysEpisodes):
                 # It pays whole episodes, by all that was said. Nothing more is sampled: the others go on while a judge reads.
                 ends_requests()
-                paying = play.environment.pay(Episode(task, seed, names, scene.turns), found)
+                played = Episode(task, seed, names, scene.turns, final=scene.final)
+                paying = play.environment.pay(played, found)
                 work = within("Paying the episode", "grader", play.patience.grader, paying)
                 found = await play.timeline.during("grade", work)
             outcome = scene.settle(found)
@@ -305,6 +306,7 @@ async def _attempt(
         payments=tuple(scene.payments),
         roles=outcome.roles,
         continued=dict(scene.continued),
+        final=scene.final,
     )
 
 

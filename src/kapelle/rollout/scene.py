@@ -368,6 +368,8 @@ class LiveScene:
         """Agent → its complete turn, until that is recorded."""
         self.stepped = False
         """Whether the workflow has moved in the world."""
+        self.final: str | None = None
+        """The text that the workflow last named as the team's answer."""
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
         """Agent → what it earned before its first turn."""
@@ -536,6 +538,7 @@ class LiveScene:
                     f"The workflow gives `step` a {type(said).__name__}. Give texts by agent, such as `turn.text`."
                 )
         self.stepped = True
+        self.final = self.final if final is None else final
         with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
         paid = payments(rewards, self._seats)  # the world knows all, the absent too

@@ -1,7 +1,7 @@
 """Episodes and traces as JSON rows, every field of an episode exact; and JSON that keeps every value and type.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions`, `constraint`, `caller` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `images` only in turns and messages that have some, by
+`step` and `group` (the number of its group within the step). `versions`, `constraint`, `caller` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `final` only where the workflow named the team's answer, `images` only in turns and messages that have some, by
 their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way.
@@ -145,6 +145,8 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
         for image in seen.values() if keep else ():
             assert keep is not None
             keep(image)
+        if episode.final is None:
+            del row["final"]
         if not episode.interventions:
             del row["interventions"]
         else:
@@ -184,7 +186,8 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
             if "data" not in each and find is not None:
                 image = replace(image, data=find(image.file))
             images[name] = image
-        values = {field.name: row[field.name] for field in fields(Episode) if field.name != "interventions"}
+        optional = ("interventions", "final")
+        values = {field.name: row[field.name] for field in fields(Episode) if field.name not in optional}
         task = {**values["task"]}
         cast = {agent: Cast(**each) for agent, each in task.pop("cast", {}).items()}
         values["task"] = Task(**{**task, "data": decode(task["data"]), "cast": cast})
@@ -195,7 +198,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
         values["interventions"] = tuple(_intervention(each) for each in row.get("interventions", ()))
-        return Episode(**values)
+        return Episode(**values, final=row.get("final"))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
             f"An episode's row has another form ({error!r}). Read it with the version of kapelle that wrote it."

@@ -32,14 +32,14 @@ class AskedEnvironment(Answerable):
     name: str
     environment: Environment
     """The run's own; its tools and its form of answers are kept."""
-    finals: list[str] = field(default_factory=list)
-    """The team's answers, the last one last."""
+    answers: list[str] = field(default_factory=list)
+    """What the agents of each move said, the last one last: the team's answer where its workflow names none."""
 
     reward_range = (0.0, 1.0)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of the question."""
-        world = _AskedWorld(task, agents, self.finals)
+        world = _AskedWorld(task, agents, self.answers)
         return self.environment.around(world, agents) if isinstance(self.environment, Tools) else world
 
     def extract(self, text: str) -> str | None:
@@ -49,15 +49,13 @@ class AskedEnvironment(Answerable):
 
 
 class _AskedWorld(QuestionWorld):
-    def __init__(self, task: Task, agents: Sequence[str], finals: list[str]) -> None:
+    def __init__(self, task: Task, agents: Sequence[str], answers: list[str]) -> None:
         super().__init__(task, agents, right, {})
-        self._finals = finals
+        self._answers = answers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        if final is None:
-            said = [text if len(actions) == 1 else f"{name}: {text}" for name, text in actions.items()]
-            final = "\n\n".join(said)
-        self._finals.append(final)
+        said = [text if len(actions) == 1 else f"{name}: {text}" for name, text in actions.items()]
+        self._answers.append("\n\n".join(said))
         return await super().step(actions, final)
 
 
@@ -133,8 +131,10 @@ def team_answers(
                 raise Refusal(
                     500, "The team's workflow failed; the service's log says why.", None, "workflow"
                 )
-            last = episode.turns[-1].text if episode.turns else ""
-            tell(PlayedAnswer(choice, environment.finals[-1] if environment.finals else last, episode))
+            said = (
+                environment.answers[-1] if environment.answers and episode.final is None else episode.answer
+            )
+            tell(PlayedAnswer(choice, said, episode))
 
     return _counted(agents, told(agents.thread, play_all))
 
