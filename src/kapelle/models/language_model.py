@@ -127,7 +127,8 @@ class LanguageModel:
         self.computes_on: torch.device | None = None
         """The device of its passes, where processes share the weights out at times, by FSDP; else None: where the weights are."""
         self.value_heads: dict[str, nn.Linear] = {}
-        self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        """Tokens that it has embeddings for: it reads the ids below."""
         self.vision = (
             None
             if image_processor is None
@@ -139,7 +140,7 @@ class LanguageModel:
         self.choices = RouterChoices(model, self.bank) if replays_routing else None
         """Its routers' choices, where sampling records them for training; else None."""
         self.renderer = ChatRenderer(
-            tokenizer, context_of(model.config, tokenizer), self._vocabulary, self.vision
+            tokenizer, context_of(model.config, tokenizer), self.vocabulary, self.vision
         )
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
@@ -272,7 +273,7 @@ class LanguageModel:
 
         Raises ModelError if it is something else, or if our forward pass differs from the model's own.
         """
-        tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self._vocabulary
+        tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self.vocabulary
         lengths = (CHECKED, CHECKED - 1)  # of one bucket, so that a padded pass has padding
         positions_N = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         route = [(None, 0, len(tokens_N))]

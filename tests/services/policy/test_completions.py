@@ -87,6 +87,8 @@ def test_the_likeliest_tokens_come_in_its_own_form(plain: OpenAI) -> None:
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": 2, "stream": True}, "logprobs"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),

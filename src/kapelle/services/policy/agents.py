@@ -381,6 +381,10 @@ class Chat:
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:
             raise too_long(str(error)) from None
+        if not known:
+            raise wrong(
+                "The prompt has no token, and the agent continues one at least. Write something.", "messages"
+            )
         room = renderer.context - len(known)
         if room <= 0:
             raise too_long(

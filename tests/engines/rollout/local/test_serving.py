@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.episodes import TASK
 from tests.support.tiny import tiny_model
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import FlatRows
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Request
+from kapelle.errors import ContextError, EngineError
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Policy
 from kapelle.types import Sampling
@@ -85,6 +89,49 @@ async def test_a_request_joins_rows_in_flight(engine: LocalEngine) -> None:
     assert len(late.ids) == 2
     assert not early.done()
     await early
+
+
+@pytest.mark.parametrize("prompt", [(), (7, 10**6), (-1,)])
+async def test_a_prompt_that_cannot_be_read_fails_alone(engine: LocalEngine, prompt: tuple[int, ...]) -> None:
+    engine.serve()
+    known = await engine.generate(request(60))
+    heard = Heard()
+    early = asyncio.create_task(engine.stream(request(60), heard))
+    await until(lambda: heard.calls == 2)
+    with pytest.raises(ContextError, match="has no token" if not prompt else f"holds the id {prompt[-1]}"):
+        await engine.generate(replace(request(3), prompt_ids=prompt))
+    assert (await early).ids == known.ids
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["reading", "noting"])
+async def test_a_row_that_cannot_join_fails_alone(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, *, joins: bool
+) -> None:
+    """Whatever fails while prompts are read, or are noted beside the rows in flight: the others say what they would have said."""
+    engine.serve()
+    known = await asyncio.gather(*(engine.generate(request(60, seed)) for seed in range(3)))
+    kind, name = (Decoder, "_settings") if joins else (FlatRows, "join")
+    plain = getattr(kind, name)
+
+    def fails(self: Any, *given: Any) -> Any:
+        jobs = given[0] if given else [row.job for row in self._flying]
+        if any(job.seed == 99 for job in jobs):
+            raise RuntimeError("no such place")
+        return plain(self, *given)
+
+    monkeypatch.setattr(kind, name, fails)
+    heard = Heard()
+    early = asyncio.create_task(engine.stream(request(60), heard))
+    await until(lambda: heard.calls == 2)
+    others = [asyncio.create_task(engine.generate(request(60, seed))) for seed in (1, 99, 2)]
+    with pytest.raises(EngineError, match="no such place"):
+        await others[1]
+    assert not early.done()
+    said = [await each for each in (early, others[0], others[2])]
+    assert [each.ids for each in said] == [each.ids for each in known]
+    assert tuple(heard.ids) == said[0].ids[: len(heard.ids)]
+    for each, other in zip(said, known, strict=True):
+        assert each.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:

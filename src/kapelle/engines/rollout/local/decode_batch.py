@@ -145,9 +145,18 @@ class Decoder:
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
-        """Read prompts and return the outputs of their rows, empty until `advance` lets them leave."""
+        """Read prompts and return the outputs of their rows, empty until `advance` lets them leave.
+
+        Where that fails, none of them joins, and the rows in flight go on.
+        """
         rows = [_FlyingRow(self._model, job) for job in jobs]
-        self._within_memory(lambda: self._enter(rows), rows)
+        before = [*self._flying, *self._preempted]
+        try:
+            self._within_memory(lambda: self._enter(rows), rows)
+        except Exception:
+            self._take_out()
+            self._preempted = [row for row in before if row.length is None]
+            raise
         return [row.output for row in rows]
 
     def _enter(self, rows: Sequence[_FlyingRow]) -> None:
@@ -275,14 +284,7 @@ class Decoder:
             return
         # The failed step's tensors hang on the exception, which is gone here.
         tried = max(len(self._flying), len(joining))
-        noted = self._unfinished()[: len(self._tokens_RT)]
-        for row, ids, logprobs in list(self._said(noted)):
-            row.preempt(ids, logprobs)
-        self._fill([number for number, row in enumerate(self._flying) if row.length is not None])
-        unfinished = [self._flying[number] for number in self._unfinished()]
-        rows = list(dict.fromkeys((*unfinished, *self._preempted, *joining)))
-        self.drop()
-        self._prefixes.forget(None)
+        rows = list(dict.fromkeys((*self._take_out(), *joining)))
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         if tried <= 1:
@@ -296,6 +298,18 @@ class Decoder:
             "`engine.max_rows=%d` to begin with them, or bound the KV cache by `engine.kv_gib`.",
             *(tried, tried // 2, self._model.name, tried // 2),
         )
+
+    def _take_out(self) -> list[_FlyingRow]:
+        """Forget the batch and return the rows that have to go on, each with what it has generated; finished ones are filled in."""
+        noted = self._unfinished()[: len(self._tokens_RT)]
+        for row, ids, logprobs in list(self._said(noted)):
+            row.preempt(ids, logprobs)
+        self._fill([number for number, row in enumerate(self._flying) if row.length is not None])
+        unfinished = [self._flying[number] for number in self._unfinished()]
+        rows = list(dict.fromkeys((*unfinished, *self._preempted)))
+        self.drop()
+        self._prefixes.forget(None)
+        return rows
 
     def _allowed(self) -> AllowedTokens | None:
         """Return what the unfinished rows with a constraint may sample next; None where all of these are finished."""

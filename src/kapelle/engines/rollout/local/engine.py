@@ -33,7 +33,7 @@ from kapelle.engines.rollout.protocol import (
     ServesCallers,
 )
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
-from kapelle.errors import EngineError, ModelError, did_you_mean
+from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import copy_weights, weights_hash
@@ -86,6 +86,38 @@ def check_recording(model: LanguageModel) -> None:
             f"`model.routing: replayed` records experts where a model decodes through its KV cache, and '{model.name}' "
             "reads each text anew. Set `model.routing: free`."
         )
+
+
+def _check_ids(request: Request, model: LanguageModel) -> None:
+    """Raise ContextError for a prompt that the model cannot read: one without tokens, or with ids that it does not know."""
+    ids = request.prompt_ids + request.begun
+    if not ids or min(ids) < 0 or max(ids) >= model.vocabulary:
+        what = f"holds the id {max(ids) if min(ids) >= 0 else min(ids)}" if ids else "has no token"
+        raise ContextError(
+            f"A prompt of '{request.agent}' {what}, and '{model.name}' reads one token at least, of the ids 0 to {model.vocabulary - 1}."
+        )
+
+
+def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) -> None:
+    """Let requests join the rows in flight; one that cannot join fails alone."""
+    queue.in_flight += joining
+    try:
+        outputs = queue.decoder.join(jobs) if jobs else ()
+    except Exception as error:  # noqa: BLE001 - passed on to the request that waits
+        queue.in_flight = [pending for pending in queue.in_flight if pending not in joining]
+        if len(jobs) == 1:
+            joining[0].fail(error)
+            return
+        # One of them is to blame: each is tried by itself, as many as may join now.
+        for place, pending in enumerate(joining):
+            if not queue.decoder.open:
+                queue.waiting = [*joining[place:], *queue.waiting]
+                return
+            _join(queue, [pending], jobs[place : place + 1])
+        return
+    for pending, output in zip(joining, outputs, strict=True):
+        pending.output = output
+        pending.start_clock()
 
 
 class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, HasQueue):
@@ -176,10 +208,10 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
         queue = self._policy(request.policy).queue
+        # What is refused here fails this request alone; in the batch it would fail all rows, and an unknown id a whole GPU.
+        _check_ids(request, queue.model)
         if request.sampling.constraint is not None:
-            queue.model.masks.begin(
-                request.sampling.constraint
-            )  # one that is refused fails this request alone
+            queue.model.masks.begin(request.sampling.constraint)
         self._start_pump()
         return await queue.answer_to(request, on_tokens)
 
@@ -344,10 +376,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
             ]
             jobs = jobs[: queue.decoder.room(jobs)]
             joining, queue.waiting = queue.waiting[: len(jobs)], queue.waiting[len(jobs) :]
-            queue.in_flight += joining
-            for pending, output in zip(joining, queue.decoder.join(jobs) if jobs else (), strict=True):
-                pending.output = output
-                pending.start_clock()
+            _join(queue, joining, jobs)
 
         if queue.in_flight:
             queue.decoder.advance(self._steps)
