@@ -168,6 +168,11 @@ def asks_questions(environment: Environment) -> bool:
     return offers(environment, Answerable) and all(asks_questions(member) for member in members)
 
 
+def is_opposed(environment: object) -> bool:
+    """Return whether what one player wins the others lose: nothing is learned from a mean over them, or from a player's games with itself."""
+    return offers(environment, Opposed) and environment.constant_sum
+
+
 class Scorable:
     """A world that can score a text as an answer before the episode is over."""
 

@@ -96,9 +96,18 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
         ),
     ],
 )
+@pytest.mark.usefixtures("kapelle")
 def test_a_player_is_told_to_play_and_a_team_to_be_measured(recipe: str, next_ones: list[str]) -> None:
     source: Any = SimpleNamespace(config=load_recipe(recipe).config)
+    Path("runs/x/checkpoints/00000000").mkdir(parents=True)
     assert [words for words, _ in _next_commands(source)("runs/x")] == next_ones
+
+
+@pytest.mark.usefixtures("kapelle")
+def test_a_player_whose_start_is_no_longer_kept_is_not_told_to_meet_it() -> None:
+    source: Any = SimpleNamespace(config=load_recipe("kuhn_league").config)
+    Path("runs/x/checkpoints/00000100").mkdir(parents=True)
+    assert [words.split()[1] for words, _ in _next_commands(source)("runs/x")] == ["play", "train"]
 
 
 @pytest.mark.usefixtures("no_model")

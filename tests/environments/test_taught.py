@@ -82,8 +82,34 @@ def test_a_warmed_up_model_belongs_to_what_its_teacher_said_then(teacher: Path) 
     assert warmup_key(resolve(recipe)) != before
 
 
+def test_a_mixture_has_the_teachers_of_its_parts(teacher: Path) -> None:
+    world = {"name": "openenv", "url": URL, "teacher": f"{teacher}:say"}
+    recipe = {
+        "team": {"agents": 2},
+        "environment": {"name": "mixture", "parts": {"one": {"environment": world}}},
+        "workflow": {"name": "chain"},
+        "algorithm": {"name": "grpo"},
+        "warmup": {"steps": 1},
+    }
+    before = warmup_key(resolve(recipe))
+    teacher.write_text(TEACHER.replace("heard", "read"))
+    assert warmup_key(resolve(recipe)) != before
+
+
+def test_a_teacher_where_kapelle_runs_has_its_hash_before_and_after_it_is_asked(
+    teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(teacher.parent)
+    teacher.rename("stands_beside_it.py")
+    environment = OpenEnv(url=URL, teacher="stands_beside_it:say")
+    before = environment.teacher_hash()
+    environment.check_teacher()
+    assert before is not None
+    assert environment.teacher_hash() == before
+
+
 def test_the_hash_of_a_teacher_in_a_module_is_that_of_its_file() -> None:
-    here = OpenEnv(url=URL, teacher=f"{__file__}:say").teacher_hash()
+    here = OpenEnv(url=URL, teacher=f"{__file__}:TaughtSums").teacher_hash()
     assert here is not None
     assert OpenEnv(url=URL, teacher="json:dumps").teacher_hash() not in (None, here)
     assert OpenEnv(url=URL, teacher="no_such_module:say").teacher_hash() is None

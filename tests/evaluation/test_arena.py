@@ -85,10 +85,12 @@ def test_the_gap_of_a_team_is_self_play_less_cross_play() -> None:
 def test_a_team_is_paid_together_where_the_environment_pays_who_answers() -> None:
     names = ("reasoner", "actor", "critic")
     graded = Episode(Task("a", "1+1"), 0, names, rewards={"actor": 1.0, "critic": 0.5})
-    assert payoffs(graded, names, opposed=False) == {"reasoner": 0.75, "actor": 1.0, "critic": 0.5}
-    assert payoffs(graded, names, opposed=True) == {"reasoner": 0.0, "actor": 1.0, "critic": 0.5}
+    assert payoffs(graded, names, graded=True) == {"reasoner": 0.75, "actor": 1.0, "critic": 0.5}
+    assert payoffs(graded, names, graded=False) == {"reasoner": 0.0, "actor": 1.0, "critic": 0.5}, (
+        "of a game, who won"
+    )
     nobody = Episode(Task("a", "1+1"), 0, names)
-    assert payoffs(nobody, names, opposed=False) == dict.fromkeys(names, 0.0)
+    assert payoffs(nobody, names, graded=True) == dict.fromkeys(names, 0.0)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answe
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 ANY_QUESTION = "arithmetic"
 """An environment that needs no data and in which one agent answers: nothing of it is seen where somebody else asks."""
-EMPTY = "(an empty answer: the model ended its turn at once)"
+EMPTY = "(an empty answer)"
 _COMMAND = re.compile(r"/[a-z]+")
 
 

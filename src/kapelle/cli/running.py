@@ -25,7 +25,6 @@ from kapelle.cli.progress import (
 )
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
-from kapelle.environment import offers
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.process_tree import doing, stalled_after
 
@@ -56,15 +55,13 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
-        from kapelle.environment import Opposed
+        from kapelle.environment import is_opposed
         from kapelle.runtime.deadlines import Patience
         from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
         # Asked before the checks of a run: the environment may be anybody's code.
-        opposed = offers(environment, Opposed) and asked(
-            "constant_sum", Patience.environment, lambda: environment.constant_sum
-        )
+        opposed = asked("constant_sum", Patience.environment, lambda: is_opposed(environment))
         watch = Watch(view, constant_sum=opposed)
         try:
             from kapelle.training.trainer import Trainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -13,9 +14,11 @@ from kapelle.cli.arguments import start_words
 from kapelle.cli.output import command, printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.environment import Opposed, offers
+from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError
+from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.named_checkpoint import resumed_run
+from kapelle.runtime.files import step_of
 
 if TYPE_CHECKING:
     from kapelle.cli.running import NextCommands
@@ -84,10 +87,12 @@ def _next_commands(source: Source) -> NextCommands:
     def of_team(run_dir: str) -> list[tuple[str, str]]:
         again = (command("train", "--resume", run_dir, more), "train for more steps")
         game = source.config.environment  # asked after a run, which has looked at what it answers
-        if source.config.workflow.name == "play" and offers(game, Opposed) and game.constant_sum:
+        if source.config.workflow.name == "play" and is_opposed(game):
+            start = command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"
+            kept = [step_of(folder) for folder in list_checkpoints(Path(run_dir) / "checkpoints")]
             return [
                 (command("play", run_dir), "play against it yourself"),
-                (command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"),
+                *([start] if 0 in kept else []),
                 again,
             ]
         return [

@@ -24,8 +24,9 @@ from urllib.parse import quote
 from kapelle.comparison.contestants import Entries, enter, load
 from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import figure_file
+from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError, DataError, EngineError, OutputError
-from kapelle.evaluation.arena import Arena, Encounter, is_opposed, meet_here, pairs_of
+from kapelle.evaluation.arena import Arena, Encounter, meet_here, pairs_of
 from kapelle.evaluation.evaluate import why_fewer
 from kapelle.runtime.files import replace_file
 from kapelle.settings.messages import in_python

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kapelle.comparison.contenders import Contender, Run
-from kapelle.environment import Opposed, offers
+from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError
 from kapelle.metrics.statistics import Quartiles, quartiles
 from kapelle.runs.reader import is_run, read_evaluations, read_metrics
@@ -140,19 +140,13 @@ class Standing:
     """By seat, where one wins what the others lose."""
 
 
-def is_constant_sum(contender: Contender) -> bool:
-    """Return whether one seat wins what the others lose, so that a mean over seats is meaningless."""
-    environment = contender.recipe.config.environment
-    return offers(environment, Opposed) and environment.constant_sum
-
-
 def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> list[Standing]:
     """Return each contender's medians and quartiles, in the order given."""
     found = []
     for contender in contenders:
         own = [m for m in measured if m.label == contender.label]
         good = [m for m in own if m.error is None]
-        apart = is_constant_sum(contender)
+        apart = is_opposed(contender.recipe.config.environment)
         seats = dict.fromkeys(seat for m in good for seat in m.reward or {})
         found.append(
             Standing(

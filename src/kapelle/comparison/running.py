@@ -16,13 +16,13 @@ from kapelle.comparison.results import (
     Measured,
     curves,
     held_out,
-    is_constant_sum,
     measure,
     sampled,
     seats_of,
     unscored,
     write_results,
 )
+from kapelle.environment import is_opposed
 from kapelle.errors import DataError, KapelleError
 from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.files import writing
@@ -68,7 +68,7 @@ class RunningComparison:
 
         # Where one seat wins what the others lose, each has a panel of its own: their mean is always the same.
         seats: list[str | None] = [None]
-        if is_constant_sum(self.contenders[0]):
+        if is_opposed(self.contenders[0].recipe.config.environment):
             seats = [*seats_of(self.runs)] or seats
         panels = {}
         for seat in seats:

@@ -408,7 +408,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
     names = ("solver",)
     solvable = asks_questions(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
-        why = "its demonstrations are those of `environment.teacher`, which may err and know nobody but the team"
+        why = "`environment.teacher` gives its demonstrations, and may know the roles of one team alone, or be wrong"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"

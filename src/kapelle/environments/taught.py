@@ -6,12 +6,12 @@ environment: {name: openenv, url: "http://127.0.0.1:8000", teacher: "teacher.py:
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from kapelle.environment import Teachable
-from kapelle.errors import EpisodeError
+from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import Settings
 from kapelle.types import Message, Task
@@ -25,7 +25,7 @@ class WithTeacher(Settings, Teachable):
     `teacher(agent, task, messages, seed)`; it returns a text."""
 
     def check_teacher(self) -> None:
-        """Raise ConfigError for a `teacher` that there is not."""
+        """Raise ConfigError where the `teacher` is not found."""
         if self.teacher is not None:
             find_object(self.teacher, "teacher")
 
@@ -45,8 +45,8 @@ class WithTeacher(Settings, Teachable):
             return None
         module = self.teacher.rpartition(":")[0]
         try:
-            found = None if module.endswith(".py") else find_spec(module)
-            file = Path(module).expanduser() if found is None else Path(found.origin or "")
-            return hashlib.sha256(file.read_bytes()).hexdigest()
-        except (ImportError, OSError, ValueError):  # `check_teacher` says what is wrong
+            find_object(self.teacher, "teacher")
+            file = module if module.endswith(".py") else sys.modules[module].__file__ or ""
+            return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
+        except (ConfigError, OSError):  # `check_teacher` says what is wrong
             return None

@@ -17,7 +17,7 @@ from math import fsum
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from kapelle.environment import Environment, Opposed, offers
+from kapelle.environment import Environment, asks_questions, is_opposed
 from kapelle.errors import ConfigError
 from kapelle.metrics.ratings import (
     Results,
@@ -110,11 +110,6 @@ class Encounter:
         return wins, len(ahead) - wins - losses, losses
 
 
-def is_opposed(environment: Environment) -> bool:
-    """Return whether what one player wins the others lose; such a player learns nothing from playing itself."""
-    return offers(environment, Opposed) and environment.constant_sum
-
-
 def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str, str]]:
     """Return the pairs that meet: all, and each player with itself unless the game is one of constant sum."""
     return list((combinations if is_opposed(environment) else combinations_with_replacement)(labels, 2))
@@ -178,14 +173,14 @@ async def meet(
     games: list[tuple[float, float] | None] = []
     turns, tokens, invalid = [0, 0], [0, 0], [0, 0]
     reports = [False, False]
-    opposed = is_opposed(play.environment)
+    graded = asks_questions(play.environment)
     for number, episode in enumerate(episodes):
         seating = every[number % len(every)]
         who = dict(zip(names, seating, strict=True))
         if episode.error is not None:
             games.append(None)
             continue
-        paid = payoffs(episode, names, opposed=opposed)
+        paid = payoffs(episode, names, graded=graded)
         earned = [[paid[name] for name in names if who[name] == side] for side in (0, 1)]
         games.append((fmean(earned[0]), fmean(earned[1] or earned[0])))
         wrong = episode.info.get("invalid")
@@ -213,15 +208,15 @@ async def meet(
     )
 
 
-def payoffs(episode: Episode, names: Sequence[str], *, opposed: bool) -> dict[str, float]:
+def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str, float]:
     """Return what an episode paid each agent.
 
-    Where a team works together and the environment pays some of it alone, such as those whose answer is graded, the others earn
-    what these earn on average: the team is paid, whoever of it spoke last.
+    Where a question was asked (`graded`) and those alone are paid whose answer was graded, the others earn what these earn on
+    average: the team is paid, whoever of it spoke last.
     """
     own = {name: _payoff(episode, name) for name in names}
     paid = [own[name] for name in names if name in episode.rewards]
-    if opposed or not paid or any(turn.reward for turn in episode.turns):
+    if not graded or not paid or any(turn.reward for turn in episode.turns):
         return own
     return {name: own[name] if name in episode.rewards else fmean(paid) for name in names}
 

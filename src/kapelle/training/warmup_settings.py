@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.sft import SFT
-from kapelle.environment import Teachable, offers
+from kapelle.environment import Environment, Mixed, Teachable, offers
 from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
@@ -27,8 +27,7 @@ def cache_folder() -> Path:
 def warmup_key(config: RunConfig) -> str:
     """Return a hash of everything that the warmed-up model depends on."""
     learner = config.train_engine.model_dump(mode="json")
-    environment = config.environment
-    taught = environment.teacher_hash() if offers(environment, Teachable) else None
+    taught = _teachers(config.environment)
     parts = {
         "format": FORMAT,
         "seed": config.seed,
@@ -48,11 +47,18 @@ def warmup_key(config: RunConfig) -> str:
             else {}
         ),
         # What a teacher says is in its file, and no setting.
-        **({"teacher": taught} if taught is not None else {}),
+        **({"teacher": ", ".join(taught)} if taught else {}),
         # Models that were cached before there was a choice keep their key.
         **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def _teachers(environment: Environment) -> list[str]:
+    """Return hashes of the code of all teachers; those of a mixture are its members'."""
+    own = environment.teacher_hash() if offers(environment, Teachable) else None
+    members = environment.members.values() if offers(environment, Mixed) else ()
+    return [*([own] if own else []), *(each for member in members for each in _teachers(member))]
 
 
 def warmup_is_cached(config: RunConfig) -> bool:

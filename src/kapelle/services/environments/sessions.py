@@ -18,13 +18,13 @@ from kapelle.environment import (
     Answerable,
     Environment,
     Mixed,
-    Opposed,
     Reads,
     Recorded,
     Scripted,
     Skipping,
     WorkerLost,
     asks_questions,
+    is_opposed,
     offers,
 )
 from kapelle.errors import did_you_mean
@@ -160,7 +160,7 @@ def describe(name: str, environment: Environment, version: int) -> pb.Descriptio
         answerable=offers(environment, Answerable) and asks_questions(environment),
         scripted=offers(environment, Scripted),
         answers_per_task=environment.answers_per_task() if offers(environment, Recorded) else 0,
-        constant_sum=offers(environment, Opposed) and environment.constant_sum,
+        constant_sum=is_opposed(environment),
         alive=environment.alive if offers(environment, Alive) else (),
         members=[describe(part, member, version) for part, member in members.items()],
     )
