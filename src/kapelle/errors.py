@@ -30,6 +30,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 
 class KapelleError(Exception):
@@ -147,6 +149,20 @@ LONGEST_LIST = 120
 """Characters of names that a message lists; of more it names the nearest ones."""
 NEAREST = 3
 MOST_NAMES = 60
+
+
+WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in Python", default=None)
+"""Sections as the caller of a function of ours wrote them; None outside of such a call. `settings.messages.in_python` reads it."""
+
+
+@contextmanager
+def for_command() -> Iterator[None]:
+    """Let errors name options of the command line and dotted settings, whatever calls in Python the command makes."""
+    mark = WRITTEN.set({})
+    try:
+        yield
+    finally:
+        WRITTEN.reset(mark)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

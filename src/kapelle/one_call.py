@@ -272,7 +272,7 @@ def train(
             trained, held = (environment.size(split) for split in ("train", "test"))
             trainer.observer.phase(
                 "data",
-                f"{trained} rows to train on, {held} held out: about {eval_dataset:.0%} of the questions that differ, by a hash of each",
+                f"{trained} rows to train on, {held} held out: about {eval_dataset:.0%} of the distinct questions, by a hash of each",
             )
         if len(environment.rewards) > 1:
             trainer.observer.phase("rewards", environment.in_words())

@@ -10,9 +10,8 @@ import pytest
 import kapelle
 from kapelle.algorithms.grpo import GRPO
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, for_command
 from kapelle.settings.aliases import TABLE
-from kapelle.settings.messages import for_command
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_recipe, load_stages, to_yaml
 

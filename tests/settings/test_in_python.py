@@ -17,6 +17,7 @@ from kapelle.algorithms.grpo import GRPO
 from kapelle.cli import main
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.settings.messages import in_python
+from kapelle.settings.schema import OptimizerConfig
 from kapelle.workflows.solo import Solo
 
 make: Any = GRPO
@@ -107,6 +108,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: from_recipe("demo", "num_gpus=2"), f"Unknown key 'num_gpus' (set in the call). {SEVERAL}`train_engine.name` is "),
         (lambda: from_recipe("demo", "xyzzy=3"), "Unknown key 'xyzzy' (set in the call). `print(kapelle.load_recipe(RECIPE).yaml())` prints all settings."),
         (lambda: from_recipe("demo", runs_dir="x"), "`Trainer.from_recipe` has no keyword 'runs_dir'. Did you mean 'run_dir'?"),
+        (lambda: from_recipe("demo", foo_bar=1), "`Trainer.from_recipe` has no keyword 'foo_bar'. Known: engine, metrics, models, "),
+        (lambda: from_recipe("demo", origin={}), "`Trainer.from_recipe` has no keyword 'origin'. "),
+        (lambda: trainer(kapelle.load_recipe("demo").config, runs_dir="x"), "`Trainer` has no keyword 'runs_dir'. Did you mean 'run_dir'?"),
+        (lambda: trainer(kapelle.load_recipe("demo").config, lr=1.0), "`lr` cannot be combined with a whole recipe."),
         (lambda: from_recipe("demo", engine="vllm"), f"`engine` cannot be combined with a whole recipe. {AS_TEXT}"),
         (lambda: from_recipe("demo", learning_rate=1.0), f"`learning_rate` cannot be combined with a whole recipe. {AS_TEXT}"),
         (lambda: from_recipe("demo", "trackers=[{name: tensorboard}]"), "The tracker 'tensorboard' needs a run directory, whose metrics it shows. Name one, `run_dir="),
@@ -163,6 +168,18 @@ def test_a_command_is_told_of_its_options(place: Path, capsys: pytest.CaptureFix
     assert "(set on the command line)" in capsys.readouterr().err
     assert main(["arena", "nash", "random"]) == 2
     assert "Name the game with --environment" in capsys.readouterr().err
+
+
+def test_a_method_names_settings_as_the_trainer_was_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*_given: object) -> None:
+        raise kapelle.ConfigError("`optimizer.lr` and `training.steps` are odd.")
+
+    given = {"optimizer": OptimizerConfig(lr=1e-3), "training": {"steps": 1}}
+    with trainer(**TEAM, **given) as here:
+        monkeypatch.setattr(type(here._held_out), "known", odd)
+        with pytest.raises(kapelle.ConfigError) as caught:
+            here.evaluate()
+    assert str(caught.value) == "`optimizer=OptimizerConfig(lr=…)` and `training={'steps': …}` are odd."
 
 
 def test_between_steps_other_calls_have_words_of_their_own(place: Path) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, for_command
 from kapelle.runtime import plugins
-from kapelle.settings.messages import for_command
 from kapelle.setup.recipe import (
     Recipe,
     builtin_recipes,

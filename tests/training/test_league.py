@@ -120,8 +120,12 @@ def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
         trainer.train(2)
         pool = trainer._loop.league.pool  # type: ignore[union-attr]
         homes = len({agent for agent, _, _ in pool.payoffs})
+        assert trainer._loop.league._payoff_games(*pool.names[:2]) == 3 * homes  # type: ignore[union-attr]
+        counted = dict(pool.payoff_games)
+        pool.payoff_games.clear()
+        assert trainer._loop.league._payoff_games(*pool.names[:2]) is None, "as of an older checkpoint"  # type: ignore[union-attr]
     assert len(pool.payoffs) > 1
-    assert pool.payoff_games == dict.fromkeys(pool.payoffs, 3)
+    assert counted == dict.fromkeys(pool.payoffs, 3)
     newest = max(
         (tmp_path / "run").rglob("standing.json"), key=lambda file: json.loads(file.read_text())["step"]
     )
@@ -213,7 +217,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         pool = trainer._loop.league.pool  # type: ignore[union-attr]
     assert all(0.0 < row["league/nash_conv"] < 4.0 for row in rows)
     if each == "psro":
-        assert pool.payoff_games == {}, "nothing was played for them"
+        assert pool.payoff_games == dict.fromkeys(pool.payoffs, 0), "nothing was played for them"
         for one in pool.names:
             for other in pool.names:  # what one wins the other loses
                 assert pool.payoffs["first", one, other] == pytest.approx(-pool.payoffs["second", other, one])

@@ -370,7 +370,7 @@ def test_what_a_share_holds_out_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert trained is not None
     assert held is not None
     assert trained + held == len(ROWS)
-    said = f"data: {trained} rows to train on, {held} held out: about 40% of the questions that differ, by a hash of each"
+    said = f"data: {trained} rows to train on, {held} held out: about 40% of the distinct questions, by a hash of each"
     assert said in capsys.readouterr().out
 
 

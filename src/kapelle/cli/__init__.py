@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
-from kapelle.errors import ConfigError, KapelleError
+from kapelle.errors import ConfigError, KapelleError, for_command
 from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
 EXIT_PIPE = 141
@@ -62,8 +62,6 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
 
                 clean_what_others_print()
             module = importlib.import_module(f"kapelle.cli.{command.module}")
-            from kapelle.settings.messages import for_command  # not before `--help`, which is to be quick
-
             with for_command():
                 code: int = module.run(arguments)
             leave_ranks_here()

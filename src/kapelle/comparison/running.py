@@ -23,10 +23,9 @@ from kapelle.comparison.results import (
     write_results,
 )
 from kapelle.environment import is_opposed
-from kapelle.errors import DataError, KapelleError
+from kapelle.errors import DataError, KapelleError, for_command
 from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.files import writing
-from kapelle.settings.messages import for_command
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml

@@ -114,8 +114,8 @@ def allowed_limits(bits_RW: Tensor, first: int, last: int, dtype: torch.dtype) -
 
     The lesser of logit and limit is the logit, or −∞. A CPU takes it several times as fast as it fills by a mask, whose values no branch foresees.
     """
-    limit_88 = torch.full((256, 8), -torch.inf, dtype=dtype, device=bits_RW.device)
-    return _spread(bits_RW, first, last, limit_88.masked_fill_(_bits_of_bytes(bits_RW.device), torch.inf))
+    limit_BK = torch.full((256, 8), -torch.inf, dtype=dtype, device=bits_RW.device)
+    return _spread(bits_RW, first, last, limit_BK.masked_fill_(_bits_of_bytes(bits_RW.device), torch.inf))
 
 
 def _bits_of_bytes(device: torch.device) -> Tensor:

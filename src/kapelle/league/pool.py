@@ -85,7 +85,7 @@ class MemberPool:
         self.payoffs: dict[tuple[str, str, str], float] = {}
         """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
-        """The same → games that the return is the mean of; absent where it was computed exactly."""
+        """The same → games that the return is the mean of, 0 where it was computed exactly; absent where a checkpoint did not say."""
         self.gone: dict[str, int] = {}
         """Who has left → the step after which."""
         self.since: dict[str, int] = {}

@@ -25,7 +25,7 @@ class Limits:
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 * 1024**2
-    """Held by each process as address space, and by all of them and the work directory together."""
+    """Held by all processes and the work directory together; the address space of each process, too, unless `address_bytes` says otherwise."""
     address_bytes: int | None = None
     """Address space of each process, where it may reserve more than it may use, as programs of Node and Go do; None is
     `memory_bytes`."""

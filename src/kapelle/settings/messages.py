@@ -8,13 +8,12 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, get_args, get_origin
 
 import pydantic
 
 from kapelle.algorithm import algorithm_class
-from kapelle.errors import ConfigError, KapelleError, did_you_mean
+from kapelle.errors import WRITTEN, ConfigError, KapelleError, did_you_mean
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.aliases import ARGUMENTS, ROOTS, TABLE
 from kapelle.settings.base import Settings, fields_at, known_keys, models_in
@@ -307,6 +306,12 @@ def check_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) ->
             raise ConfigError(f"`{name}` has no keyword '{word}'.{_meant(word, own)}")
 
 
+def names_settings(word: str) -> bool:
+    """Return whether a keyword is a section of a run, or settings under a name of another call or library."""
+    root = word.partition(".")[0]
+    return word in RunConfig.model_fields or root in ROOTS or word in ONE_CALL or bool(settings_named(word))
+
+
 def _meant(word: str, own: Collection[str]) -> str:
     given = ELSEWHERE.get(word, "")
     if given and (given in own or "=" in given):
@@ -373,20 +378,6 @@ _IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
 """What a message says to both, for those who write Python."""
 
 
-_WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in Python", default=None)
-"""Sections as the caller of a function of ours wrote them; None outside of such a call."""
-
-
-@contextmanager
-def for_command() -> Iterator[None]:
-    """Let errors name options of the command line and dotted settings, whatever calls in Python the command makes."""
-    mark = _WRITTEN.set({})
-    try:
-        yield
-    finally:
-        _WRITTEN.reset(mark)
-
-
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
     """Let errors name what was given in Python: `resume=True` for `--resume`, `optimizer={'lr': …}` for `optimizer.lr`.
@@ -394,11 +385,11 @@ def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
     Settings in `arguments` have names of their own; None is for calls that take settings as text, such as `Trainer.from_recipe`:
     these keep their dotted keys. Within another `in_python` that one's `arguments` count, and within `for_command` nothing changes.
     """
-    if _WRITTEN.get() is not None:
+    if WRITTEN.get() is not None:
         yield
         return
     given: dict[str, Any] = {}
-    mark = _WRITTEN.set(given)
+    mark = WRITTEN.set(given)
     try:
         yield
     except KapelleError as error:
@@ -414,7 +405,7 @@ def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
             error.args = (said, *error.args[1:])
         raise
     finally:
-        _WRITTEN.reset(mark)
+        WRITTEN.reset(mark)
 
 
 def _calls(message: str) -> str:
@@ -456,7 +447,7 @@ def as_written(sections: Mapping[str, Any]) -> None:
 
     The first that says so of a section counts.
     """
-    given = _WRITTEN.get()
+    given = WRITTEN.get()
     if given is not None:
         given.update({name: section for name, section in sections.items() if name not in given})
 

@@ -382,14 +382,12 @@ class League:
                 for other in self.pool.members:
                     key = home, one.name, other.name
                     if key not in self.pool.payoffs:
-                        self.pool.payoffs[key], games = self._worth(home, one, other)
-                        if games is not None:
-                            self.pool.payoff_games[key] = games
+                        self.pool.payoffs[key], self.pool.payoff_games[key] = self._worth(home, one, other)
 
-    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int | None]:
+    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
         """Return what an agent earns on average if one member sits there and another one in all other seats, and in how many games.
 
-        The count is None where the value is computed exactly.
+        These are 0 where the value is computed exactly.
         """
         team = self._play.team
         if self._exact is not None and "past" == one.kind == other.kind:
@@ -399,7 +397,7 @@ class League:
                 decision.key: (table if decision.seat == seat else rest).chances[decision.key]
                 for decision in self._exact.decisions()
             }
-            return self._exact.exact_values(joint)[0][seat], None
+            return self._exact.exact_values(joint)[0][seat], 0
         assert isinstance(self._settings.population, PsroPopulation), "only `psro` has a table"
         self.sit(list(dict.fromkeys(each.name for each in (one, other) if each.kind == "past")))
         owned = {agent: one if agent == home else other for agent in team.names}
@@ -487,11 +485,7 @@ class League:
         table = games = None
         if known:
             table = np.mean([self._payoffs(home) for home in self._homes], axis=0).tolist()
-            counts = self.pool.payoff_games
-            games = [
-                [sum(counts.get((home, one, other), 0) for home in self._homes) for other in names]
-                for one in names
-            ]
+            games = [[self._payoff_games(one, other) for other in names] for one in names]
         return {
             "step": step,
             "member": member,
@@ -506,6 +500,12 @@ class League:
             ],
             "strategy": {home: dict(self._chances(home)) for home in self._homes},
         }
+
+    def _payoff_games(self, one: str, other: str) -> int | None:
+        """Return how many games a cell of the table is of, 0 if none had to be played; None if a checkpoint did not say."""
+        counts = [self.pool.payoff_games.get((home, one, other)) for home in self._homes]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     # -------- What is known exactly of small games
 

@@ -51,7 +51,7 @@ from kapelle.settings.dictionaries import (
     TrainingDict,
     WarmupDict,
 )
-from kapelle.settings.messages import as_written, check_keywords, in_python
+from kapelle.settings.messages import as_written, check_keywords, in_python, names_settings
 from kapelle.settings.schema import (
     CheckpointConfig,
     EpisodeConfig,
@@ -259,7 +259,7 @@ def _recipe(
             "Trainer(model=…, environment=…), or Trainer(**sections)."
         )
     if config is not None and said:
-        _refuse("Trainer", next(iter(said)))
+        _refuse("Trainer", next(iter(said)), _options())
     if config is not None:
         # A recipe knows where all of its values came from.
         return Recipe(config, given_origin(config, config, "config") if origin is None else dict(origin))
@@ -267,20 +267,24 @@ def _recipe(
     return replace(found, origin=laid_origin(found.origin, origin or {}))
 
 
-def _check_options(call: str, options: Mapping[str, Any]) -> None:
+def _options(*decided: str) -> list[str]:
+    """Return what a trainer takes beside a whole recipe or run, less what the call has `decided`."""
+    aside = {"self", "config", "sections", *decided}
+    return [each for each in signature(Trainer.__init__).parameters if each not in aside]
+
+
+def _check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise ConfigError for the first of a call's options that a trainer of a whole recipe or run does not take."""
-    known = [
-        each for each in signature(Trainer.__init__).parameters if each not in ("self", "config", "sections")
-    ]
     word = next((word for word in options if word not in known), None)
     if word is not None:
         _refuse(call, word, known)
 
 
-def _refuse(call: str, word: str, known: Sequence[str] = ()) -> NoReturn:
-    """Raise ConfigError for a keyword beside a whole recipe or run: one that is misspelt, or settings."""
-    hint = "" if word in RunConfig.model_fields else did_you_mean(word, known)
-    if hint.startswith(" Did you mean"):
+def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
+    """Raise ConfigError for a keyword beside a whole recipe or run: settings, or a word that nobody knows."""
+    hint = did_you_mean(word, known)
+    meant = hint.startswith(" Did you mean") and word not in RunConfig.model_fields
+    if meant or not names_settings(word):
         raise ConfigError(f"`{call}` has no keyword '{word}'.{hint}")
     what, example = "recipe", 'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine")'
     if call == "Trainer.from_run":
@@ -308,6 +312,7 @@ def _in_its_words(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Conc
     @wraps(method)
     def inside(trainer: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with in_python(trainer._words):  # noqa: SLF001 - of this class
+            as_written(trainer._said)  # noqa: SLF001
             return method(trainer, *args, **kwargs)
 
     return inside
@@ -343,6 +348,7 @@ class Trainer:
         # Settings are named as they were given: by keywords here, and as dotted keys where they come from a recipe.
         own_name = {"model.path": "model"} if isinstance(said.get("model"), str | Path) else {}
         self._words: Mapping[str, str] | None = None if config is not None else own_name
+        self._said = said
         with in_python(self._words):
             as_written(said)
             self.observer = observer or Silent()
@@ -414,7 +420,7 @@ class Trainer:
         does not suit `model.path`.
         """
         with in_python(None):
-            _check_options("Trainer.from_recipe", options)
+            _check_options("Trainer.from_recipe", options, _options("origin"))
             recipe = load_recipe(name, overlays, settings, real=real)
             observer: Observer | None = options.get("observer")
             for note in recipe.notes:
@@ -436,7 +442,7 @@ class Trainer:
         The run directory is only read.
         """
         with in_python(None):
-            _check_options("Trainer.from_run", options)
+            _check_options("Trainer.from_run", options, _options())
             run, which = split_run(str(path))
             config, named = config_of_run(run, settings), named_checkpoint(run, which)
             less: dict[str, Any] = {"start_from": {}}
@@ -458,6 +464,7 @@ class Trainer:
         taken = self._taken(count)
         while True:
             with in_python(self._words):  # left before the caller goes on
+                as_written(self._said)
                 step = next(taken, None)
             if step is None:
                 return

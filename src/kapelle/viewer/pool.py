@@ -47,9 +47,9 @@ class EntryStanding:
     ratings: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Rating and the ends of its interval."""
     payoffs: dict[tuple[str, str], float] = field(default_factory=dict)
-    payoff_games: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Games that a payoff is the mean of, 0 for one that was computed exactly; empty where a run did not keep them."""
     """Member, the others' member → what it returns on average."""
+    payoff_games: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Games that a payoff is the mean of, 0 for one that was computed exactly; absent where a run did not keep them."""
     results: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
     """Who entered, whom it had met → wins, draws, losses."""
     strategy: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -275,6 +275,8 @@ def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
 
         return {
             "payoffs": True,
+            "exact": 0 in newest.payoff_games.values(),
+            "games": any(newest.payoff_games.values()),
             "names": names,
             "rows": [[paid(one, other) for other in names] for one in names],
         }

@@ -304,7 +304,7 @@ class SocketSession:
         if self._socket is not None:
             with suppress(Exception):
                 await self._socket.send('{"type": "close"}')
-                # Such a server hangs up itself; where the other side did it before, it logs a traceback for every episode.
+                # The server hangs up itself then; where the client is faster, it logs a traceback for every episode.
                 async with asyncio.timeout(HANGS_UP):
                     await self._socket.wait_closed()
             with suppress(Exception):
