@@ -22,7 +22,12 @@ kapelle train demo learning_rate=2e-5 num_generations=4 beta=0.04 --dry-run
 ```
 
 ```python
-kapelle.train(model, train_dataset="train.jsonl", reward_funcs=exact, learning_rate=2e-5, num_generations=4, num_train_epochs=1)
+import kapelle
+
+def exact(completion: str, answer: str) -> float:
+    return float(completion.strip() == answer)
+
+kapelle.train("embedded", train_dataset="train.jsonl", reward_funcs=exact, learning_rate=2e-5, num_generations=4, num_train_epochs=1)
 ```
 
 One line says how each was read, and the run keeps kapelle's names. A value whose unit differs is converted, by what all sources say together;

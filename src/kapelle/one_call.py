@@ -65,6 +65,15 @@ CONVERTED = {
 """Type that is not a data set → how to make one of it."""
 
 
+class OneCallSections(SharedSections, total=False):
+    """What else `train` takes by keyword: sections of a run, and TRL's names of arguments (`settings.aliases.ARGUMENTS`)."""
+
+    train_dataset: Dataset
+    reward_funcs: Functions | Mapping[str, Functions]
+    reward_fn: Functions | Mapping[str, Functions]
+    output_dir: str | Path | None
+
+
 class RunDir(Enum):
     """The default of `run_dir`, which names no folder."""
 
@@ -145,7 +154,7 @@ def train(
     resume: bool = False,
     observer: Observer | None = None,
     metrics: Metrics | None = None,
-    **sections: Unpack[SharedSections],
+    **sections: Unpack[OneCallSections],
 ) -> Trained:
     """Train a team on the questions of a data set, paid by functions, and return the run.
 

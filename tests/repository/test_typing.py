@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from tools import section_types
 
+from kapelle.one_call import OneCallSections
+from kapelle.settings.aliases import ARGUMENTS
 from kapelle.settings.dictionaries import TeamDict, TheirNames
 from kapelle.settings.schema import RunConfig, TeamConfig
-from kapelle.training.trainer import Sections
+from kapelle.training.trainer import Sections, SharedSections
 
 ROOT = Path(__file__).parents[2]
 SPECIFIERS = {"Field", "PrivateAttr"}
@@ -27,6 +29,10 @@ def test_dictionaries_have_the_keys_of_the_settings() -> None:
     made = section_types.written()
     assert TeamDict.__annotations__.keys() == TeamConfig.model_fields.keys()
     assert ast.dump(ast.parse(kept)) == ast.dump(ast.parse(made)), "run: python tools/section_types.py"
+
+
+def test_one_call_takes_the_names_of_trl_arguments() -> None:
+    assert OneCallSections.__annotations__.keys() - SharedSections.__annotations__.keys() == ARGUMENTS.keys()
 
 
 def test_a_trainer_takes_the_sections_of_a_run() -> None:
